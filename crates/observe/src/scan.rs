@@ -1,10 +1,12 @@
-//! Scans all connections: a list of each network namespace.
+//! Scans the connections of all network namespaces.
 //!
-//! A scan has two kinds. A full scan walks the kernel's table of connections in each namespace. A quick scan goes only over
-//! the connections that have a slot in the BPF programs, in all namespaces at once. Either way the programs tell which
-//! connections have changed, and only those are read with sock_diag. The caller decides which of them it knows already.
+//! A scan is either full or quick. A full scan walks the kernel's table of connections in each
+//! namespace. A quick scan lists only the connections that have a slot in the BPF programs, in all
+//! namespaces at once. In both cases the programs report when each connection changed last. The
+//! caller decides which connections it knows already; only the others are read with sock_diag.
 //!
-//! A namespace is held open while it is listed and not between scans, so that it disappears when its owner gives it up.
+//! The scanner keeps a namespace open only while it lists its connections. Between scans it keeps
+//! none open, so a namespace disappears when its owner releases it.
 
 mod changed;
 
@@ -21,28 +23,28 @@ pub(crate) use self::changed::Changed;
 use crate::bpf_iter::{List, TcpIter};
 use crate::namespaces::{self, Namespace};
 
-/// A new namespace is found after this time at most.
+/// The longest time until a new namespace is found.
 pub const FIND_EVERY: Duration = Duration::from_secs(5);
 
-/// The longest time between two full scans. Only a full scan finds connections that have no slot yet: those that a peer is
-/// opening to this machine.
+/// The longest time between two full scans. Only a full scan finds connections that have no slot
+/// yet: those that a peer is opening to this machine.
 const FULL_EVERY: Duration = FIND_EVERY;
 
-/// The longest time between two scans that read all connections, changed or not: the BPF program does not compare everything
-/// that sock_diag tells.
+/// The longest time between two scans that read all connections, changed or not: the BPF program
+/// does not compare everything that sock_diag reports.
 const READ_ALL_EVERY: Duration = Duration::from_secs(30);
 
-/// The most connections that are asked for one by one; for more a list costs less.
+/// The maximum number of connections to query one by one; beyond it, a full list costs less.
 const BY_NAME: usize = 2_000;
 
 /// Which network namespaces are scanned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All that the caller may enter.
+    /// All namespaces that the caller may enter.
     Machine,
-    /// The caller's own.
+    /// The caller's own namespace.
     Own,
-    /// The one of this name in `/run/netns`.
+    /// The namespace with this name in `/run/netns`.
     Named(String),
 }
 
@@ -59,15 +61,15 @@ pub struct Scanner {
     wants_events: bool,
     /// When the last full scan began, and its summary. `None` if it was incomplete.
     last_full: Option<(Instant, ScanSummary)>,
-    /// When a quick scan failed last.
+    /// When a quick scan last failed.
     quick_failed: Option<Instant>,
     /// Inodes of namespaces that the caller may not enter.
     denied: HashSet<u64>,
-    /// When all connections were read last.
+    /// When all connections were last read.
     read_all: Option<Instant>,
 }
 
-/// What a scan found, beside the connections themselves.
+/// The summary of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanSummary {
     /// Namespaces that were scanned.
@@ -76,17 +78,17 @@ pub struct ScanSummary {
     pub denied: usize,
     /// Namespaces beyond [`namespaces::NAMESPACES`].
     pub left_out: usize,
-    /// Processes whose namespace the caller may not know.
+    /// Processes whose namespace the caller may not inspect.
     pub hidden: usize,
     /// Connections that were found.
     pub connections: usize,
     /// Connections whose events are not counted, because there are too many of them.
     pub without_slot: usize,
-    /// Messages of the kernel that this code does not know, and lists that the kernel calls incomplete.
+    /// Unknown kernel messages, and lists that the kernel marks as incomplete.
     pub incomplete: usize,
-    /// BPF is not available, and with it what only BPF tells.
+    /// BPF is not available, so the data that only BPF provides is missing.
     pub without_bpf: bool,
-    /// Events between scans should be counted and cannot be.
+    /// The caller wants events between scans, but they cannot be counted.
     pub without_events: bool,
 }
 
@@ -96,7 +98,7 @@ pub enum ScanError {
     /// The namespace cannot be opened or entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// The kernel does not list its connections.
+    /// The kernel does not list the connections of a namespace.
     #[error(
         "the kernel does not list the connections of namespace {namespace}: {source} (it needs CONFIG_INET_DIAG)"
     )]
@@ -108,19 +110,20 @@ pub enum ScanError {
     },
 }
 
-/// A full scan under way. [`FullScan::next`] returns one namespace after the other; [`FullScan::finish`] ends it.
+/// A full scan in progress. [`FullScan::next`] returns one namespace after another;
+/// [`FullScan::finish`] ends the scan.
 pub(crate) struct FullScan<'a> {
     scanner: &'a mut Scanner,
     began: Instant,
-    /// The BPF programs know of this scan, and will know what has changed since.
+    /// The BPF programs know the number of this scan, so later scans can rely on them for changes.
     is_tracked: bool,
-    /// All connections are to be read, also unchanged ones.
+    /// Whether to read unchanged connections, too.
     pub(crate) reads_all: bool,
-    /// What was found so far.
+    /// The summary so far.
     pub(crate) summary: ScanSummary,
     done: HashSet<NetnsId>,
     next: usize,
-    /// A namespace was gone when it was its turn.
+    /// A namespace could not be opened because the process that it was known by has ended.
     has_lost: bool,
     is_second_round: bool,
 }
@@ -130,9 +133,9 @@ pub(crate) struct Batch {
     index: usize,
     /// Its name.
     pub(crate) netns: Arc<str>,
-    /// When the scan came to it.
+    /// When the scan entered it.
     pub(crate) at: Instant,
-    /// What the BPF program lists; `None` without BPF, or if it fails.
+    /// The list of the BPF program; `None` without BPF, or if the program fails.
     pub(crate) list: Option<List>,
     socket: Result<SockDiag, Errno>,
 }
@@ -140,7 +143,8 @@ pub(crate) struct Batch {
 // === impl Scanner ===
 
 impl Scanner {
-    /// Has not scanned yet. `wants_events`: what happens between scans is counted, which costs some time at each segment.
+    /// Returns a scanner that has not scanned yet. `wants_events`: count events between scans,
+    /// which costs some time for each segment.
     pub fn new(scope: Scope, wants_events: bool) -> Self {
         Self {
             scope,
@@ -157,14 +161,14 @@ impl Scanner {
         }
     }
 
-    /// Starts scan `number`, which is larger than that of the scan before. Returns how many connections have no slot, or
-    /// `None` if that is unknown.
+    /// Starts scan `number`, which must be larger than the previous scan's. Returns how many
+    /// connections have no slot, or `None` if that is unknown.
     pub(crate) fn begin(&self, number: NonZeroU64) -> Option<u64> {
         self.bpf.as_ref()?.begin(number.get(), self.only())
     }
 
-    /// Returns the summary of the last full scan if a quick scan can do now. `without_slot` is what [`Scanner::begin`]
-    /// returned.
+    /// Returns the summary of the last full scan if a quick scan suffices now. `without_slot` is
+    /// the result of [`Scanner::begin`].
     pub(crate) fn may_be_quick(&self, without_slot: Option<u64>) -> Option<ScanSummary> {
         let is_recent = |at: Instant| at.elapsed() < FULL_EVERY;
         let (began, summary) = self.last_full?;
@@ -174,24 +178,26 @@ impl Scanner {
         may.then_some(summary)
     }
 
-    /// Lists the connections that have a slot, of all namespaces. Returns `None` if a full scan is required.
+    /// Lists the connections of all namespaces that have a slot. Returns `None` if a full scan is
+    /// required.
     pub(crate) fn quick(&self) -> Option<List> {
         self.bpf.as_ref()?.slots()?.ok()
     }
 
-    /// Returns the namespaces of the last scan by inode, without those that the caller may not enter.
+    /// Returns the namespaces of the last scan by inode, except those that the caller may not
+    /// enter.
     pub(crate) fn entered(&self) -> impl Iterator<Item = (u64, &Namespace)> {
         let all = self.namespaces.iter();
         let all = all.map(|namespace| (namespace.id.inode(), namespace));
         all.filter(|(inode, _)| !self.denied.contains(inode))
     }
 
-    /// A quick scan failed: for some time there are full ones only.
+    /// Records that a quick scan failed, which disables quick scans for [`FULL_EVERY`].
     pub(crate) fn quick_failed(&mut self) {
         self.quick_failed = Some(Instant::now());
     }
 
-    /// Starts to scan all namespaces. `without_slot` is what [`Scanner::begin`] returned.
+    /// Starts to scan all namespaces. `without_slot` is the result of [`Scanner::begin`].
     pub(crate) fn full(&mut self, without_slot: Option<u64>) -> FullScan<'_> {
         let began = Instant::now();
         let is_past = |at: Instant| began.duration_since(at) >= READ_ALL_EVERY;
@@ -200,7 +206,7 @@ impl Scanner {
         FullScan {
             began,
             is_tracked,
-            // A program that was not told of this scan does not know what has changed in it.
+            // Programs that do not know this scan's number cannot report what has changed.
             reads_all: self.read_all.is_none_or(is_past) || !is_tracked,
             summary: ScanSummary::default(),
             done: HashSet::new(),
@@ -211,9 +217,9 @@ impl Scanner {
         }
     }
 
-    /// Asks for connections that a scan did not find, and calls `each` with those that are there. No list is a snapshot: one
-    /// that is read while others end may leave out a connection. Returns `false` if the kernel did not answer, so that it is
-    /// unknown which are there.
+    /// Queries connections that a scan did not find, and calls `each` with those that still exist.
+    /// A list is not a snapshot: it may leave out a connection if others end while it is read.
+    /// Returns `false` if the kernel did not answer, so that it is unknown which connections exist.
     pub(crate) fn find_again(
         &mut self,
         netns: &str,
@@ -221,21 +227,22 @@ impl Scanner {
         mut each: impl FnMut(Connection),
     ) -> bool {
         let mut is_known = true;
-        // A namespace that is not there any more has no connections.
+        // A namespace that no longer exists has no connections.
         for namespace in self.namespaces.iter().filter(|ns| *ns.name == *netns) {
             let listed = match namespace.run(SockDiag::open) {
                 Ok(Some(Ok(mut socket))) if ids.len() <= BY_NAME => socket
                     .query(ids, &mut each)
                     .or_else(|_| socket.dump(&mut each)),
                 Ok(Some(Ok(mut socket))) => socket.dump(&mut each),
-                // The process by which it was known has ended; others may be in it.
+                // The process that the namespace was known by has ended, but other processes may be
+                // in it.
                 Ok(None) => {
                     self.found = None;
                     is_known = false;
                     continue;
                 }
                 Ok(Some(Err(error))) => Err(error),
-                // It may not be entered, and could not be before.
+                // The caller may not enter this namespace, and could not before.
                 Err(_) => continue,
             };
             if let Err(error) = listed {
@@ -246,7 +253,8 @@ impl Scanner {
         is_known
     }
 
-    /// Returns whether something may have changed since the last scan began; `false` only if it is known that nothing did.
+    /// Returns whether a connection may have changed since the last scan began; `false` only if it
+    /// is certain that none did.
     pub fn may_have_changed(&self) -> bool {
         let bpf = self.bpf.as_ref().filter(|_| self.last_full.is_some());
         bpf.and_then(TcpIter::has_activity).unwrap_or(true)
@@ -300,7 +308,8 @@ impl Scanner {
     }
 }
 
-/// Loads the BPF programs. Without them the scanner tells less.
+/// Loads the BPF programs. Returns `None` on failure: the scanner works without them, but provides
+/// less data.
 fn load(wants_events: bool) -> Option<TcpIter> {
     match TcpIter::load(wants_events) {
         Ok(bpf) => Some(bpf),
@@ -317,7 +326,8 @@ impl FullScan<'_> {
     /// Enters the next namespace. Returns `None` after the last one.
     ///
     /// # Errors
-    /// [`ScanError`]: the first namespace cannot be entered. Others are only counted.
+    /// [`ScanError`]: the first namespace cannot be entered. Failures of other namespaces are only
+    /// counted.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, ScanError> {
         loop {
             let index = self.next;
@@ -325,7 +335,8 @@ impl FullScan<'_> {
                 if !self.has_lost || self.is_second_round || self.scanner.scope != Scope::Machine {
                     return Ok(None);
                 }
-                // The process by which a namespace was known has ended; others may be in it.
+                // The process that a namespace was known by has ended, but other processes may be
+                // in it.
                 self.is_second_round = true;
                 self.next = 0;
                 self.scanner.found = None;
@@ -360,10 +371,12 @@ impl FullScan<'_> {
         }
     }
 
-    /// Reads connections of a namespace, and calls `each` with them: those that `changed` wants, or all if it is `None`.
+    /// Reads connections of a namespace and calls `each` with them: those listed in `changed`, or
+    /// all if `changed` is `None`.
     ///
     /// # Errors
-    /// [`ScanError`]: the kernel does not list those of the first namespace. Others are only counted.
+    /// [`ScanError`]: the kernel does not list the connections of the first namespace. Failures of
+    /// other namespaces are only counted.
     pub(crate) fn read(
         &mut self,
         batch: Batch,
@@ -390,7 +403,7 @@ impl FullScan<'_> {
         Ok(())
     }
 
-    /// Ends the scan. Returns what it found.
+    /// Ends the scan and returns its summary.
     pub(crate) fn finish(self) -> ScanSummary {
         let scanner = self.scanner;
         let counts_events = scanner.bpf.as_ref().is_some_and(TcpIter::counts_events);

@@ -13,21 +13,21 @@ use taut_sys::tcp_info::TcpInfo;
 
 use crate::window::{Sample, Window};
 
-/// The largest size of a sample. Each connection has room for a power of two of them.
+/// The largest size of a sample. A connection's buffer holds a power of two of them.
 const SAMPLE_BYTES: usize = 896;
 const _: () = assert!(size_of::<Sample>() <= SAMPLE_BYTES);
 
-/// How much a table keeps.
+/// The limits of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Connections; others are only counted.
+    /// The maximum number of connections; others are only counted.
     pub connections: usize,
-    /// Samples of each connection.
+    /// The maximum number of samples of each connection.
     pub samples: usize,
 }
 
-/// The connections of the last scan, with their samples. `M` is what the user of the table derives from the samples of a
-/// connection.
+/// The connections of the last scan, with their samples. `M` is the type of the value that the
+/// table's user derives from a connection's samples.
 #[derive(Debug)]
 pub struct Table<M: Copy> {
     keep: Retention,
@@ -53,7 +53,7 @@ struct Skipped {
     is_left_out: bool,
 }
 
-/// The most connections that are not kept and yet remembered, so that they are not read again.
+/// The maximum number of skipped connections to remember, so that a scan does not read them again.
 const SKIPPED: usize = 1_000_000;
 
 /// A connection of the table.
@@ -67,13 +67,14 @@ pub struct Tracked<M: Copy> {
     scan: u64,
     /// The last scan that read it.
     read: u64,
-    /// Scans since then, all of which found it unchanged.
+    /// Number of scans since then, all of which found it unchanged.
     unchanged: usize,
-    /// What [`Tracked::derived`] derived from samples that are all alike; it holds until the connection is read again.
+    /// The value that [`Tracked::derived`] derived from identical samples. Valid until the
+    /// connection is read again.
     memo: Cell<Option<M>>,
 }
 
-/// The most samples for which room is reserved at once.
+/// The maximum number of samples to reserve room for at once.
 const ROOM: usize = 8;
 
 // === impl Table ===
@@ -92,7 +93,7 @@ impl<M: Copy> Table<M> {
         }
     }
 
-    /// Begins a scan and returns its number. `again`: it replaces the last scan.
+    /// Begins a scan and returns its number. `again`: the scan replaces the last one.
     pub fn begin(&mut self, again: bool) -> NonZeroU64 {
         self.replaces = again.then_some(self.scan);
         self.scan += 1;
@@ -101,8 +102,8 @@ impl<M: Copy> Table<M> {
         NonZeroU64::new(self.scan).unwrap_or(NonZeroU64::MIN)
     }
 
-    /// Repeats the last sample of a connection that has not changed since scan `since`. Returns `false` if the table has no
-    /// sample that is as new, so that the connection has to be read.
+    /// Repeats the last sample of a connection that has not changed since scan `since`. Returns
+    /// `false` if the table has no sample that recent, so that the connection must be read.
     pub fn reuse(
         &mut self,
         netns: &Arc<str>,
@@ -126,7 +127,7 @@ impl<M: Copy> Table<M> {
             return false;
         }
         if tracked.scan != self.scan {
-            // A scan that this one replaces may have added the sample.
+            // The replaced scan may have added the sample already.
             let has_sample = self.replaces == Some(tracked.scan);
             tracked.scan = self.scan;
             self.found += 1;
@@ -138,7 +139,7 @@ impl<M: Copy> Table<M> {
         true
     }
 
-    /// Remembers not to read a connection again until it changes.
+    /// Skips a connection in later scans until it changes.
     pub fn skip(&mut self, cookie: u64) {
         self.set_skipped(cookie, false);
     }
@@ -156,7 +157,8 @@ impl<M: Copy> Table<M> {
         }
     }
 
-    /// Keeps connections whose handshake is not complete: only a full scan can miss them.
+    /// Keeps connections whose handshake is not complete. Only a full scan lists handshakes, so
+    /// their absence from a quick scan means nothing.
     pub fn keep_handshakes(&mut self) {
         for tracked in self.tracked.values_mut() {
             if tracked.scan != self.scan && tracked.last().info().is_none() {
@@ -166,7 +168,7 @@ impl<M: Copy> Table<M> {
         }
     }
 
-    /// Keeps a connection of which it is unknown whether it still exists.
+    /// Keeps a connection that may still exist.
     pub fn keep(&mut self, cookie: u64) {
         if let Some(tracked) = self.tracked.get_mut(&cookie)
             && tracked.scan != self.scan
@@ -185,7 +187,8 @@ impl<M: Copy> Table<M> {
         let tracked = match self.tracked.entry(cookie) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(_) if !room => {
-                // Listed twice, or read after it was found unchanged: it has been counted.
+                // A connection that was listed twice, or read after it was found unchanged, is
+                // counted already.
                 let is_counted =
                     |skipped: Skipped| skipped.is_left_out && skipped.scan == self.scan;
                 self.left_out += usize::from(!skipped.is_some_and(is_counted));
@@ -202,14 +205,15 @@ impl<M: Copy> Table<M> {
                 memo: Cell::new(None),
             }),
         };
-        // A list may have a connection twice if others come and go meanwhile.
+        // A list may contain a connection twice if others open and close meanwhile.
         if tracked.scan == self.scan {
             return;
         }
         if self.replaces == Some(tracked.scan) {
             tracked.samples.pop_back();
         }
-        // The BPF list missed a connection that was then asked for by name; the internals are those of the last scan.
+        // If the BPF list missed the connection and sock_diag found it, the internals of the last
+        // scan still apply.
         if connection.internals.is_none()
             && let Some(last) = tracked.samples.back()
         {
@@ -224,7 +228,7 @@ impl<M: Copy> Table<M> {
         tracked.push(Sample { at, connection }, self.keep);
     }
 
-    /// Returns the connections of the last scan that this one has not found.
+    /// Returns the connections of the last scan that this scan has not found.
     pub fn missing(&self) -> impl Iterator<Item = &Tracked<M>> {
         let tracked = self.tracked.values();
         tracked.filter(|tracked| tracked.scan != self.scan)
@@ -256,7 +260,7 @@ impl<M: Copy> Table<M> {
         self.tracked.get(&cookie)
     }
 
-    /// Returns how many connections of the last scan the table had no room for.
+    /// Returns the number of connections of the last scan that did not fit into the table.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
@@ -278,7 +282,7 @@ impl<M: Copy> Tracked<M> {
         }
     }
 
-    /// Sets the name of the namespace, which may change.
+    /// Sets the name of the namespace, which can change.
     fn set_netns(&mut self, netns: &Arc<str>) {
         if !Arc::ptr_eq(&self.netns, netns) {
             self.netns = netns.clone();
@@ -288,7 +292,8 @@ impl<M: Copy> Tracked<M> {
     /// Adds the last sample again, as of `at`.
     fn repeat_last(&mut self, at: Duration, keep: Retention) {
         if self.is_idle() && self.samples.len() == keep.samples.max(2) {
-            // All samples are alike: the first becomes the last, and nothing is copied.
+            // All samples are identical, so the first one is moved to the end instead of copying
+            // the last.
             let last = self.last();
             let by = at.saturating_sub(last.at);
             let times = last.info().map(TcpInfo::idle_times);
@@ -306,12 +311,13 @@ impl<M: Copy> Tracked<M> {
         self.unchanged += 1;
     }
 
-    /// Whether all samples are alike.
+    /// Whether all samples are identical, except for elapsed times.
     pub fn is_idle(&self) -> bool {
         self.unchanged + 1 >= self.samples.len() && self.unchanged > 0
     }
 
-    /// Returns what `derive` makes of the samples. While they are all alike it is called once.
+    /// Returns the value that `derive` computes from the samples. Calls `derive` only once while
+    /// all samples are identical.
     pub(crate) fn derived(&self, derive: impl FnOnce() -> Option<M>) -> Option<M> {
         if let Some(memo) = self.memo.get() {
             return Some(memo);
@@ -323,12 +329,12 @@ impl<M: Copy> Tracked<M> {
         derived
     }
 
-    /// Whether the last two scans found it alike.
+    /// Whether the last scan found the connection unchanged.
     pub(crate) fn is_unchanged(&self) -> bool {
         self.unchanged > 0
     }
 
-    /// Returns the identity by which sock_diag finds it.
+    /// Returns the identity that sock_diag takes.
     pub fn id(&self) -> SocketId {
         self.id
     }
@@ -340,7 +346,8 @@ impl<M: Copy> Tracked<M> {
         self.samples.push_back(sample);
     }
 
-    /// Adds the sample of its end. What the kernel does not tell then stays as it was.
+    /// Adds the sample of the connection's end. Fields that the kernel does not report at the end
+    /// keep their last values.
     pub fn finish(&mut self, end: Sample) {
         let last = &self.last().connection;
         let mut connection = Connection {
@@ -465,7 +472,7 @@ mod tests {
                 }
                 _ => assert!(unchanged.reuse(&"-".into(), at, 1, since)),
             }
-            // Twice in one scan is once.
+            // A second report in the same scan adds no sample.
             assert!(unchanged.reuse(&"-".into(), at, 1, since));
             read.add(&"-".into(), at, silent(second));
             let (one, other) = (unchanged.get(1).unwrap(), read.get(1).unwrap());
@@ -559,7 +566,7 @@ mod tests {
         }
         assert_eq!(table.left_out(), 1);
         table.end(|_, _| {});
-        // It has changed and is read; then the list has it a second time.
+        // The connection has changed and is read; then the list contains it a second time.
         let number = table.begin(false);
         assert!(table.reuse(&netns, Duration::ZERO, 1, first));
         assert!(!table.reuse(&netns, Duration::ZERO, 2, number));
@@ -595,14 +602,14 @@ mod tests {
             of(&mut table, cookie, 0);
         }
         table.end(|_, _| {});
-        // When the next scan is given up it has found one unchanged and has read two.
+        // The abandoned scan has found connection 1 unchanged and has read connections 2 and 3.
         table.begin(false);
         assert!(table.reuse(&"-".into(), at(1), 1, first));
         of(&mut table, 2, 1);
         of(&mut table, 3, 1);
         let again = table.begin(true);
         assert_eq!(table.missing().count(), 3);
-        // By then the first has changed, the second has not, and the third has ended.
+        // Before the second attempt, connection 1 changes and connection 3 ends.
         assert!(!table.reuse(&"-".into(), at(2), 1, again));
         of(&mut table, 1, 2);
         assert!(table.reuse(&"-".into(), at(2), 2, first));
@@ -639,7 +646,7 @@ mod tests {
         assert!(table.reuse(&"-".into(), Duration::ZERO, 7, number));
         table.end(|_, _| {});
         assert!(table.get(7).is_some() && table.skipped.is_empty());
-        // A skipped connection that is not found any more is forgotten.
+        // A skipped connection is forgotten once a scan does not find it.
         table.begin(false);
         table.skip(8);
         table.end(|_, _| {});

@@ -1,9 +1,9 @@
-//! Follows connections to their end and reports them: the library side of `taut watch`.
+//! Follows connections to their end and reports them. The library behind `taut watch`.
 //!
-//! A scan tells what each connection is doing. The kernel reports when one ends, with its final figures ([`ends`]). A
-//! connection that came and went between two scans is reported only at its end, without an owner and without a verdict. A
-//! connection that a scan does not find any more, and whose end the kernel does not report within two seconds, is reported
-//! with its last sample.
+//! A scan shows what each connection is doing. The kernel reports the end of a connection with its
+//! final figures ([`ends`]). A connection that opened and closed between two scans is reported only
+//! at its end, without an owner or a verdict. If a scan no longer finds a connection and the kernel
+//! does not report its end within two seconds, the connection is reported with its last sample.
 
 mod ends;
 pub mod files;
@@ -27,9 +27,10 @@ use crate::verdict::{Factor, Verdict};
 use crate::window::Sample;
 use ends::Listeners;
 
-/// How long after a connection was missing in a scan the kernel may report its end.
+/// The time that the kernel has to report the end of a connection after a scan missed it.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
-/// How long at least to remember a connection that was reported without the kernel's report.
+/// The minimum time to remember a connection that was reported as ended without the kernel's
+/// report.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// The occasion of a report.
@@ -44,18 +45,18 @@ pub enum Event {
 /// How long a connection has been observed, and what limited it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Life {
-    /// When it was found first, as time since the observation began.
+    /// When a scan first found it, as time since the observation began.
     pub since: Duration,
-    /// Seconds that each factor limited it, in the order of [`Factor::ALL`].
+    /// Seconds for which each factor limited it, in the order of [`Factor::ALL`].
     pub limited: [f64; Factor::ALL.len()],
-    /// When it was found last.
+    /// When a scan last found it.
     last: Duration,
 }
 
 /// A report on a connection.
 #[derive(Debug)]
 pub struct Report<'a> {
-    /// Why it is reported.
+    /// The occasion of the report.
     pub event: Event,
     /// The socket's cookie.
     pub cookie: u64,
@@ -63,9 +64,9 @@ pub struct Report<'a> {
     pub tracked: &'a Tracked,
     /// The process that owned it, if it is known.
     pub process: Option<&'a Process>,
-    /// Its observed time; `None` if no scan found it.
+    /// How long it was observed; `None` if no scan found it.
     pub life: Option<&'a Life>,
-    /// What limited it in its last samples; `None` if there is only one.
+    /// What limited it in its last samples; `None` if there is only one sample.
     pub verdict: Option<Verdict>,
 }
 
@@ -83,21 +84,21 @@ pub trait ReportSink {
 pub struct Counts {
     /// Ends that were reported.
     pub ended: u64,
-    /// Of these, connections that no scan found.
+    /// Ended connections that no scan found.
     pub unseen: u64,
-    /// Of these, connections whose end the kernel did not report.
+    /// Ended connections whose end the kernel did not report.
     pub unreported: u64,
-    /// How often the kernel dropped reports of ends because they were not read in time.
+    /// Number of times that the kernel dropped reports of ends because they were not read in time.
     pub missed: u64,
 }
 
-/// A connection that a scan did not find any more.
+/// A connection that a scan no longer found.
 #[derive(Debug)]
 struct Unlisted {
     tracked: Tracked,
     process: Option<Arc<Process>>,
     life: Life,
-    /// When a scan missed it first.
+    /// When a scan first missed it.
     since: Duration,
 }
 
@@ -110,7 +111,8 @@ pub struct Watcher {
     lives: HashMap<u64, Life>,
     /// Connections whose end the kernel should report soon.
     unlisted: HashMap<u64, Unlisted>,
-    /// Connections that were reported without the kernel's report: in the current period and in the one before.
+    /// Connections that were reported as ended without the kernel's report, in the current and the
+    /// previous period.
     unreported: [HashSet<u64>; 2],
     /// When the current period began.
     unreported_since: Duration,
@@ -153,7 +155,7 @@ impl Watcher {
                 };
                 unlisted.insert(cookie, left);
             })?;
-        // The scan may take long; the connections were missed at its end.
+        // A scan may take long, so the wait for the kernel's report starts at its end.
         let missed = self.observer.elapsed();
         let new = self
             .unlisted
@@ -182,8 +184,8 @@ impl Watcher {
         Ok(summary)
     }
 
-    /// Reports connections whose end the kernel has reported since. Call it several times between two scans if many
-    /// connections come and go.
+    /// Reports connections whose end the kernel has reported since the last call. Call this several
+    /// times between two scans if many connections open and close.
     pub fn poll_ends(&mut self, to: &mut impl ReportSink) {
         let mut ends = Vec::new();
         let began = self.observer.elapsed();
@@ -244,7 +246,7 @@ impl Watcher {
         }
     }
 
-    /// Handles a report of the kernel that a connection has ended.
+    /// Handles the kernel's report that a connection has ended.
     fn ended(
         &mut self,
         netns: &Arc<str>,
@@ -272,7 +274,7 @@ impl Watcher {
         });
         let sample = Sample { at, connection };
         if let Some(mut unlisted) = known {
-            // The filter sees the state before the end.
+            // The filter must see the state before the end.
             let matches = self.matches(&unlisted);
             unlisted.tracked.finish(sample);
             if matches {
@@ -296,7 +298,8 @@ impl Watcher {
         });
     }
 
-    /// Applies the filter again, because the table keeps all connections if the filter needs the owner.
+    /// Applies the filter again, because the table keeps all connections if the filter needs the
+    /// owner.
     fn matches(&self, unlisted: &Unlisted) -> bool {
         let process = unlisted.process.as_deref();
         self.observer
@@ -319,7 +322,7 @@ impl Watcher {
 // === impl Life ===
 
 impl Life {
-    /// Returns the factor that limited it for longest; `None` if none did.
+    /// Returns the factor that limited the connection for the longest time; `None` if none did.
     pub fn longest(&self) -> Option<Factor> {
         let each = Factor::ALL.into_iter().zip(self.limited);
         let longest = each.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -408,7 +411,7 @@ mod tests {
         server.read_exact(&mut [0; 500]).unwrap();
         drop((client, server));
         poll_until(&mut watcher, &mut reports, 1);
-        // A connection that comes and goes between two scans.
+        // A connection that opens and closes between two scans.
         let (client, server) = connection(&listener, 300);
         let short = client.local_addr().unwrap();
         drop((client, server));

@@ -1,4 +1,4 @@
-//! Consecutive samples of one connection, and what happened between the first and the last.
+//! Consecutive samples of a connection, and figures about the time from the first to the last.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::event_delta::EventDelta;
 pub struct Sample {
     /// Time since the observation began.
     pub at: Duration,
-    /// What the kernel told.
+    /// The kernel's data.
     pub connection: Connection,
 }
 
@@ -24,10 +24,10 @@ pub struct Window<'a> {
     last: &'a TcpInfo,
 }
 
-/// The shares of a window's time by what held the sender back. They add up to 1.
+/// The shares of a window's time by what limited the sender. They add up to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// The application: nothing to send, and nothing in flight.
+    /// The application: no data to send or in flight.
     pub idle: f64,
     /// The peer's window (`SndLimTimeRwin` of RFC 4898).
     pub receiver: f64,
@@ -37,7 +37,8 @@ pub struct Shares {
     pub network: f64,
 }
 
-/// Sums over pairs of figures, each minus its mean: of their products, and of the squares of each.
+/// Sums over pairs of figures, each minus its mean: the sum of the products, and the sums of the
+/// squares.
 #[derive(Default)]
 struct Moments {
     both: f64,
@@ -67,8 +68,8 @@ impl Sample {
 // === impl Window ===
 
 impl<'a> Window<'a> {
-    /// Returns the window over these samples, oldest first. `None` if fewer than two of them have `tcp_info`, or if there is no
-    /// time between them.
+    /// Returns the window over these samples, oldest first. `None` if fewer than two samples have
+    /// `tcp_info`, or if no time passed between them.
     pub fn of(samples: impl IntoIterator<Item = &'a Sample>) -> Option<Self> {
         let samples = samples.into_iter().filter(|sample| sample.info().is_some());
         let samples: Vec<_> = samples.collect();
@@ -106,7 +107,7 @@ impl<'a> Window<'a> {
         at(self.samples.last()).saturating_sub(at(self.samples.first()))
     }
 
-    /// Returns by how much a count grew; 0 if the kernel does not tell it.
+    /// Returns by how much a count grew; 0 if the kernel does not report it.
     pub fn more<T: Into<u64>>(&self, of: impl Fn(&TcpInfo) -> Option<T>) -> u64 {
         match (of(self.first), of(self.last)) {
             (Some(first), Some(last)) => last.into().saturating_sub(first.into()),
@@ -114,7 +115,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns by how much a 32-bit count grew, which may have wrapped around.
+    /// Returns by how much a 32-bit count grew, even if it wrapped around.
     pub fn more_wrapping(&self, of: impl Fn(&TcpInfo) -> Option<u32>) -> u32 {
         match (of(self.first), of(self.last)) {
             (Some(first), Some(last)) => last.wrapping_sub(first),
@@ -147,7 +148,8 @@ impl<'a> Window<'a> {
         self.more(|info| info.bytes_received) as f64 / self.elapsed().as_secs_f64()
     }
 
-    /// Returns the share of data segments that were lost: retransmitted, and not reported as duplicates by the peer.
+    /// Returns the share of data segments that were lost: retransmitted, and not reported as
+    /// duplicates by the peer.
     pub fn loss(&self) -> f64 {
         match self.more_wrapping(|info| info.data_segs_out) {
             0 => 0.0,
@@ -162,9 +164,10 @@ impl<'a> Window<'a> {
         again.saturating_sub(twice)
     }
 
-    /// Returns the share of the time in which the peer's window was filling: the bytes acknowledged are at least twice as many as
-    /// the window's right edge moved, so the rest waits to be read. Time in which a lost segment is missing does not count,
-    /// because later data then waits for it. 0 if the kernel does not tell the window (before Linux 5.4).
+    /// Returns the share of the time in which the peer's window was filling: the window's right
+    /// edge moved by less than half of the bytes acknowledged, so the rest waits to be read. Time
+    /// during loss recovery does not count, because later data then waits for the lost segment.
+    /// Returns 0 if the kernel does not report the window (before Linux 5.4).
     pub fn filled(&self) -> f64 {
         let mut filled = Duration::ZERO;
         let samples = self.samples.iter().filter_map(|sample| {
@@ -192,7 +195,8 @@ impl<'a> Window<'a> {
         filled.as_secs_f64() / self.elapsed().as_secs_f64()
     }
 
-    /// Returns what held the sender back; `None` if the kernel does not tell (before Linux 4.10).
+    /// Returns the shares of the time by what limited the sender; `None` if the kernel does not
+    /// report them (before Linux 4.10).
     pub fn shares(&self) -> Option<Shares> {
         self.last.busy_time?;
         let elapsed = self.elapsed().as_secs_f64();
@@ -223,7 +227,8 @@ impl<'a> Window<'a> {
         self.mean(|info| of(info).map(|time| time.as_secs_f64()))
     }
 
-    /// Returns the rate of acknowledged payload, in bytes a second, of each part of the window of at least this length.
+    /// Divides the window into parts of at least length `part`. Returns the rate of acknowledged
+    /// payload in each, in bytes a second.
     pub fn sent_rates(&self, part: Duration) -> Vec<f64> {
         let mut rates = Vec::new();
         let mut from: Option<(Duration, u64)> = None;
@@ -244,8 +249,8 @@ impl<'a> Window<'a> {
         rates
     }
 
-    /// Returns Pearson's correlation coefficient of two figures, from -1 to 1, over the samples that have both. `None` if fewer
-    /// than four have, or if one figure is constant.
+    /// Returns Pearson's correlation coefficient of two figures, from -1 to 1, over the samples
+    /// that have both. `None` if fewer than four samples have both, or if one figure is constant.
     pub fn correlation(
         &self,
         one: impl Fn(&TcpInfo) -> Option<f64>,
@@ -281,7 +286,8 @@ impl<'a> Window<'a> {
         Some(moments)
     }
 
-    /// Returns the slope of `other` over `one` (least squares). `None` as in [`Window::correlation`].
+    /// Returns the slope of `other` over `one` (least squares). `None` as in
+    /// [`Window::correlation`].
     pub fn slope(
         &self,
         one: impl Fn(&TcpInfo) -> Option<f64>,
@@ -291,7 +297,7 @@ impl<'a> Window<'a> {
         (moments.first > 0.0).then(|| moments.both / moments.first)
     }
 
-    /// Returns the share of the samples for which `is` holds.
+    /// Returns the share of the samples for which `is` returns true.
     pub fn often(&self, is: impl Fn(&TcpInfo) -> bool) -> f64 {
         let (mut so, mut count) = (0u32, 0u32);
         for info in self.infos() {
@@ -301,7 +307,7 @@ impl<'a> Window<'a> {
         f64::from(so) / f64::from(count.max(1))
     }
 
-    /// Like [`Window::often`], with the whole sample.
+    /// Like [`Window::often`], but `is` receives the whole sample.
     pub fn often_of_samples(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
         let samples = self.samples.iter();
         let so = samples.filter(|sample| sample.info().is_some_and(|info| is(sample, info)));
@@ -324,7 +330,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns an established connection at this time; `set` sets what is not zero.
+    /// Returns a sample of an established connection; `set` changes fields from their defaults.
     pub(crate) fn sample(millis: u64, set: impl FnOnce(&mut TcpInfo)) -> Sample {
         let mut info = TcpInfo::parse(&[0; 256]).unwrap();
         info.snd_mss = 1448;
@@ -433,7 +439,7 @@ pub(crate) mod tests {
             let samples: Vec<_> = samples.collect();
             Window::of(&samples).unwrap().filled()
         };
-        // 600 bytes arrived and none was read for 300 of 400 ms, and then all of them.
+        // 600 bytes arrived and none were read for 300 of 400 ms; then all were read.
         let looks = [
             (0, 0, 900),
             (100, 200, 700),
@@ -441,7 +447,7 @@ pub(crate) mod tests {
             (400, 600, 900),
         ];
         assert!((of(&looks) - 0.75).abs() < 1e-12);
-        // Data is read as it arrives, then none arrives.
+        // Data is read as it arrives; then no more arrives.
         assert_eq!(of(&[(0, 0, 900), (100, 200, 900), (200, 200, 900)]), 0.0);
     }
 

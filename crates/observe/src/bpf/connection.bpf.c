@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What sock_diag does not tell about connections: whether an application set a
- * buffer size, what else bounds a window, and what happened between two scans.
+ * Collects the data that sock_diag does not report: whether an application set a
+ * buffer size, what else bounds a window, and the events between two scans.
  *
- * Each connection has a slot in socket storage for its events, which disappears
- * with the socket. A walk over all connections (taut_connections) gives slots,
- * and so does the opening of a connection (taut_opened). A walk takes long even
- * with few connections, because the kernel's hash table is large; so most scans
- * only go over the slots (taut_slots). Two programs count events with the socket
- * locked, and ignore connections without a slot.
+ * The events of a connection are stored in a slot in socket storage, which
+ * disappears with the socket. A connection gets its slot when it is opened
+ * (taut_opened), or from a walk over all connections (taut_connections). A walk
+ * takes long even with few connections, because the kernel's hash table is
+ * large; so most scans visit only the slots (taut_slots). Two programs count
+ * events. They run with the socket locked and ignore connections without a slot.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -106,7 +106,7 @@ struct tcp_sock {
 	} rack;
 } __attribute__((preserve_access_index));
 
-/* The kernel's enum tcp_ca_state, whose values tcp_info has too. */
+/* The kernel's enum tcp_ca_state; tcp_info uses the same values. */
 enum {
 	CA_CWR = 2,
 	CA_RECOVERY = 3,
@@ -127,8 +127,8 @@ enum {
 	STATE_LISTEN = 10,
 };
 
-/* While all of this is unchanged, so is what sock_diag tells, except for elapsed
- * times, the owner, and segments that a filter drops.
+/* While these fields are unchanged, sock_diag reports the same data, except for
+ * elapsed times, the owner, and segments that a filter drops.
  */
 struct state {
 	__u64 congestion_ops;
@@ -156,11 +156,11 @@ struct state {
 
 struct slot {
 	struct connection_events counts;
-	/* The state at the last scan, and the first scan that found it so. */
+	/* The state at the last scan, and the first scan that found this state. */
 	struct state state;
 	__u64 changed;
-	/* When the segment of the last counted round trip was sent, so that no
-	 * round trip is counted twice.
+	/* Send time of the segment whose round trip was counted last. Prevents
+	 * counting a round trip twice.
 	 */
 	__u64 rtt_of;
 	__u64 signal_at;
@@ -168,8 +168,8 @@ struct slot {
 	__u32 version;		/* of counts; odd during a write */
 };
 
-/* Signals further apart than 69 s, or than these segments, are unrelated. The
- * limits also keep the sums of squares from overflowing.
+/* Two signals are unrelated if more than 69 s or this many segments lie between
+ * them. The limits also keep the sums of squares from overflowing.
  */
 #define APART (1U << 20)
 #define APART_SEGMENTS (1U << 24)
@@ -183,7 +183,9 @@ struct {
 
 struct connection_scan this_scan;
 
-/* Written once a scan, because every CPU reads it at every segment. */
+/* Writes has_activity only once a scan, because every CPU reads it at every
+ * segment.
+ */
 static __always_inline void note_activity(void)
 {
 	if (!this_scan.has_activity)
@@ -233,8 +235,8 @@ static __always_inline void name(struct connection *seen,
 	}
 }
 
-/* Notes the scan in which the connection changed. A connection that waits for an
- * acknowledgement counts as changing.
+/* Records the current scan in slot->changed if the connection has changed. A
+ * connection that waits for an acknowledgement counts as changed.
  */
 static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
 				    const struct connection *seen, __u16 state)
@@ -262,7 +264,7 @@ static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
 	const __u64 *one = (const __u64 *)&now;
 	__u64 *other = (__u64 *)&slot->state, differs = 0;
 
-	/* As a number, because the verifier allows no comparison of pointers. */
+	/* Read as a number, because the verifier forbids comparing pointers. */
 	bpf_core_read(&now.congestion_ops, sizeof(now.congestion_ops),
 		      &tp->inet_conn.icsk_ca_ops);
 #pragma unroll
@@ -274,12 +276,14 @@ static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
 		slot->changed = this_scan.number;
 }
 
-/* Counting holds the socket's lock and reading does not: a reader sees all of an
- * event or none of it.
+/* A program that counts holds the socket's lock; a reader does not. The version
+ * lets a reader see all counts of an event or none.
  */
 static __always_inline void begin_count(struct slot *slot)
 {
-	/* An atomic addition without its result would order nothing. */
+	/* An exchange, because an atomic addition whose result is unused does not
+	 * order memory accesses.
+	 */
 	__sync_lock_test_and_set(&slot->version, slot->version + 1);
 }
 
@@ -288,7 +292,7 @@ static __always_inline void end_count(struct slot *slot)
 	__sync_lock_test_and_set(&slot->version, slot->version + 1);
 }
 
-/* How often to read counts again that were written meanwhile. */
+/* The maximum number of attempts to read counts that are being written. */
 #define READS 4
 
 static __always_inline bool read_counts(struct slot *slot,
@@ -340,7 +344,7 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	seen.head.size = sizeof(seen);
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp) {
-		/* A handshake. */
+		/* A handshake has no tcp_sock yet. */
 		name(&seen, common);
 		goto write;
 	}
@@ -398,7 +402,7 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-/* A connection is opened by this end or by the peer. */
+/* Runs when this end or the peer opens a connection. */
 SEC("tp_btf/inet_sock_set_state")
 int taut_opened(__u64 *ctx)
 {
@@ -418,7 +422,7 @@ int taut_opened(__u64 *ctx)
 	return 0;
 }
 
-/* A segment arrived; the round trips before it have been measured. */
+/* Runs when a segment arrives. Earlier round trips have been measured by then. */
 SEC("tp_btf/tcp_probe")
 int taut_round_trip(__u64 *ctx)
 {
@@ -444,7 +448,7 @@ int taut_round_trip(__u64 *ctx)
 	return 0;
 }
 
-/* The state of congestion control changes. */
+/* Runs when the congestion-avoidance state changes. */
 SEC("tp_btf/tcp_cong_state_set")
 int taut_congestion(__u64 *ctx)
 {
@@ -461,10 +465,12 @@ int taut_congestion(__u64 *ctx)
 	if (!tp)
 		return 0;
 	from = BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state);
-	/* Until all losses are repaired it is one signal, also if repairs are lost. */
+	/* All losses until the end of recovery are one signal, even if
+	 * retransmissions are lost.
+	 */
 	if (to < CA_CWR || from >= CA_CWR)
 		return 0;
-	/* A segment was too large for the path: the window stays. */
+	/* A segment was too large for the path: the window is not reduced. */
 	if (to == CA_LOSS && !tp->undo_marker)
 		return 0;
 	now = bpf_ktime_get_ns() >> CONNECTION_TIME_SHIFT;

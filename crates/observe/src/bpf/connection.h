@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the iterators write for each connection. The Rust bindings are generated
- * from this file.
+ * The records that the iterators write for each connection. The Rust bindings
+ * are generated from this file.
  */
 #ifndef TAUT_CONNECTION_H
 #define TAUT_CONNECTION_H
@@ -69,8 +69,8 @@ struct connection_scan {
 	__u32 has_activity;	/* a segment arrived, or a connection was opened, since it began */
 };
 
-/* Buffers whose size the application set (SO_SNDBUF, SO_RCVBUF), which disables
- * autotuning. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.
+/* Flags for buffers whose size the application set (SO_SNDBUF, SO_RCVBUF), which
+ * disables autotuning. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.
  */
 enum connection_locks {
 	CONNECTION_SNDBUF_LOCKED = 1,

@@ -1,4 +1,4 @@
-//! Which connections of a namespace are to be read.
+//! The connections of a namespace that a scan must read.
 
 use rustc_hash::FxHashMap;
 use taut_sys::Errno;
@@ -6,27 +6,28 @@ use taut_sys::sock_diag::{Connection, DumpStats, Internals, SockDiag, SocketId};
 
 use crate::bpf_iter::Found;
 
-/// Asking for a connection by name costs about three times as much as listing it. So connections are asked for by name only if
-/// at least this many are unchanged for each that has changed.
+/// The minimum ratio of unchanged to changed connections at which the changed ones are queried one
+/// by one. Querying a connection costs about three times as much as listing it.
 const FEW: usize = 4;
 
-/// What the BPF programs found in a namespace.
+/// The connections that the BPF programs found in a namespace.
 #[derive(Default)]
 pub(crate) struct Changed {
     /// Connections to read.
     wanted: Vec<SocketId>,
-    /// What the programs tell of them, by cookie.
+    /// Data from the programs about these connections, by cookie.
     internals: FxHashMap<u64, Internals>,
-    /// How many other connections there are.
+    /// Number of other connections.
     pub(crate) unchanged: usize,
-    /// How many connections have no slot.
+    /// Number of connections without a slot.
     pub(super) without_slot: usize,
 }
 
 // === impl Changed ===
 
 impl Changed {
-    /// Adds a connection to those that are read. Returns `false` if only its cookie is known, so that it cannot be read.
+    /// Adds a connection to read. Returns `false` if only its cookie is known, so that it cannot be
+    /// read.
     pub(crate) fn want(&mut self, found: &Found) -> bool {
         let Some(details) = found.details else {
             return false;
@@ -47,7 +48,7 @@ impl Changed {
     /// Reads the wanted connections, or all if that costs less.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error of the kernel.
     pub(crate) fn read(
         mut self,
         mut socket: SockDiag,
@@ -66,7 +67,7 @@ impl Changed {
                 listed.connections += self.unchanged;
                 Ok(listed)
             }
-            // The socket buffer may be too small for the answers; a list works then.
+            // The socket buffer may be too small for the answers; a list still works.
             Err(error) => {
                 tracing::debug!(%error, netns, "cannot ask for connections by name; all are listed");
                 socket.dump(each)

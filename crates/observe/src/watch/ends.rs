@@ -1,4 +1,4 @@
-//! Listens for the kernel's reports of ends in each network namespace.
+//! Receives the kernel's reports of ended connections in each network namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,8 +8,9 @@ use taut_sys::sock_diag::{Connection, DestroyedSockets};
 
 use crate::namespaces::Namespace;
 
-/// The listeners, by namespace. A listener keeps its namespace alive even if its owner has given it up. It is closed once a scan
-/// does not find the namespace any more ([`crate::scan::FIND_EVERY`]).
+/// The listeners, by namespace. A listener keeps its namespace alive even if its owner has released
+/// it. The listener is closed once a scan no longer finds the namespace
+/// ([`crate::scan::FIND_EVERY`]).
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_netns: HashMap<NetnsId, Listener>,
@@ -24,7 +25,8 @@ struct Listener {
 // === impl Listeners ===
 
 impl Listeners {
-    /// Listens in these namespaces and in no others. In a namespace that the caller may not enter, ends are noticed by scans only.
+    /// Listens in exactly these namespaces. In a namespace that the caller may not enter, only
+    /// scans detect ended connections.
     pub(super) fn listen(&mut self, namespaces: &[Namespace]) {
         let known = |id: &NetnsId| namespaces.iter().any(|namespace| namespace.id == *id);
         self.by_netns.retain(|id, _| known(id));
@@ -39,7 +41,7 @@ impl Listeners {
         }
     }
 
-    /// Passes each reported end to `each`. Returns how often the kernel dropped reports.
+    /// Passes each ended connection to `each`. Returns how often the kernel dropped reports.
     pub(super) fn poll(&mut self, mut each: impl FnMut(&Arc<str>, Connection)) -> u64 {
         let mut missed = 0;
         self.by_netns.retain(|_, listener| {

@@ -8,17 +8,17 @@ use std::time::{Duration, SystemTime};
 
 /// The beginning of each file's name.
 const PREFIX: &str = "connections-";
-/// The suffix of a file that is not readable until it is complete.
+/// The additional suffix of a file that becomes readable only when it is complete.
 const PART: &str = ".part";
 
 /// The format of a file.
 pub trait Body: Sized {
-    /// What is written at a time.
+    /// The unit of writing.
     type Entry<'a>;
 
     /// The suffix of the file's name.
     const SUFFIX: &'static str;
-    /// Whether the file is readable while it is written.
+    /// Whether the file is readable while it is being written.
     const IS_READABLE_AT_ONCE: bool;
 
     /// Begins an empty file.
@@ -33,7 +33,7 @@ pub trait Body: Sized {
     /// Returns how many bytes an entry would add, or an estimate.
     fn length_of(entry: &Self::Entry<'_>) -> u64;
 
-    /// Returns how many entries would be lost if the file could not be written any more.
+    /// Returns the number of entries that would be lost if no more could be written to the file.
     fn at_stake(&self) -> u64;
 
     /// Adds an entry.
@@ -54,7 +54,7 @@ pub trait Body: Sized {
     /// The file cannot be written.
     fn close(self) -> io::Result<()>;
 
-    /// Abandons the file after an error, without writing more.
+    /// Abandons the file after an error, without further writes.
     fn give_up(self);
 }
 
@@ -67,18 +67,18 @@ pub struct Lost {
     pub error: io::Error,
 }
 
-/// When a new file begins, and how many are kept.
+/// When to begin a new file, and how many files to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
     /// The largest size of a file, in bytes. A single entry may be larger.
     pub size: u64,
-    /// The longest time for which a file is written.
+    /// The maximum time for which one file is written.
     pub time: Duration,
-    /// How many files to keep, the current one and those of earlier runs included.
+    /// The number of files to keep, including the current one and those of earlier runs.
     pub keep: usize,
 }
 
-/// The files in a directory, whose other files it leaves alone.
+/// A sequence of files in a directory. Other files there are left alone.
 #[derive(Debug)]
 pub struct Files<B> {
     dir: PathBuf,
@@ -96,10 +96,10 @@ struct Current<B> {
 // === impl Files ===
 
 impl<B: Body> Files<B> {
-    /// Uses this directory, and creates it if it is missing.
+    /// Writes files into this directory, and creates it if it is missing.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The directory cannot be created.
     pub fn in_dir(dir: &Path, rotation: Rotation) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         Ok(Self {
@@ -109,11 +109,11 @@ impl<B: Body> Files<B> {
         })
     }
 
-    /// Writes an entry, into a new file if the current one is full or old.
+    /// Writes an entry, to a new file if the current one is full or old.
     ///
     /// # Errors
-    /// The file cannot be written, because the disk is full, say. The entry is lost or half written; the next one begins a new
-    /// file.
+    /// The file cannot be written, for example because the disk is full. The entry is lost or half
+    /// written; the next entry begins a new file.
     pub fn write(&mut self, now: SystemTime, entry: B::Entry<'_>) -> Result<(), Lost> {
         let length = B::length_of(&entry);
         let is_over = |current: &Current<B>| self.is_over(current, now, length);
@@ -139,12 +139,12 @@ impl<B: Body> Files<B> {
     }
 
     fn is_old(&self, current: &Current<B>, now: SystemTime) -> bool {
-        // A clock that was set back gives no age.
+        // After the clock was set back, the age counts as zero.
         let age = now.duration_since(current.began).unwrap_or_default();
         age >= self.rotation.time
     }
 
-    /// Writes buffered entries, and completes a file that is old.
+    /// Writes buffered entries, and completes the file if it is old.
     ///
     /// # Errors
     /// As [`Files::write`].
@@ -195,7 +195,7 @@ impl<B: Body> Files<B> {
     /// Deletes an incomplete file, which is not readable.
     fn remove_part(path: &Path) {
         if !B::IS_READABLE_AT_ONCE {
-            // If this fails, the file is deleted later as one of the oldest.
+            // If this fails, pruning deletes the file later as one of the oldest.
             let _ = fs::remove_file(with_part(path));
         }
     }
@@ -205,7 +205,7 @@ impl<B: Body> Files<B> {
         let time = humantime::format_rfc3339_seconds(now)
             .to_string()
             .replace(':', "-");
-        // Several files of one second get a number.
+        // Files that begin in the same second get a number.
         let names = (0..1000u32).map(|number| match number {
             0 => format!("{PREFIX}{time}{}", B::SUFFIX),
             number => format!("{PREFIX}{time}.{number:03}{}", B::SUFFIX),
@@ -266,7 +266,8 @@ impl<B: Body> Files<B> {
     }
 }
 
-/// Returns the sort key of a name: a file without a number comes before those of the same second with one.
+/// Returns the sort key of a name. It sorts a file without a number before numbered files of the
+/// same second.
 fn stem<B: Body>(name: &str) -> &str {
     let whole = name.strip_suffix(PART).unwrap_or(name);
     whole.strip_suffix(B::SUFFIX).unwrap_or(whole)
@@ -314,7 +315,7 @@ mod tests {
         for second in [0, 0, 1] {
             files.write(at(second), &[b'x'; 40]).unwrap();
         }
-        // It would be 120 bytes.
+        // With this entry the file would have 120 bytes.
         assert_eq!(names(dir.path()).len(), 2);
         files.write(at(60), &[b'x'; 10]).unwrap();
         assert_eq!(

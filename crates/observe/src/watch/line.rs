@@ -1,4 +1,4 @@
-//! Reports as lines of JSON, and files of such lines.
+//! Formats reports as lines of JSON, and writes files of such lines.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::{Event, Report};
 use crate::record::Record;
 use crate::verdict::Factor;
 
-/// A report as it is written.
+/// A report in its written form.
 #[derive(Serialize)]
 pub(super) struct Line<'a> {
     /// Time of the report (RFC 3339, UTC).
@@ -22,7 +22,7 @@ pub(super) struct Line<'a> {
     pub(super) event: &'static str,
     /// Seconds since the connection was first found; `None` if no scan found it.
     pub(super) seconds: Option<f64>,
-    /// Seconds that each factor limited it, by name.
+    /// Seconds for which each factor limited it, by the factor's name.
     pub(super) limited: BTreeMap<&'static str, f64>,
     #[serde(flatten)]
     pub(super) record: Record<'a>,

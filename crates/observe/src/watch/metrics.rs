@@ -1,4 +1,4 @@
-//! The metrics of `taut watch`: sums and histograms by process and by the peer's network.
+//! The metrics of `taut watch`: sums and histograms by process and peer network.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,14 +18,15 @@ use super::{Counts, Event, Report};
 use crate::owner::Process;
 use crate::verdict::Factor;
 
-/// The most pairs of process name and peer network with histograms of their own; later ones count as `other`.
+/// The maximum number of pairs of process name and peer network with their own histograms; later
+/// pairs count as `other`.
 pub const PAIRS: usize = 500;
-/// The most process names with counters of their own; later ones count as `other`.
+/// The maximum number of process names with their own counters; later names count as `other`.
 pub const PROCESSES: usize = 500;
-/// Prefix lengths of peer networks: what one site usually has.
+/// Prefix lengths of peer networks. A site usually has a prefix of this length.
 const PREFIX_V4: u8 = 24;
 const PREFIX_V6: u8 = 48;
-/// The label of everything beyond the limits, and the label of an unknown process.
+/// The labels of values beyond the limits, and of an unknown process.
 const OTHER: &str = "other";
 const UNKNOWN: &str = "unknown";
 
@@ -240,7 +241,7 @@ impl<T: Eq + std::hash::Hash + Clone> Known<T> {
         }
     }
 
-    /// Returns `one` if it is known or there is room for it, else `other`.
+    /// Returns `one` if it is known or still fits, else `other`.
     fn or(&mut self, one: T, other: impl FnOnce() -> T) -> T {
         if self.known.contains(&one) {
             return one;
@@ -259,7 +260,7 @@ fn network(address: IpAddr) -> String {
         IpAddr::V4(_) => PREFIX_V4,
         IpAddr::V6(_) => PREFIX_V6,
     };
-    // Neither prefix is too long.
+    // Cannot fail: both prefix lengths are valid.
     IpNet::new(address, bits).map_or_else(|_| OTHER.to_owned(), |net| net.trunc().to_string())
 }
 

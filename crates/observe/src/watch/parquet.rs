@@ -1,4 +1,4 @@
-//! Reports as rows of Apache Parquet, with a column for each figure.
+//! Writes reports as rows of Apache Parquet, with a column for each figure.
 
 use std::fmt;
 use std::fs::File;
@@ -18,7 +18,8 @@ use super::line::Line;
 use crate::instruments::INSTRUMENTS;
 use crate::verdict::Factor;
 
-/// Rows of a group, which stay in memory until the group is written; some kilobytes each.
+/// The number of rows in a group. Rows stay in memory, some kilobytes each, until their group is
+/// written.
 const GROUP: usize = 4096;
 
 /// Reads a figure from a report.
@@ -208,7 +209,8 @@ fn write_column(
         Some(Cell::Whole(_) | Cell::Time(_)) => {
             let wholes: Vec<_> = values()
                 .filter_map(|value| match value {
-                    // Unsigned integers are stored by their bits (LogicalTypes.md of the format).
+                    // Parquet stores the bits of unsigned integers in signed ones (LogicalTypes.md
+                    // of the format).
                     Value::Whole(whole) => Some(whole.cast_signed()),
                     _ => None,
                 })
@@ -264,7 +266,7 @@ impl Body for Parquet {
     type Entry<'a> = Row;
 
     const SUFFIX: &'static str = ".parquet";
-    // The index is at the end of the file.
+    // The file's index is at its end.
     const IS_READABLE_AT_ONCE: bool = false;
 
     fn begin(file: File) -> io::Result<Self> {
@@ -345,7 +347,7 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(second)
     }
 
-    /// A record of a connection of which so many bytes were acknowledged.
+    /// Returns the row of a connection with `acked` acknowledged bytes.
     fn record(now: SystemTime, acked: u64) -> Row {
         let mut tracked = Tracked::only("blue".into(), sample(1000, |_| {}));
         tracked.finish(sample(6500, |info| {
@@ -367,7 +369,7 @@ mod tests {
         row(&Line::of(&report, now))
     }
 
-    /// The rows of all files, as another reader sees them, by the names of their columns.
+    /// Returns the rows of all files by column name, as an independent reader sees them.
     fn read(dir: &Path) -> Vec<BTreeMap<String, Field>> {
         let mut paths: Vec<_> = std::fs::read_dir(dir)
             .unwrap()
@@ -424,7 +426,7 @@ mod tests {
         for number in 0..all {
             files.write(at(0), record(at(0), number)).unwrap();
         }
-        // Nothing more comes, and its time is over.
+        // No more rows arrive, and the file's time is over.
         files.flush(at(59)).unwrap();
         assert_eq!(read(dir.path()).len(), 0);
         files.flush(at(60)).unwrap();
@@ -472,7 +474,7 @@ mod tests {
         for _ in 0..3 {
             files.write(at(0), record(at(0), 1)).unwrap();
         }
-        // Its name is taken from it.
+        // Removes the file while it is being written.
         for entry in std::fs::read_dir(dir.path()).unwrap() {
             std::fs::remove_file(entry.unwrap().path()).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Runs the job: scans, reports, files and metrics, until it is told to stop.
+//! Runs `taut watch`: scans, reports, files and metrics, until a signal stops it.
 
 use std::io::{self, BufWriter, ErrorKind, Stdout, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -20,7 +20,8 @@ use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
 use crate::verdict::Factor;
 
-/// Time between two polls for ends. Reports that the kernel drops in that time are counted.
+/// Time between two polls for ended connections. Reports that the kernel drops meanwhile are
+/// counted.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
 /// Options of the job.
@@ -28,7 +29,7 @@ const POLL_EVERY: Duration = Duration::from_millis(250);
 pub struct Options {
     /// Time between scans.
     pub interval: Duration,
-    /// Time between reports of open connections; `None`: they are not reported.
+    /// Time between reports of open connections; `None`: open connections are not reported.
     pub open_every: Option<Duration>,
     /// The directory for files, their format and rotation; `None`: lines go to standard output.
     pub to: Option<(PathBuf, Format, Rotation)>,
@@ -75,7 +76,7 @@ pub enum WatchError {
     Begin(io::Error),
 }
 
-/// Where records are written.
+/// The destination of records.
 enum Output {
     Lines(Files<Lines>),
     Parquet(Box<Files<Parquet>>),
@@ -93,7 +94,8 @@ struct Recorder {
     end: Option<io::Error>,
 }
 
-/// Watches until SIGTERM or SIGINT, or until standard output is closed. Calls `after` after each scan.
+/// Watches until SIGTERM or SIGINT, or until standard output is closed. Calls `after` after each
+/// scan.
 ///
 /// # Errors
 /// [`WatchError`]. Earlier reports are written.
@@ -144,7 +146,7 @@ pub fn run(
     }
 }
 
-/// Returns the loss of one record.
+/// Returns a [`Lost`] of one entry.
 fn one(error: io::Error) -> Lost {
     Lost { entries: 1, error }
 }
