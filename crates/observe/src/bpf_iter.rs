@@ -1,8 +1,8 @@
-//! Reads from the kernel's own structures what sock_diag does not tell, with BPF programs: two iterators (Linux 5.11), and
-//! three programs at tracepoints that count events between scans (Linux 5.19).
+//! Reads kernel data that sock_diag does not report, with BPF programs: two iterators (Linux 5.11),
+//! and three programs at tracepoints that count events between scans (Linux 5.19).
 //!
-//! sock_diag does not tell whether an application set a buffer size, which disables autotuning, nor what else bounds a
-//! window, nor the round trips between two scans.
+//! sock_diag reports neither whether an application set a buffer size, which disables autotuning,
+//! nor what else bounds a window, nor the round trips between two scans.
 
 mod record;
 
@@ -20,13 +20,14 @@ taut_bpf::bindings!(mod raw from "connection");
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connection.bpf.o"));
 
-/// Bytes of a read; the kernel fills at most a few pages.
+/// The size of a read, in bytes; the kernel fills at most a few pages.
 const ROOM: usize = 64 << 10;
 
 const WALK: &str = "taut_connections";
 const SLOTS: &str = "taut_slots";
 const SLOTS_MAP: &str = "slots";
-/// The most connections with a slot, which takes some 700 bytes of kernel memory. A connection keeps its slot.
+/// The maximum number of connections with a slot. A slot takes some 700 bytes of kernel memory, and
+/// a connection keeps its slot until it ends.
 const COUNTED: i64 = 100_000;
 
 /// The loaded programs. The walk can run in any network namespace.
@@ -36,7 +37,7 @@ pub(crate) struct TcpIter {
     _object: Object,
 }
 
-/// The attached programs at tracepoints. Dropping it detaches them.
+/// The attached programs at tracepoints. Dropping this value detaches them.
 struct Counting {
     /// The programs' global variable.
     scan: Map<u32, raw::ConnectionScan>,
@@ -49,7 +50,7 @@ struct Counting {
 pub(crate) struct List {
     iter: Iter,
     buffer: Vec<u8>,
-    /// The part of the buffer that was read from the kernel and not parsed yet.
+    /// The part of the buffer that is not parsed yet.
     unread: Range<usize>,
     has_ended: bool,
 }
@@ -57,7 +58,8 @@ pub(crate) struct List {
 // === impl TcpIter ===
 
 impl TcpIter {
-    /// Loads the iterator. `events`: also loads the programs that count events, if the kernel supports them.
+    /// Loads the iterator. `events`: also loads the programs that count events, if the kernel
+    /// supports them.
     ///
     /// # Errors
     /// [`Error`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
@@ -91,8 +93,9 @@ impl TcpIter {
         self.events.is_some()
     }
 
-    /// Tells the programs that scan `number` begins, of all namespaces or of the one with inode `netns`. Returns how many
-    /// connections have no slot; `None` if events are not counted.
+    /// Tells the programs that scan `number` begins, either of all namespaces or of the one with
+    /// inode `netns`. Returns the number of connections without a slot; `None` if events are not
+    /// counted.
     pub(crate) fn begin(&self, number: u64, netns: Option<u32>) -> Option<u64> {
         let counted = self
             .events
@@ -107,8 +110,8 @@ impl TcpIter {
         }
     }
 
-    /// Returns whether a segment arrived, or a connection was opened, since the scan began. `None` if events are not counted, or if
-    /// a connection has no slot.
+    /// Returns whether a segment arrived, or a connection was opened, since the scan began. `None`
+    /// if events are not counted or a connection has no slot.
     pub(crate) fn has_activity(&self) -> Option<bool> {
         let scan = self.events.as_ref()?.scan.get(&0).ok()??;
         (scan.missed == 0).then_some(scan.has_activity != 0)
@@ -122,8 +125,8 @@ impl TcpIter {
         list(&self.walk)
     }
 
-    /// Lists the connections of all network namespaces that have a slot: those that a walk has found, and those that were opened
-    /// since. `None` if events are not counted.
+    /// Lists the connections with a slot in all network namespaces. A connection has a slot if a
+    /// walk has found it, or if it was opened since. `None` if events are not counted.
     ///
     /// # Errors
     /// The program cannot run.
@@ -135,7 +138,7 @@ impl TcpIter {
 
 #[cfg(test)]
 impl TcpIter {
-    /// Takes the slot of a socket away, as if there had been no room for it.
+    /// Removes the slot of a socket, as if there had been no room for it.
     pub(crate) fn take_slot(&self, socket: &impl std::os::fd::AsRawFd) {
         let slots = self._object.handle(SLOTS_MAP).unwrap();
         libbpf_rs::MapCore::delete(&slots, &socket.as_raw_fd().to_ne_bytes()).unwrap();
@@ -173,7 +176,7 @@ impl Counting {
         })
     }
 
-    /// Returns how many connections had no slot in the scan before.
+    /// Starts a scan. Returns the number of connections without a slot in the previous scan.
     fn begin_scan(&self, number: u64, netns: Option<u32>) -> Result<u64, Error> {
         let before = self.scan.get(&0)?.unwrap_or_default();
         let scan = raw::ConnectionScan {
@@ -199,7 +202,8 @@ impl List {
         }
     }
 
-    /// Reads more behind what is left of a record that the last read cut. Returns how many bytes were read.
+    /// Reads more data after the incomplete record that the last read left. Returns the number of
+    /// bytes read.
     fn fill(&mut self) -> io::Result<usize> {
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
@@ -216,7 +220,7 @@ impl List {
     }
 }
 
-/// Yields each connection; after an error it ends.
+/// Yields each connection. Ends after an error.
 impl Iterator for List {
     type Item = io::Result<Found>;
 

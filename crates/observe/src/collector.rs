@@ -1,5 +1,5 @@
-//! Runs a scan and puts what it finds into the table: the last sample again for connections that have not changed, a new
-//! one for the others.
+//! Runs a scan and updates the table: repeats the last sample of an unchanged connection, and adds
+//! a new sample of any other.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,12 +12,12 @@ use crate::filter::{Filter, Subject};
 use crate::scan::{Changed, ScanError, ScanSummary, Scanner};
 use crate::table::Table;
 
-/// The table, and what is put into it.
+/// Collects the results of a scan in a table.
 pub(crate) struct Collector<'a, M: Copy> {
     pub(crate) table: &'a mut Table<M>,
-    /// The times in the table count from here.
+    /// The origin of the times in the table.
     pub(crate) began: Instant,
-    /// Which connections are kept, as far as that can be told without their owner.
+    /// Selects the connections to keep, as far as that is possible without their owner.
     pub(crate) filter: Option<&'a Filter>,
 }
 
@@ -27,7 +27,8 @@ impl<M: Copy> Collector<'_, M> {
     /// Scans all connections.
     ///
     /// # Errors
-    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned. Others are only counted.
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned. Failures of
+    /// other namespaces are only counted.
     pub(crate) fn scan(&mut self, scanner: &mut Scanner) -> Result<ScanSummary, ScanError> {
         scanner.find()?;
         let mut without_slot = scanner.begin(self.table.begin(false));
@@ -68,8 +69,8 @@ impl<M: Copy> Collector<'_, M> {
         Ok(summary)
     }
 
-    /// Scans the connections that have a slot, in all namespaces at once. Returns how many there are, or `None` if a full scan
-    /// is required.
+    /// Scans the connections that have a slot, in all namespaces at once. Returns their number, or
+    /// `None` if a full scan is required.
     fn quick_scan(&mut self, scanner: &Scanner) -> Option<usize> {
         let at = Instant::now();
         let list = scanner.quick()?;
@@ -96,7 +97,8 @@ impl<M: Copy> Collector<'_, M> {
             }
             let namespace = namespaces.get(&inode)?;
             let socket = namespace.run(SockDiag::open).ok()??.ok()?;
-            // Rates count the time between readings, and entering the namespace took a part of it.
+            // Takes the time only now, because rates use the time between readings, and entering
+            // the namespace took a part of it.
             let at = Instant::now();
             let each = |connection| self.add(&namespace.name, at, connection);
             let listed = changed.read(socket, &namespace.name, each).ok()?;
@@ -108,7 +110,8 @@ impl<M: Copy> Collector<'_, M> {
         Some(connections)
     }
 
-    /// Asks for the connections that this scan has not found. `was_full`: handshakes would have been found, too.
+    /// Queries the connections that this scan has not found. `was_full`: the scan was full, so it
+    /// would also have found handshakes.
     fn find_missing(&mut self, scanner: &mut Scanner, was_full: bool) {
         if !was_full {
             self.table.keep_handshakes();
@@ -129,7 +132,8 @@ impl<M: Copy> Collector<'_, M> {
         }
     }
 
-    /// Reuses the last sample of a connection that has not changed. Returns `false` if it is to be read.
+    /// Reuses the last sample of a connection that has not changed. Returns `false` if the
+    /// connection must be read.
     fn is_known(&mut self, found: &Found, netns: &Arc<str>, at: Instant) -> bool {
         let at = at.duration_since(self.began);
         let since = found.since;

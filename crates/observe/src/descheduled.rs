@@ -1,5 +1,6 @@
-//! Measures how much of the time this machine was descheduled, by how late its sleeping threads wake. Where the hypervisor
-//! does not tell (`steal` of /proc/stat is zero in many guests), this is the only sign of it.
+//! Measures for how much of the time this machine was descheduled, by how late its sleeping threads
+//! wake. This is the only sign of it where the hypervisor does not report steal time (`steal` in
+//! /proc/stat is zero in many guests).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -10,16 +11,18 @@ use std::time::{Duration, Instant};
 
 use taut_sys::schedule;
 
-/// How long the thread sleeps at a time.
+/// The length of one sleep.
 const NAP: Duration = Duration::from_millis(5);
-/// A sleep that is longer by more than this ended late.
+/// A sleep that ends more than this after its time counts as late.
 const LATE: Duration = Duration::from_millis(5);
-/// A longer sleep does not count: the machine was stopped or suspended, not descheduled by a neighbour.
+/// The maximum length of a sleep that counts. In a longer one the machine was stopped or suspended,
+/// not descheduled by a neighbour.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Late sleeps below which the share is zero: a few are chance.
+/// The minimum number of late sleeps for a nonzero share: a few are chance.
 const AGAIN: u32 = 10;
 
-/// A thread that sleeps 200 times a second and measures how late it wakes. Dropping it ends the thread.
+/// A thread that sleeps 200 times a second and measures how late it wakes. Dropping the meter ends
+/// the thread.
 #[derive(Debug)]
 pub(crate) struct DescheduledMeter {
     shared: Arc<Shared>,
@@ -40,7 +43,8 @@ struct Sleeps {
     late_count: u32,
 }
 
-/// How long a thread waited for a CPU while other tasks of this machine ran. The machine was not descheduled in that time.
+/// Measures how long a thread waited for a CPU while other tasks of this machine ran. The machine
+/// was not descheduled in that time.
 struct RunQueueWait {
     schedstat: Option<File>,
     last: Duration,
@@ -62,7 +66,7 @@ impl DescheduledMeter {
         })
     }
 
-    /// Returns the share of the time so far in which the machine was descheduled.
+    /// Returns the share of the measured time for which the machine was descheduled.
     pub(crate) fn share(&self) -> f64 {
         self.shared.sleeps().share()
     }
@@ -72,7 +76,7 @@ impl Drop for DescheduledMeter {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         if let Some(sleeper) = self.sleeper.take() {
-            // It cannot panic.
+            // The thread cannot panic.
             let _ = sleeper.join();
         }
     }
@@ -82,7 +86,8 @@ impl Drop for DescheduledMeter {
 
 impl Shared {
     fn sleep(&self) {
-        // A real-time thread waits for no other; in a busy guest the wait of an ordinary one would count as a gap.
+        // A real-time thread does not wait for ordinary threads. In a busy guest the run-queue wait
+        // of an ordinary thread would count as a gap.
         let is_real_time = schedule::set_fifo_priority(1).is_ok();
         let mut run_queue = (!is_real_time).then(RunQueueWait::of_this_thread);
         while !self.ends.load(Ordering::Relaxed) {
@@ -128,7 +133,8 @@ impl Sleeps {
 // === impl RunQueueWait ===
 
 impl RunQueueWait {
-    /// Always zero if the kernel does not tell (without CONFIG_SCHED_INFO).
+    /// Returns a meter for the calling thread. It measures zero if the kernel does not report waits
+    /// (without CONFIG_SCHED_INFO).
     fn of_this_thread() -> Self {
         let mut wait = Self {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
@@ -138,7 +144,7 @@ impl RunQueueWait {
         wait
     }
 
-    /// Returns the time since the last call.
+    /// Returns the time spent waiting since the last call.
     fn since_last(&mut self) -> Duration {
         let mut room = [0; 96];
         let read = self
@@ -177,7 +183,7 @@ mod tests {
     fn repeated_late_sleeps_are_descheduled_time() {
         assert_eq!(sleeps(&[5; 100]).share(), 0.0);
         assert_eq!(sleeps(&[10; 100]).share(), 0.0);
-        // 30 of 35.
+        // Each sleep of 35 ms is 30 ms late.
         assert!((sleeps(&[35; 10]).share() - 30.0 / 35.0).abs() < 1e-12);
         assert_eq!(sleeps(&[35; 9]).share(), 0.0);
     }

@@ -9,7 +9,7 @@ const TICK: f64 = 65_536e-9;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventDelta(pub(crate) Events);
 
-/// How a set of figures is distributed.
+/// The distribution of a set of figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     /// Number of figures.
@@ -23,7 +23,8 @@ pub(crate) struct Spread {
 // === impl EventDelta ===
 
 impl EventDelta {
-    /// Returns the events between two samples. The longest round trip is that of all events up to the second.
+    /// Returns the events between two samples. The longest round trip covers all events up to the
+    /// second sample.
     pub(crate) fn between(first: &Events, last: &Events) -> Self {
         Self(Events {
             rtts: last.rtts.wrapping_sub(first.rtts),
@@ -65,8 +66,8 @@ impl EventDelta {
         self.0.between_sum as f64 / seconds.max(TICK)
     }
 
-    /// Returns the segments delivered from one signal to the next, with their deviation from the mean rate (the residual of a
-    /// line through the origin).
+    /// Returns the segments delivered from one signal to the next, with their deviation from the
+    /// mean rate (the residual of a line through the origin).
     pub(crate) fn uneven(&self) -> Option<Spread> {
         let of = &self.0;
         if of.between < 2 || of.between_sum == 0 || of.between_times == 0 {

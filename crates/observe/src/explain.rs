@@ -18,7 +18,7 @@ pub struct Explanation<'a> {
     verdict: Option<Verdict>,
     /// Payload sent and received in the window, in bytes.
     carried: u64,
-    /// What `taut tune` changed of it, in sentences.
+    /// The changes that `taut tune` made to it, in sentences.
     tuned: &'a [String],
 }
 
@@ -31,8 +31,8 @@ struct Line<'a> {
     tuned: &'a [String],
 }
 
-/// Explains the connections of the last scan that the filter matches, those that carry most first. `tuned`: what `taut tune`
-/// changed of them, in sentences by cookie.
+/// Explains the connections of the last scan that the filter matches, in descending order of
+/// payload. `tuned`: the changes that `taut tune` made to them, in sentences by cookie.
 pub fn explanations<'a>(
     observer: &'a Observer,
     filter: &'a Filter,
@@ -71,7 +71,7 @@ pub fn json(judged: &[Explanation<'_>]) -> serde_json::Result<String> {
     Ok(text)
 }
 
-/// Returns how many connections each factor limits, and explains the first `explained` of them.
+/// Reports how many connections each factor limits, and explains the first `explained` of them.
 pub fn text(judged: &[Explanation<'_>], watched: Duration, explained: usize) -> String {
     let watched = watched.as_secs_f64();
     let mut text = match judged.len() {
@@ -89,7 +89,7 @@ pub fn text(judged: &[Explanation<'_>], watched: Duration, explained: usize) -> 
     text
 }
 
-/// Returns how many connections each factor limits, the most frequent first.
+/// Reports how many connections each factor limits, in descending order of frequency.
 fn summary(judged: &[Explanation<'_>]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for Explanation { verdict, .. } in judged {

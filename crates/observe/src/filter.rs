@@ -1,6 +1,7 @@
-//! Filters of connections: `dst 10.0.0.0/8 and dport 443`, a process, a pid.
+//! Filters for connections, by address, port, process and more: `dst 10.0.0.0/8 and dport 443`.
 //!
-//! The syntax is that of tcpdump and ss. A filter is parsed once and then matched against each connection.
+//! The syntax is that of tcpdump and ss. A filter is parsed once and then matched against each
+//! connection.
 
 mod parse;
 
@@ -39,7 +40,7 @@ enum Test {
     Cc(Pattern),
 }
 
-/// The end that a test is about. As in ss, `src` is this end and `dst` the peer.
+/// The end that a test applies to. As in ss, `src` is this end and `dst` the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Local,
@@ -47,7 +48,7 @@ enum Side {
     Either,
 }
 
-/// What a filter can ask about a connection.
+/// The properties of a connection that a filter can test.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Address and port of this end.
@@ -67,7 +68,7 @@ pub struct Subject<'a> {
 // === impl Subject ===
 
 impl<'a> Subject<'a> {
-    /// Returns what a filter can ask about a connection.
+    /// Returns the properties of a connection that a filter can test.
     pub fn of(netns: &'a str, connection: &'a Connection, process: Option<&'a Process>) -> Self {
         Self {
             local: connection.local,

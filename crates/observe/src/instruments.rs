@@ -1,7 +1,8 @@
-//! The instruments of a connection: the variables of RFC 4898 that Linux has, and others under their names in `tcp_info`.
+//! The instruments of a connection: the variables of RFC 4898 that Linux provides, and others under
+//! their names in `tcp_info`.
 //!
-//! One table defines each of them, for JSON, for the guide and for the screen. An instrument that the kernel does not tell is
-//! left out.
+//! One table defines all of them for JSON, the guide and the screen. An instrument that the kernel
+//! does not report is left out.
 
 use std::time::Duration;
 
@@ -31,15 +32,15 @@ pub enum Unit {
     Ratio,
 }
 
-/// A figure that is read of each connection.
+/// A figure that is read from each connection.
 pub struct Instrument {
-    /// Its name in RFC 4898, which begins with a capital letter, or in linux/tcp.h.
+    /// Its name in RFC 4898, which begins with a capital letter, or else in linux/tcp.h.
     pub name: &'static str,
     /// The unit of its value.
     pub unit: Unit,
     /// The fields of `tcp_info` or `inet_diag` that it is computed from.
     pub source: &'static str,
-    /// The first Linux version that has it, if that is newer than the oldest one supported.
+    /// The first Linux version that provides it, if newer than the oldest supported version.
     pub since: Option<&'static str>,
     read: fn(&Connection) -> Option<f64>,
 }
@@ -47,7 +48,7 @@ pub struct Instrument {
 // === impl Instrument ===
 
 impl Instrument {
-    /// Returns its value; `None` if the kernel does not tell it, or has no sample yet.
+    /// Returns its value; `None` if the kernel does not report it, or has no sample yet.
     pub fn read(&self, connection: &Connection) -> Option<f64> {
         (self.read)(connection)
     }
@@ -56,7 +57,7 @@ impl Instrument {
 // === impl Unit ===
 
 impl Unit {
-    /// Returns the name that the guide has.
+    /// Returns the name used in the guide.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
@@ -100,7 +101,7 @@ fn events<T: Into<f64>>(
     read(events).map(Into::into)
 }
 
-/// Returns segments of the current sending size in bytes.
+/// Converts a number of segments to bytes, by the current sending segment size.
 fn segments(info: &TcpInfo, count: u32) -> f64 {
     f64::from(count) * f64::from(info.snd_mss)
 }

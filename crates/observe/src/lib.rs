@@ -1,11 +1,12 @@
-//! Observes the TCP connections of the machine: what each is doing, and what limits it. The library behind `taut top`,
-//! `taut why` and `taut watch`.
+//! Observes the TCP connections of the machine: what each connection is doing, and what limits it.
+//! The library behind `taut top`, `taut why` and `taut watch`.
 //!
-//! The data goes one way. [`scan`] lists the connections of all network namespaces with sock_diag and BPF. [`table`] keeps
-//! their last samples. [`window`] computes figures from the samples of a connection, [`verdict`] judges what limits it, and
-//! [`view`], [`record`], [`explain`] and [`watch`] format the result. [`owner`] finds processes, [`filter`] selects
-//! connections, and [`observer`] puts all of this together. Only `scan`, `owner` and [`namespaces`] read from the kernel; the
-//! rest is pure.
+//! Data flows in one direction. [`scan`] lists the connections of all network namespaces with
+//! sock_diag and BPF. [`table`] keeps their last samples. [`window`] computes figures from the
+//! samples of a connection, [`verdict`] judges what limits it, and [`view`], [`record`],
+//! [`explain`] and [`watch`] format the result. [`owner`] finds processes, [`filter`] selects
+//! connections, and [`observer`] combines all of these. Only `scan`, `owner` and [`namespaces`]
+//! read from the kernel; the rest is pure.
 //!
 //! ```no_run
 //! use std::time::Duration;

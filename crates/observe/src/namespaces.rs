@@ -9,7 +9,7 @@ use taut_sys::netns::{NETNS_DIR, Netns, NetnsError, NetnsId};
 
 use crate::sanitize;
 
-/// The most namespaces that are observed; others are only counted.
+/// The maximum number of namespaces to observe; others are only counted.
 pub const NAMESPACES: usize = 4096;
 
 /// A network namespace, with a path to it that was valid when it was found.
@@ -29,18 +29,19 @@ enum Path {
     Process(u32),
 }
 
-/// The namespaces that were found, and what is missing.
+/// The namespaces that were found, and counts of those that were not.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Each namespace once, the caller's own first.
     pub namespaces: Vec<Namespace>,
-    /// How many there are beyond [`NAMESPACES`].
+    /// Number of namespaces beyond [`NAMESPACES`].
     pub left_out: usize,
-    /// Processes whose namespace the caller may not know.
+    /// Processes whose namespace the caller may not inspect.
     pub hidden: usize,
 }
 
-/// Finds all namespaces that have a name or a process. A namespace that only open sockets keep alive is not found.
+/// Finds all namespaces that have a name or a process. A namespace that only open sockets keep
+/// alive is not found.
 ///
 /// # Errors
 /// The caller's own namespace cannot be opened.
@@ -66,13 +67,13 @@ pub fn all() -> Result<Found, NetnsError> {
             false => found.left_out += 1,
         }
     };
-    // Names come first, because they tell more than a pid.
+    // Named namespaces come first, because a name is more informative than a pid.
     for entry in fs::read_dir(NETNS_DIR).into_iter().flatten().flatten() {
         // A namespace whose name is not UTF-8 is found by its processes.
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        // It may have been deleted since.
+        // The namespace may have been deleted since.
         if let Ok(netns) = Netns::open(&name) {
             add(
                 netns.id(),
@@ -115,7 +116,7 @@ pub fn own() -> Result<Namespace, NetnsError> {
 /// Returns the namespace with this name in `/run/netns`.
 ///
 /// # Errors
-/// There is none, or it cannot be opened.
+/// There is no such namespace, or it cannot be opened.
 pub fn named(name: &str) -> Result<Namespace, NetnsError> {
     Ok(Namespace {
         id: Netns::open(name)?.id(),
@@ -137,7 +138,8 @@ impl Namespace {
         matches!(self.path, Path::Named(_))
     }
 
-    /// Runs `job` in the namespace. Returns `None` if the namespace is gone, or another one has taken its name.
+    /// Runs `job` in the namespace. Returns `None` if the namespace is gone, or if another
+    /// namespace has taken its name.
     ///
     /// # Errors
     /// The caller may not enter it.
@@ -153,7 +155,7 @@ impl Namespace {
             Err(e) => Err(e),
         };
         match ran {
-            // A file in /run/netns that is no namespace any more can be opened but not entered.
+            // A file in /run/netns that is no longer a namespace can be opened but not entered.
             Err(e) if e.is_gone() => Ok(None),
             ran => ran,
         }

@@ -1,4 +1,4 @@
-//! Observes connections: the scanner, the table and the owners, put together.
+//! Observes connections with the scanner, the table and the owners.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::steal::Steal;
 use crate::table::{self, Retention, Table};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
 
-/// A connection of the table, with what limits it while it does not change.
+/// A connection of the table. Remembers its limit while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
 
 /// Observes the connections of the machine, scan by scan.
@@ -27,7 +27,7 @@ pub struct Observer {
     context: Context,
     steal: Steal,
     descheduled: Option<DescheduledMeter>,
-    /// What the meter showed at the last scan.
+    /// The meter's result at the last scan.
     descheduled_share: Option<f64>,
 }
 
@@ -45,7 +45,8 @@ pub struct Observed<'a> {
 // === impl Observer ===
 
 impl Observer {
-    /// Returns an observer that has not scanned yet. `events`: also count what happens between scans ([`Scanner::new`]).
+    /// Returns an observer that has not scanned yet. `events`: also count events between scans
+    /// ([`Scanner::new`]).
     pub fn new(scope: Scope, keep: Retention, events: bool) -> Self {
         Self {
             scanner: Scanner::new(scope, events),
@@ -59,12 +60,13 @@ impl Observer {
         }
     }
 
-    /// Also measures from now on how much of the time this machine is descheduled.
+    /// Starts to measure for how much of the time this machine is descheduled.
     pub fn measure_descheduling(&mut self) {
         self.descheduled = DescheduledMeter::start();
     }
 
-    /// Scans all connections and keeps those that the filter matches, as far as it can be applied without their owner.
+    /// Scans all connections and keeps those that the filter matches, as far as the filter can be
+    /// applied without their owner.
     ///
     /// # Errors
     /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
@@ -72,7 +74,7 @@ impl Observer {
         self.scan_and(filter, |_, _, _| {})
     }
 
-    /// Like [`Observer::scan`], and passes the connections that are not there any more to `ended`.
+    /// Like [`Observer::scan`], but passes connections that no longer exist to `ended`.
     pub(crate) fn scan_and(
         &mut self,
         filter: &Filter,
@@ -95,7 +97,7 @@ impl Observer {
         Ok(summary)
     }
 
-    /// Returns the connections of the last scan that the filter matches, in no order.
+    /// Returns the connections of the last scan that the filter matches, in arbitrary order.
     pub fn connections<'a>(&'a self, filter: &'a Filter) -> impl Iterator<Item = Observed<'a>> {
         let seen = self.table.iter().map(|(cookie, tracked)| Observed {
             cookie,
@@ -121,12 +123,12 @@ impl Observer {
         })
     }
 
-    /// Returns what limits a connection; `None` before the second scan.
+    /// Returns the verdict on a connection; `None` before the second scan.
     pub fn verdict(&self, seen: &Observed<'_>) -> Option<Verdict> {
         self.verdict_of(seen.tracked)
     }
 
-    /// Returns the factor and the confidence of the verdict, which costs less.
+    /// Returns only the factor and the confidence of the verdict, which costs less.
     pub fn limit(&self, seen: &Observed<'_>) -> Option<(Factor, Confidence)> {
         let tracked = seen.tracked;
         tracked.derived(|| Some(limit(&tracked.window()?, &self.context_of(tracked))))
@@ -158,8 +160,8 @@ impl Observer {
         ))
     }
 
-    /// Whether a segment may have arrived, or a connection may have been opened, since the last scan began; `false` only if it is
-    /// known that none did.
+    /// Whether a segment may have arrived, or a connection may have been opened, since the last
+    /// scan began; `false` only if neither can have happened.
     pub fn may_have_changed(&self) -> bool {
         self.scanner.may_have_changed()
     }
@@ -169,11 +171,11 @@ impl Observer {
         self.scanner.namespaces()
     }
 
-    /// Returns what is known about the machine and the namespace of a connection.
+    /// Returns the known context of a connection: its machine and its namespace.
     fn context_of(&self, tracked: &Tracked) -> Context {
         let bounds = match &*tracked.netns {
             "-" => self.context,
-            // Each namespace has sysctls of its own.
+            // Other namespaces have their own sysctls, which are unknown.
             _ => Context::default(),
         };
         Context {
@@ -188,17 +190,17 @@ impl Observer {
         self.began.elapsed()
     }
 
-    /// Returns how many connections the last scan kept.
+    /// Returns the number of connections that the last scan kept.
     pub fn kept(&self) -> usize {
         self.table.iter().count()
     }
 
-    /// Returns how many connections of the last scan the table had no room for.
+    /// Returns the number of connections of the last scan that did not fit into the table.
     pub fn left_out(&self) -> usize {
         self.table.left_out()
     }
 
-    /// Returns how many processes have descriptors that the caller may not see.
+    /// Returns the number of processes whose descriptors the caller may not see.
     pub fn denied(&self) -> usize {
         self.owners.denied()
     }
@@ -257,7 +259,8 @@ mod tests {
         let [cookie] = cookies(&observer, &first)[..] else {
             panic!("it was there");
         };
-        // A quick scan finds a connection that was opened since, and what the first has sent.
+        // A quick scan finds a connection that was opened since, and the data that the first one
+        // has sent.
         let second = open();
         first.write_all(&[7; 100]).unwrap();
         peer.read_exact(&mut [0; 100]).unwrap();
@@ -269,7 +272,7 @@ mod tests {
             seen.tracked.last().info().unwrap().bytes_sent
         };
         assert_eq!(sent(&observer), Some(100));
-        // A connection that the lists leave out is asked for by name.
+        // The scan queries a connection that the lists leave out.
         observer.scanner.bpf().take_slot(&first);
         first.write_all(&[7; 100]).unwrap();
         for _ in 0..3 {
@@ -286,7 +289,7 @@ mod tests {
                     .is_some()
             );
         }
-        // A connection that has ended is not there.
+        // A connection that has ended is reported as ended.
         let mut ended = Vec::new();
         drop((first, peer));
         while observer.get(cookie).is_some() {

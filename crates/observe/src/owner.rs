@@ -1,8 +1,9 @@
 //! Finds the process that owns a connection.
 //!
-//! The kernel tells a connection's inode, and `/proc` the descriptors of every process. Reading all of them makes `ss -p`
-//! expensive. Here they are read only for new connections, and at most [`READS`] in one scan. If several processes share a
-//! connection, its owner is the first that is found.
+//! The kernel reports the inode of a connection, and `/proc` lists the descriptors of each process.
+//! `ss -p` is expensive because it reads all descriptors. This module reads descriptors only for
+//! new connections, and at most [`READS`] in one scan. If several processes share a connection, the
+//! first one found counts as its owner.
 
 mod process;
 
@@ -15,13 +16,16 @@ use rustc_hash::FxHashMap;
 pub use self::process::Process;
 use self::process::Walk;
 
-/// The most descriptors and processes that one scan reads. Each takes one to three microseconds.
+/// The maximum number of descriptors and processes that one scan reads. Each read takes one to
+/// three microseconds.
 pub const READS: usize = 20_000;
 
-/// The most processes that one scan checks for having ended or become another program.
+/// The maximum number of processes for which one scan checks whether they have ended or changed
+/// program.
 const CHECKS: usize = 500;
 
-/// Scans after which an owner is looked up again, found or not: a process may close a connection that another one keeps.
+/// The number of scans after which an owner is looked up again, found or not: a process may close a
+/// connection that another process keeps.
 const RENEW: u32 = 30;
 
 /// The owners of connections.
@@ -42,11 +46,11 @@ pub struct Owners {
 struct Known {
     inode: u32,
     process: Option<Arc<Process>>,
-    /// The scan that found it first.
+    /// The scan that first found it.
     first: u32,
-    /// The scan that found it last.
+    /// The scan that last found it.
     last: u32,
-    /// The scan in which the search for its owner ended, with or without success.
+    /// The scan in which the search for its owner ended, successfully or not.
     settled: Option<u32>,
 }
 
@@ -71,7 +75,8 @@ impl Owners {
         }
     }
 
-    /// Takes over the connections of a scan, by cookie and inode, and searches for missing owners.
+    /// Updates the known connections from a scan, given by cookie and inode, and searches for
+    /// missing owners.
     pub fn update(&mut self, sockets: impl Iterator<Item = (u64, u32)>) {
         self.scans = self.scans.wrapping_add(1);
         let scan = self.scans;
@@ -87,7 +92,7 @@ impl Owners {
                 Entry::Occupied(entry) if entry.get().inode == inode => {
                     entry.into_mut().last = scan
                 }
-                // Accepted since, or closed by all its owners.
+                // The inode changed: the connection was accepted, or all its owners closed it.
                 entry => {
                     entry.insert_entry(new);
                 }
@@ -103,7 +108,7 @@ impl Owners {
         self.known.get(&cookie)?.process.as_ref()
     }
 
-    /// Returns how many processes have descriptors that the last walk could not read.
+    /// Returns the number of processes whose descriptors the last walk could not read.
     pub fn denied(&self) -> usize {
         self.denied
     }
@@ -141,13 +146,14 @@ impl Owners {
         if self.walk.is_none() {
             let scan = self.scans;
             let due = |known: &Known| match known.settled {
-                // A connection that lives for less than a scan is not worth a walk. In the first scan all are new.
+                // A connection that ends before the next scan is not worth a walk, so new ones wait
+                // for one scan. In the first scan all connections are new and none waits.
                 None => known.first != scan || scan == 1,
                 Some(settled) => scan.wrapping_sub(settled) >= RENEW,
             };
             self.wanted.clear();
             for (&cookie, known) in &self.known {
-                // Inode 0: no process has it any more.
+                // Inode 0: no process has the socket open any more.
                 if known.inode != 0 && due(known) {
                     self.wanted.entry(known.inode).or_default().push(cookie);
                 }
@@ -176,7 +182,7 @@ impl Owners {
         }
         self.denied = walk.denied;
         self.walk = None;
-        // No process has these, or none that the caller may inspect.
+        // No process that the caller may inspect has these sockets open.
         for cookie in self.wanted.drain().flat_map(|(_, cookies)| cookies) {
             if let Some(known) = known.get_mut(&cookie) {
                 known.process = None;
@@ -268,7 +274,7 @@ mod tests {
         machine.starts(12, "child", 1, &[]);
         owners.update([(1, 100)].into_iter());
         assert_eq!(owner(&owners, 1), Some((10, "parent")));
-        // The child keeps the connection, and another process has the parent's pid.
+        // The child keeps the connection, and another process takes the parent's pid.
         machine.ends(10);
         machine.starts(10, "stranger", 9, &[]);
         machine.ends(12);
@@ -310,7 +316,8 @@ mod tests {
         let sockets = || inodes.iter().map(|&inode| (u64::from(inode), inode));
         owners.update(sockets());
         let owned = |owners: &Owners| sockets().filter(|s| owners.of(s.0).is_some()).count();
-        // Fewer than are read in all, which includes the process itself, `.` and `..`.
+        // Fewer owners are found than reads are allowed, which include the process itself, `.` and
+        // `..`.
         assert!((READS - 3..READS).contains(&owned(&owners)));
         owners.update(sockets());
         assert_eq!(owned(&owners), inodes.len());
@@ -326,7 +333,7 @@ mod tests {
         }
         owners.update(sockets(count));
         owners.update(sockets(count));
-        // A process appears that is not among those being checked, and another one ends.
+        // A process starts that is not in the list of unchecked processes, and another one ends.
         machine.starts(count + 1, "new", 1, &[count + 1]);
         owners.update(sockets(count + 1));
         owners.update(sockets(count + 1));

@@ -22,7 +22,7 @@ pub struct Record<'a> {
     pub local: SocketAddr,
     /// Address and port of the peer.
     pub remote: SocketAddr,
-    /// The state as RFC 9293 writes it.
+    /// The state in the spelling of RFC 9293.
     pub state: &'static str,
     /// The user that owns the socket.
     pub uid: u32,
@@ -32,11 +32,11 @@ pub struct Record<'a> {
     pub process: Option<Owner<'a>>,
     /// Name of the congestion control.
     pub congestion_control: Option<&'a str>,
-    /// Rates since the scan before.
+    /// Rates since the previous scan.
     pub rates: Option<Rates>,
-    /// Values of [`INSTRUMENTS`] by name, without those that the kernel does not tell.
+    /// Values of [`INSTRUMENTS`] by name, except those that the kernel does not report.
     pub instruments: Instruments<'a>,
-    /// What limits it; `None` before the second scan.
+    /// The verdict on it; `None` before the second scan.
     pub verdict: Option<Verdict>,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Record<'a> {
 // === impl Rates ===
 
 impl Rates {
-    /// Returns the rates between the last two samples; `None` before the second.
+    /// Returns the rates between the last two samples; `None` if there is only one sample.
     pub fn of(tracked: &Tracked) -> Option<Self> {
         if tracked.is_unchanged() {
             return Some(Self::default());
@@ -115,7 +115,7 @@ impl Rates {
 // === impl Instruments ===
 
 impl Instruments<'_> {
-    /// Returns the value of an instrument; `None` if the kernel does not tell it.
+    /// Returns the value of an instrument; `None` if the kernel does not report it.
     pub fn read(&self, instrument: &Instrument) -> Option<f64> {
         instrument.read(self.0)
     }
@@ -133,12 +133,12 @@ impl Serialize for Instruments<'_> {
     }
 }
 
-/// A number that is written without a fraction if it is whole.
+/// A number that is serialized without a fraction if it is whole.
 struct Figure(f64);
 
 impl Serialize for Figure {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// Up to here every whole number has an exact `f64`.
+        /// Every whole number up to this one has an exact `f64`.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         #[expect(
             clippy::cast_possible_truncation,

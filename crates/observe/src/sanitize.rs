@@ -1,15 +1,15 @@
 //! Makes untrusted text safe for a terminal.
 //!
-//! A process chooses its own name, and a user that of a container. Such a name may contain bytes that move the cursor or
-//! change the text direction.
+//! A process chooses its own name, and a user chooses the name of a container. Such a name may
+//! contain bytes that move the cursor or change the text direction.
 
 use unicode_width::UnicodeWidthChar as _;
 
-/// Replaces a character that is not shown.
+/// The replacement for a character that is not shown.
 const INSTEAD: char = '\u{fffd}';
 
-/// Returns `bytes` as text without characters that move the cursor, have no width, or change the text direction. Letters of
-/// right-to-left scripts stay, because names contain them.
+/// Returns `bytes` as text without characters that move the cursor, have no width, or change the
+/// text direction. Letters of right-to-left scripts stay, because names contain them.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes)
         .chars()
@@ -18,10 +18,12 @@ pub fn text(bytes: &[u8]) -> String {
 }
 
 fn is_safe(c: char) -> bool {
-    // Control characters have no width here. Other characters without width combine with the one before, or are hidden.
+    // `width()` is `None` for control characters. Other characters without a width combine with the
+    // previous character, or are invisible.
     let wide = c.width().is_some_and(|width| width > 0);
     wide && !matches!(c,
-        // Marks of text direction (Unicode Standard Annex 9), line separators, and fillers that look like blanks.
+        // Text direction marks (Unicode Standard Annex 9), line separators, and fillers that look
+        // like blanks.
         '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
         | '\u{00ad}' | '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}')
 }

@@ -1,7 +1,7 @@
-//! `taut top` at a terminal.
+//! The terminal interface of `taut top`.
 //!
-//! A [`State`] holds what is shown and knows no terminal, and [`draw`] draws it. The loop in this file reads keys and scans
-//! connections.
+//! A [`State`] holds the content of the screen and is independent of the terminal; [`draw`] draws
+//! it. The loop in this file reads keys and scans connections.
 
 mod draw;
 mod state;
@@ -22,16 +22,16 @@ use crate::observer::Observer;
 use crate::scan::{ScanError, ScanSummary};
 use crate::view::Sort;
 
-/// The longest time until a signal is noticed.
+/// The maximum time until a signal is noticed.
 const SIGNAL_POLL: Duration = Duration::from_millis(200);
 
-/// The most keys that wait here; more wait in the terminal.
+/// The maximum number of queued events; more stay in the terminal's buffer.
 const EVENTS: usize = 64;
 
 /// Options of the screen.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The filter as it was typed.
+    /// The text of the filter.
     pub filter: String,
     /// Time between scans.
     pub interval: Duration,
@@ -39,7 +39,7 @@ pub struct Options {
     pub sort: Sort,
 }
 
-/// Why the screen ended.
+/// Why the screen failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScreenError {
     /// The connections cannot be scanned.
@@ -50,8 +50,8 @@ pub enum ScreenError {
     Terminal(#[from] io::Error),
 }
 
-/// Shows connections until the user quits or a signal arrives. Restores the terminal, also after a panic. `missing` returns
-/// a sentence about what a scan could not observe.
+/// Shows connections until the user quits or a signal arrives. Restores the terminal, also after a
+/// panic. `missing` returns a sentence about data that a scan could not collect.
 ///
 /// # Errors
 /// [`ScreenError`]: the connections cannot be scanned, or the terminal cannot be used.
@@ -126,8 +126,9 @@ fn show(
     Ok(())
 }
 
-/// Returns the events of the terminal, until it cannot be read any more. A thread reads them, which ends with the process:
-/// if the terminal is gone, the library never returns. Then a signal or a failed draw ends the screen.
+/// Returns the events of the terminal, until reading fails. A thread reads them. The thread ends
+/// only with the process, because the library never returns if the terminal is gone; then a signal
+/// or a failed draw ends the screen.
 fn events() -> Receiver<io::Result<Event>> {
     let (sender, receiver) = mpsc::sync_channel(EVENTS);
     std::thread::spawn(move || {
@@ -142,7 +143,8 @@ fn events() -> Receiver<io::Result<Event>> {
     receiver
 }
 
-/// Returns the key of an event; `None` if it has no meaning here. A change of size needs no key, because every event draws.
+/// Returns the key of an event; `None` if the screen does not use it. A resize needs no key,
+/// because every event redraws the screen.
 fn key(event: &Event) -> Option<Key> {
     let Event::Key(KeyEvent {
         code,

@@ -2,7 +2,7 @@
 
 use taut_sys::steal::Steal as Times;
 
-/// The share between the last two scans.
+/// Measures the share between the last two scans.
 #[derive(Debug, Default)]
 pub(crate) struct Steal {
     last: Option<Times>,
@@ -25,7 +25,7 @@ impl Steal {
     fn see(&mut self, now: Option<Times>) {
         let both = self.last.zip(now);
         let between = both.and_then(|(last, now)| now.share_since(last));
-        // Within a tick nothing changes.
+        // Keeps the share if no tick has passed since the last reading.
         if between.is_some() || now.is_none() {
             self.share = between;
         }

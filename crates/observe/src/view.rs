@@ -12,10 +12,10 @@ use crate::observer::Observed;
 use crate::record::Rates;
 use crate::verdict::{Confidence, Factor};
 
-/// The key that a table is sorted by.
+/// The sort key of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// Rate of payload, sent and received together; highest first.
+    /// Rate of payload, sum of sent and received; highest first.
     #[default]
     Rate,
     /// Round-trip time; longest first.
@@ -40,7 +40,7 @@ impl Sort {
         Self::Process,
     ];
 
-    /// Returns the name as it is typed.
+    /// Returns the name that the user types.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -82,7 +82,7 @@ pub struct Row {
     pub rwnd: Option<u32>,
     /// Segments retransmitted since the connection began.
     pub retrans: u32,
-    /// What limits it; `None` before the second scan.
+    /// The factor that limits it; `None` before the second scan.
     pub limit: Option<(Factor, Confidence)>,
 }
 
@@ -102,7 +102,7 @@ const COLUMNS: [(&str, usize, bool); 9] = [
 // === impl Row ===
 
 impl Row {
-    /// Returns the row of the last sample, without what limits the connection.
+    /// Returns the row of the last sample, without the limit.
     pub fn of(seen: &Observed<'_>) -> Self {
         let connection = &seen.tracked.last().connection;
         let info = connection.info.as_ref();
@@ -125,7 +125,7 @@ impl Row {
         }
     }
 
-    /// Returns the row with what limits the connection.
+    /// Returns the row with this limit.
     pub fn with_limit(mut self, limit: Option<(Factor, Confidence)>) -> Self {
         self.limit = limit;
         self
@@ -173,7 +173,7 @@ impl Row {
     }
 }
 
-// With ten thousand lines a second these functions are several times as fast as `std::fmt`.
+// At ten thousand lines a second, these functions are several times as fast as `std::fmt`.
 
 fn whole(out: &mut String, number: impl itoa::Integer) {
     out.push_str(itoa::Buffer::new().format(number));
@@ -220,7 +220,7 @@ fn address(out: &mut String, address: SocketAddr) {
     }
 }
 
-/// Writes the titles, then a line for each row. No line ends with a blank.
+/// Writes the titles, then a line for each row, without trailing blanks.
 ///
 /// # Errors
 /// Those of the writer.
@@ -258,7 +258,7 @@ fn line(text: &mut String, scratch: &mut String, cell: impl Fn(usize, &mut Strin
     text.push('\n');
 }
 
-/// Sorts rows, and what belongs to each. Equal rows keep their order from scan to scan.
+/// Sorts items by their rows. Equal rows keep their order from scan to scan.
 pub fn sort_by<T>(rows: &mut [T], row: impl Fn(&T) -> &Row, by: Sort) {
     let rate = |row: &Row| row.rates.map_or(0.0, |rates| rates.sent + rates.received);
     let rtt = |row: &Row| row.rtt.map_or(0.0, |(rtt, _)| rtt);

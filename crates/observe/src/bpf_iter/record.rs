@@ -12,24 +12,24 @@ use super::raw::{self, ConnectionLocks};
 const HEAD: usize = size_of::<raw::ConnectionHead>();
 const RECORD: usize = size_of::<raw::Connection>();
 
-/// A connection as an iterator lists it.
+/// A connection that an iterator lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The socket's cookie.
     pub(crate) cookie: u64,
     /// Inode of its network namespace.
     pub(crate) netns: u32,
-    /// The scan that first found it as it is now: a sample of that scan or a later one is up to date. `None` if changes are not
-    /// tracked.
+    /// The scan that first found its current state: a sample of that scan or a later one is up to
+    /// date. `None` if changes are not tracked.
     pub(crate) since: Option<NonZeroU64>,
     /// `None` for an unchanged connection that was listed by its slot.
     pub(crate) details: Option<Details>,
 }
 
-/// What a program tells of a connection.
+/// Data that a program provides about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Details {
-    /// The identity by which sock_diag finds it.
+    /// The identity that sock_diag takes.
     pub(crate) id: SocketId,
     /// `None` during a handshake.
     pub(crate) internals: Option<Internals>,
@@ -38,7 +38,7 @@ pub(crate) struct Details {
 /// Parses the first record. Returns it and the rest; `None` if the record is cut off.
 ///
 /// # Errors
-/// `InvalidData`: this is no record.
+/// `InvalidData`: the data is not a record.
 pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
     let Some((head, _)) = read_prefix::<raw::ConnectionHead>(records) else {
         return Ok(None);
@@ -61,7 +61,7 @@ pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
 
 fn details(record: &raw::Connection) -> Details {
     let id = SocketId {
-        // One byte of the kernel's two, which it never fills.
+        // The kernel has two bytes for the family, but no family exceeds one.
         family: record.family.try_into().unwrap_or_default(),
         local_port: record.local_port.get(),
         remote_port: record.remote_port.get(),
@@ -205,7 +205,7 @@ mod tests {
             internals: None,
         });
         assert_eq!(parsed(&record), Some((found, 0)));
-        // The record of an unchanged connection is only a head, and the next one follows.
+        // The record of an unchanged connection is only a head; the next record follows it.
         record.head.size = HEAD as u32;
         found.details = None;
         assert_eq!(parsed(&record), Some((found, RECORD - HEAD)));

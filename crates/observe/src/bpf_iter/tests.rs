@@ -1,4 +1,4 @@
-//! Runs the BPF programs in the kernel of this machine.
+//! Tests the BPF programs in the running kernel.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ fn pair(any: &str) -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// A namespace that is deleted when this is dropped.
+/// A namespace that is deleted when the value is dropped.
 struct Space(Netns);
 
 impl Drop for Space {
@@ -70,7 +70,7 @@ fn each_connection_is_found_again_by_its_identity() {
     for any in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
         let listener = TcpListener::bind(any).unwrap();
         let port = listener.local_addr().unwrap().port();
-        // The last is an IPv6 socket with an IPv4 peer.
+        // The last case is an IPv6 socket with an IPv4 peer.
         let to: SocketAddr = match any {
             "[::1]:0" => format!("[::1]:{port}").parse().unwrap(),
             _ => format!("127.0.0.1:{port}").parse().unwrap(),
@@ -119,7 +119,7 @@ fn an_unchanged_connection_is_recognised() {
         let since = of(&iterator, &client).since.unwrap().get();
         (scan, since)
     };
-    // Acknowledgements may be late; once it is unchanged it stays so.
+    // Acknowledgements may be late; once a connection is unchanged, it stays unchanged.
     let mut settle = || loop {
         let (scan, since) = since();
         if since < scan {
@@ -166,7 +166,8 @@ fn round_trips_are_counted_from_the_first_scan_on() {
     assert_eq!(seen(&iterator), Some(Events::default()));
     talk();
     let events = seen(&iterator).unwrap();
-    // The last is counted when the next segment arrives; on a descheduled machine some are not measured.
+    // The last round trip is counted when the next segment arrives; on a descheduled machine some
+    // are not measured.
     assert!((10..=51).contains(&events.rtts), "{events:?}");
     assert!(events.rtt_sum >= events.rtt_most && !events.rtt_most.is_zero());
     let without = TcpIter::load(false).unwrap();
@@ -187,7 +188,7 @@ fn a_connection_that_is_opened_has_a_slot_without_a_walk() {
         assert_eq!(found, of(&iterator, end));
         found.cookie
     });
-    // Once they are unchanged only their heads are listed.
+    // Once the connections are unchanged, only their heads are listed.
     let mut scan = 1;
     while {
         scan += 1;
@@ -217,7 +218,7 @@ fn a_connection_that_is_opened_has_a_slot_without_a_walk() {
 fn records_that_a_read_cuts_are_complete() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
-    // More than fit into one read.
+    // Opens more connections than fit into one read.
     let ends: Vec<_> = (0..400)
         .map(|_| {
             let client = TcpStream::connect(to).unwrap();
@@ -246,7 +247,7 @@ fn arriving_segments_and_new_connections_are_activity() {
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0]).unwrap();
     assert_eq!(iterator.has_activity(), Some(true));
-    // No scan has followed, so no connection has a slot.
+    // The new programs have not listed connections yet, so no connection has a slot.
     let iterator = TcpIter::load(true).unwrap();
     iterator.begin(1, Some(only)).unwrap();
     client.write_all(b"x").unwrap();

@@ -18,17 +18,17 @@ use taut_sys::sock_diag::State;
 
 use super::{Expr, Side, Test, single};
 
-/// The largest filter, in bytes.
+/// The maximum length of a filter, in bytes.
 const LENGTH: usize = 4096;
-/// The deepest nesting of parentheses and `not`.
+/// The maximum nesting of parentheses and `not`.
 const DEPTH: usize = 32;
 
-/// A filter that does not parse.
+/// Why a filter is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}{}", at(.word))]
 pub struct FilterError {
     what: String,
-    /// The word that is wrong; `None` for the end of the filter.
+    /// The wrong word; `None` for the end of the filter.
     word: Option<String>,
 }
 
@@ -119,7 +119,8 @@ struct Reader<'a> {
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
-    /// Returns the next word if it may be an operator or a keyword; a quoted word is returned as an empty one.
+    /// Returns the next word without consuming it. A quoted word is returned as an empty string,
+    /// because it is never an operator or a keyword.
     fn peek(&self) -> Option<&'a str> {
         self.words
             .first()
@@ -130,7 +131,7 @@ impl<'a> Reader<'a> {
         self.words = self.words.get(1..).unwrap_or_default();
     }
 
-    /// Takes the next word. `what` is expected there.
+    /// Consumes and returns the next word. `what` describes the expected word.
     fn next(&mut self, what: &str) -> Result<&'a str, FilterError> {
         let word = self.words.first().ok_or_else(|| self.expected(what))?;
         self.skip();
@@ -239,7 +240,7 @@ impl<'a> Reader<'a> {
                     "a state such as established",
                 )?)
             }
-            // A word alone is an address, a pid or a process name.
+            // A word without a keyword is an address, a pid or a process name.
             _ => {
                 if let Some(net) = network(word) {
                     Test::Net(Side::Either, net)
@@ -300,7 +301,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Combines several expressions; a single one stays as it is.
+/// Combines several expressions; returns a single one unchanged.
 fn of(mut exprs: Vec<Expr>, several: impl FnOnce(Vec<Expr>) -> Expr) -> Expr {
     match exprs.len() {
         1 => exprs.remove(0),
@@ -324,7 +325,7 @@ fn ports(word: &str) -> Option<RangeInclusive<u16>> {
     }
 }
 
-/// Parses the name of a state as RFC 9293 or ss writes it, in upper or lower case.
+/// Parses the name of a state in the spelling of RFC 9293 or ss, in upper or lower case.
 fn state(name: &str) -> Option<State> {
     const ALL: [State; 8] = [
         State::Established,

@@ -15,7 +15,7 @@ use taut_sys::Errno;
 
 use crate::sanitize;
 
-/// The most that is read of a file in `/proc`, in bytes.
+/// The maximum number of bytes to read from a file in `/proc`.
 const TEXT_MAX: u64 = 16 << 10;
 
 /// A process that owns or owned a connection.
@@ -27,7 +27,7 @@ pub struct Process {
     pub name: Arc<str>,
     /// The first 12 digits of its container ID.
     pub container: Option<String>,
-    /// Its start time, in clock ticks after the boot. Together with the pid it identifies a process.
+    /// Its start time, in clock ticks after boot. Pid and start time together identify a process.
     pub(super) began: u64,
 }
 
@@ -54,7 +54,7 @@ struct Current {
 // === impl Process ===
 
 impl Process {
-    /// Whether the process with this pid is still the same one and runs the same program.
+    /// Whether the process with this pid is still the same process and runs the same program.
     pub(super) fn is_still(&self, root: &Path) -> bool {
         let now = || {
             let directory = open(CWD, &root.join(self.pid.to_string())).ok()?;
@@ -74,7 +74,8 @@ impl Process {
         }
     }
 
-    /// Reads a process through `directory`, which stays that of this process even if its pid is reused.
+    /// Reads a process through `directory`, which keeps referring to this process even if its pid
+    /// is reused.
     fn read(directory: &OwnedFd, pid: u32) -> Option<Self> {
         let (name, began) = parse_stat(&read(directory, "stat")?)?;
         let cgroup = read(directory, "cgroup").unwrap_or_default();
@@ -87,19 +88,20 @@ impl Process {
     }
 }
 
-/// Parses name and start time of `/proc/PID/stat`: `1 (name) S 2 3 ...`. The name may contain any character.
+/// Parses the name and start time in `/proc/PID/stat`: `1 (name) S 2 3 ...`. The name may contain
+/// any character.
 fn parse_stat(stat: &[u8]) -> Option<(String, u64)> {
     let open = stat.iter().position(|&byte| byte == b'(')?;
     let close = stat.iter().rposition(|&byte| byte == b')')?;
     let name = sanitize::text(stat.get(open + 1..close)?);
-    // The 22nd field; the name is the second.
+    // The start time is the 22nd field, the name the second.
     let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
     let began = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;
     Some((name, began))
 }
 
-/// Parses the first digits of the container ID in `/proc/PID/cgroup`. Runtimes name the cgroup after it: 64 hexadecimal
-/// digits, alone or between a prefix and a suffix.
+/// Parses the first digits of the container ID in `/proc/PID/cgroup`. Runtimes name the cgroup
+/// after it: 64 hexadecimal digits, alone or between a prefix and a suffix.
 fn container(cgroup: &str) -> Option<String> {
     const DIGITS: usize = 64;
     const SHOWN: usize = 12;
@@ -133,12 +135,12 @@ fn read(directory: &OwnedFd, name: &str) -> Option<Vec<u8>> {
 // === impl Walk ===
 
 impl Walk {
-    /// Starts a walk over the processes of this moment: `first`, then the others.
+    /// Starts a walk over the processes that exist now: those in `first`, then the others.
     pub(super) fn new(root: &Path, first: &HashSet<u32>) -> Self {
         let entries = fs::read_dir(root).into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut pids: Vec<u32> = pids.filter(|pid| !first.contains(pid)).collect();
-        // They are taken from the end.
+        // The walk takes pids from the end.
         pids.extend(first);
         Self {
             root: root.to_owned(),
@@ -148,8 +150,9 @@ impl Walk {
         }
     }
 
-    /// Reads up to `reads` more descriptors and processes. Removes the sockets that it finds from `wanted` and passes them to
-    /// `found` with their owner. Returns whether the walk is complete, or has found all.
+    /// Reads up to `reads` more descriptors and processes. Removes each wanted socket that it finds
+    /// from `wanted` and passes it to `found` with its owner. Returns whether the walk is complete
+    /// or has found all sockets.
     pub(super) fn resume(
         &mut self,
         reads: usize,
@@ -213,7 +216,7 @@ impl Current {
     }
 }
 
-/// Returns the inode of the socket behind a descriptor; `None` if it is no socket.
+/// Returns the inode of the socket behind a descriptor; `None` if the descriptor is not a socket.
 fn socket(descriptors: &OwnedFd, name: &CStr) -> Option<u32> {
     let mut link = [0u8; 64];
     let length = readlinkat_raw(descriptors, name, &mut link).ok()?;
@@ -249,7 +252,7 @@ mod tests {
             let _ = container(&String::from_utf8_lossy(&text));
         }
 
-        /// A name that looks like the fields behind it does not change them.
+        /// A name that looks like the following fields does not change their values.
         #[test]
         fn a_name_cannot_forge_what_follows_it(name in "[() 0-9SR]{0,15}") {
             let zeros = " 0".repeat(18);

@@ -1,6 +1,6 @@
-//! Draws the state.
+//! Draws the state of the screen.
 //!
-//! Colour is never the only sign: a word or a letter always says the same.
+//! Colour never carries information alone: a word or a letter always repeats it.
 
 mod connection;
 mod figures;

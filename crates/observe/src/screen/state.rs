@@ -1,4 +1,4 @@
-//! The state of the screen, and what keys do to it.
+//! The state of the screen, and how keys change it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -9,14 +9,14 @@ use crate::observer::Observer;
 use crate::verdict::{Factor, Verdict};
 use crate::view::{self, Row, Sort};
 
-/// Scans whose main instruments are kept.
+/// The number of scans for which the main instruments are kept.
 pub(super) const POINTS: usize = 60;
-/// Connections whose history is kept: the first of the table.
+/// The number of connections whose history is kept: the first rows of the table.
 const HISTORIES: usize = 10_000;
-/// The longest filter that can be typed, in characters.
+/// The maximum length of the filter, in characters.
 const FILTER: usize = 1000;
 
-/// A key that has a meaning.
+/// A key that the screen uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -32,7 +32,7 @@ pub(super) enum Key {
     Interrupt,
 }
 
-/// What the loop does after a key.
+/// The action of the loop after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Draws the screen.
@@ -60,7 +60,7 @@ pub(super) struct Point {
     pub(super) factor: Option<Factor>,
 }
 
-/// The connection that is opened on the screen.
+/// The connection whose details are open.
 #[derive(Debug)]
 pub(super) struct Details {
     pub(super) row: Row,
@@ -73,7 +73,7 @@ pub(super) struct Details {
     pub(super) ended: bool,
 }
 
-/// What the screen shows.
+/// The content of the screen.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) rows: Vec<Row>,
@@ -88,7 +88,7 @@ pub(super) struct State {
     pub(super) sort: Sort,
     filter: Filter,
     pub(super) filter_text: String,
-    /// The filter while it is typed.
+    /// The filter while the user edits it.
     pub(super) filter_input: Option<String>,
     /// The message in the last line.
     pub(super) message: Option<String>,
@@ -127,7 +127,7 @@ impl State {
         self.message = Some(sentence);
     }
 
-    /// Takes over a scan and adds it to the histories.
+    /// Shows the results of a scan and adds them to the histories.
     pub(super) fn update(&mut self, observer: &Observer) {
         self.refresh(observer);
         let mut shown = HashSet::new();
@@ -173,7 +173,7 @@ impl State {
             return;
         };
         let Some(seen) = observer.get(details.row.cookie) else {
-            // The last figures stay.
+            // The last figures stay on the screen.
             details.ended = true;
             return;
         };
@@ -275,7 +275,7 @@ impl State {
                     self.first = 0;
                     return Action::Refresh;
                 }
-                // The input stays, to be corrected.
+                // The input stays open for correction.
                 Err(e) => self.message = Some(e.to_string()),
             },
             _ => {}

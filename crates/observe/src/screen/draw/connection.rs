@@ -1,4 +1,4 @@
-//! Draws one connection.
+//! Draws the details of a connection.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -10,7 +10,8 @@ use super::super::state::{Details, POINTS, Point, State};
 use super::figures::{bits, bytes, ms, with_unit};
 use super::{line_of, put};
 
-/// Draws what limits a connection, the history of the main instruments, and the values of all.
+/// Draws the limit of a connection, the history of its main instruments, and the values of all
+/// instruments.
 pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &State) {
     let row = &details.row;
     let who = row
@@ -52,8 +53,8 @@ pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &S
     );
 }
 
-/// Returns how many lines a text takes at this width. Wrapping at words may need one more; then the next part overwrites an
-/// empty line.
+/// Returns the number of lines that a text takes at this width. Word wrapping may need one more
+/// line; then the next part overwrites an empty line.
 fn wrapped(lines: &[String], width: u16) -> u16 {
     let of = |line: &String| {
         Span::raw(line)
@@ -64,7 +65,7 @@ fn wrapped(lines: &[String], width: u16) -> u16 {
     u16::try_from(lines.iter().map(of).sum::<usize>()).unwrap_or(u16::MAX)
 }
 
-/// Draws the history of the main instruments, a line each. Returns the number of lines.
+/// Draws the history of each main instrument on a line. Returns the number of lines.
 fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
     type Series = (&'static str, fn(&Point) -> f64, fn(f64) -> String);
     let all: [Series; 5] = [
@@ -95,7 +96,7 @@ fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
     area.height.min(6)
 }
 
-/// Returns a bar in eighths of a cell, relative to the largest value.
+/// Returns a bar character in eighths of a cell, relative to the largest value.
 fn bar(value: f64, most: f64) -> char {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     if most <= 0.0 || value <= 0.0 {

@@ -1,4 +1,4 @@
-//! Draws the table, a line for each connection.
+//! Draws the table, one line for each connection.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -11,7 +11,7 @@ use super::{bold, line_of};
 use crate::verdict::{Confidence, Factor};
 use crate::view::Row;
 
-/// A column: its title, its narrow and its wide width (0: left out), its alignment and its content.
+/// A column: title, narrow and wide width (0: hidden), alignment and content.
 struct Column {
     title: &'static str,
     narrow: u16,
@@ -48,9 +48,9 @@ const COLUMNS: [Column; 10] = [
     column("RETR", (4, 8), true, |row, _| row.retrans.to_string()),
 ];
 
-/// Widths of the limit: for a short factor name with a question mark, and for a long one.
+/// Widths of the limit column, for short and for long factor names, each with a question mark.
 const LIMIT: (u16, u16) = (8, 21);
-/// Widths of the history, in scans.
+/// Widths of the history column, in scans.
 const HISTORY: (u16, u16) = (5, 20);
 
 /// The order in which columns become wide: indices of [`COLUMNS`], or one of the two below.
@@ -73,7 +73,8 @@ const fn column(
     }
 }
 
-/// Formats name and pid of the process. The pid is left out unless it fits whole, because a cut pid is wrong.
+/// Formats the name and pid of the process. Leaves the pid out unless it fits completely, because a
+/// truncated pid is wrong.
 fn process(row: &Row, width: usize) -> String {
     let Some((name, pid)) = &row.process else {
         return "-".into();
@@ -85,7 +86,7 @@ fn process(row: &Row, width: usize) -> String {
     }
 }
 
-/// Shortens an address in the middle: its beginning and its port identify it best.
+/// Shortens an address in the middle, because its beginning and its port identify it best.
 fn ends(address: &str, width: usize) -> String {
     let Some(more) = address.len().checked_sub(width).filter(|more| *more > 0) else {
         return address.to_owned();
@@ -233,7 +234,8 @@ fn letter(point: &Point) -> Span<'static> {
     }
 }
 
-/// Blue and yellow are distinct also for colour-blind readers. Yellow marks what can be repaired.
+/// Returns the colour of a factor. Colour-blind readers can also distinguish blue and yellow.
+/// Yellow marks a factor that can be repaired.
 fn color(factor: Factor) -> Style {
     match factor {
         Factor::Idle | Factor::Unclear | Factor::Peer => Style::new().add_modifier(Modifier::DIM),
