@@ -1,5 +1,5 @@
-//! The short form of `taut lab run applications`. In a file of its own, so that no other experiment runs
-//! beside it.
+//! The short form of `taut lab run applications`. It has its own file, so that no other experiment
+//! runs at the same time.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/binaries.rs"]
@@ -12,7 +12,7 @@ use short_form::{assert_none, assert_some, short_form};
 #[test]
 fn real_servers_and_a_real_mpi_run_in_guests_and_no_promise_is_broken() {
     let outcome = short_form("applications");
-    // Only what holds however slow the machine is.
+    // Checks only what holds however slow the machine is.
     assert_none(&outcome, &["pages_failed", "lost_after_early_ack"]);
     let some = [
         "web_requests_s_tuned",

@@ -1,6 +1,8 @@
-//! `taut-lab` as a process: the short forms of the experiments, their JSON, the report, bad input.
+//! Runs `taut-lab` as a process: the short forms of the experiments, their JSON, the report, bad
+//! input.
 //!
-//! Times are not asserted here: the experiments check them, and say so in their exit status.
+//! Times are not asserted here. The experiments check them and report the result in their exit
+//! status.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::fs;
@@ -20,8 +22,8 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs an experiment in its short form and returns what it wrote, having checked that the exit
-/// status says the same.
+/// Runs an experiment in its short form and returns its outcome. Checks that the exit status agrees
+/// with the outcome.
 fn outcome(name: &str, file: &Path) -> Value {
     let json = file.to_str().unwrap();
     let output = lab(&["run", name, "--quick", "--runs", "1", "--json", json]);
@@ -58,7 +60,7 @@ fn outcome(name: &str, file: &Path) -> Value {
 fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("pied-piper", &dir.path().join("pied-piper.json"));
-    // A file that differs from the server's would have ended the experiment.
+    // The experiment would have failed if a file differed from the server's.
     let series = outcome["series"].as_array().unwrap();
     for (way, sizes) in [
         (
@@ -115,7 +117,7 @@ fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
 fn every_stream_to_a_guest_is_exact_and_each_configuration_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("consolidate", &dir.path().join("consolidate.json"));
-    // A stream that differs from what was sent would have ended the experiment.
+    // The experiment would have failed if a received stream differed from the sent one.
     let series = outcome["series"].as_array().unwrap();
     for configuration in [
         "as it comes",
@@ -166,7 +168,7 @@ fn looks_at_many_connections_see_all_of_them() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("observe-cost", &dir.path().join("observe-cost.json"));
     assert_eq!(outcome["calibration"]["ok"], true, "{outcome}");
-    // Of each of four, at two numbers of idle connections and one of busy.
+    // Four configurations, each at two numbers of idle connections and one of busy connections.
     assert_eq!(outcome["series"].as_array().unwrap().len(), 12);
 }
 
@@ -189,7 +191,8 @@ fn what_limits_a_connection_is_said_of_each_cause() {
         outcome["headline"]["runs"],
         "{outcome}"
     );
-    // How often it is right is not for one run of each to say; all at once would not be chance.
+    // One run of each cause cannot show how often verdicts are right. A majority of right verdicts
+    // is not chance.
     let right = outcome["headline"]["accuracy"].as_f64().unwrap();
     assert!(right > 0.5, "{outcome}");
 }

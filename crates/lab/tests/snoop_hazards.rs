@@ -1,5 +1,5 @@
-//! The short form of `taut lab run snoop-hazards`. In a file of its own, so that no other experiment
-//! runs beside it.
+//! The short form of `taut lab run snoop-hazards`. It has its own file, so that no other experiment
+//! runs at the same time.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/binaries.rs"]
@@ -12,7 +12,7 @@ use short_form::{assert_none, assert_some, short_form};
 #[test]
 fn a_guest_that_forwards_or_drops_what_it_offered_to_take_costs_no_transfer() {
     let outcome = short_form("snoop-hazards");
-    // Only what holds however slow the machine is.
+    // Checks only what holds however slow the machine is.
     let none = [
         "controls_incomplete",
         "forwarding_incomplete",
@@ -20,7 +20,7 @@ fn a_guest_that_forwards_or_drops_what_it_offered_to_take_costs_no_transfer() {
         "rcvbuf_incomplete",
     ];
     assert_none(&outcome, &none);
-    // And that there was something to survive.
+    // The hazards must have occurred.
     let some = [
         "complete",
         "forwarding_lost_behind",

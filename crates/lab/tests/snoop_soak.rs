@@ -1,5 +1,5 @@
-//! The short form of `taut lab run snoop-soak`. In a file of its own, so that no other experiment runs
-//! beside it.
+//! The short form of `taut lab run snoop-soak`. It has its own file, so that no other experiment
+//! runs at the same time.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/binaries.rs"]
@@ -12,7 +12,7 @@ use short_form::{assert_none, assert_some, short_form};
 #[test]
 fn whatever_happens_every_stream_arrives_and_no_promise_could_be_broken() {
     let outcome = short_form("snoop-soak");
-    // Only what holds however slow the machine is.
+    // Checks only what holds however slow the machine is.
     let none = [
         "streams_wrong",
         "streams_hung",
@@ -23,7 +23,7 @@ fn whatever_happens_every_stream_arrives_and_no_promise_could_be_broken() {
         "acked_early_control",
     ];
     assert_none(&outcome, &none);
-    // And that it was at work, while things were done to it.
+    // `taut snoop` must have been active, and the faults must have occurred.
     let some = [
         "transfers",
         "acked_early_share",

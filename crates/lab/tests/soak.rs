@@ -1,5 +1,5 @@
-//! The short form of `taut lab run soak`. In a file of its own, so that no other experiment runs
-//! beside it: it asks of the machine what it has.
+//! The short form of `taut lab run soak`. It has its own file, so that no other experiment runs at
+//! the same time: it needs the whole machine.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/binaries.rs"]
@@ -12,7 +12,7 @@ use short_form::{assert_none, assert_some, short_form};
 #[test]
 fn what_a_soaked_mesh_carries_is_exact_or_visibly_broken_and_nothing_is_left_of_it() {
     let outcome = short_form("soak");
-    // Only what holds however slow the machine is. A session that takes too long breaks.
+    // Checks only what holds however slow the machine is. A session that takes too long breaks.
     let none = [
         "silently_wrong",
         "leaked_descriptors",

@@ -6,14 +6,15 @@ use std::process::{Command, Stdio};
 /// Returns a command that runs `taut-lab`, without standard input.
 ///
 /// # Panics
-/// If `taut` is not beside it: `cargo test --workspace` builds both, this package alone only one.
+/// If `taut` is missing: `cargo test --workspace` builds both binaries, but testing this package
+/// alone builds only `taut-lab`.
 pub(crate) fn lab() -> Command {
     taut();
     let mut command = Command::new(env!("CARGO_BIN_EXE_taut-lab"));
     let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let target = option_env!("CARGO_TARGET_DIR").unwrap_or("target");
     command
-        // Where `make guests` puts them.
+        // The directory in which `make guests` puts the kernels.
         .env(
             "TAUT_LAB_KERNELS",
             Path::new(top).join(target).join("kernels"),
@@ -25,7 +26,7 @@ pub(crate) fn lab() -> Command {
 /// Returns the path of the `taut` that `taut-lab` measures.
 ///
 /// # Panics
-/// If it is not there.
+/// If the binary is missing.
 pub(crate) fn taut() -> PathBuf {
     let taut = Path::new(env!("CARGO_BIN_EXE_taut-lab")).with_file_name("taut");
     assert!(

@@ -1,4 +1,4 @@
-//! The short form of an experiment, and what holds of its outcome however slow the machine is.
+//! Runs the short form of an experiment, and checks what holds however slow the machine is.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::binaries;
 
-/// Runs it, and does not ask whether its calibration holds.
+/// Runs the experiment; its calibration may fail.
 pub(crate) fn short_form(experiment: &str) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("outcome.json");
@@ -21,7 +21,7 @@ pub(crate) fn short_form(experiment: &str) -> Value {
     serde_json::from_slice(&text).expect(&said)
 }
 
-/// These checks of its calibration have measured nothing.
+/// Asserts that these checks of the calibration measured 0.
 pub(crate) fn assert_none(outcome: &Value, checks: &[&str]) {
     for check in checks {
         let measured = &outcome["calibration"][check]["measured"];
@@ -29,7 +29,7 @@ pub(crate) fn assert_none(outcome: &Value, checks: &[&str]) {
     }
 }
 
-/// These figures of its headline are more than nothing.
+/// Asserts that these figures of the headline are greater than 0.
 pub(crate) fn assert_some(outcome: &Value, keys: &[&str]) {
     for key in keys {
         assert!(outcome["headline"][key].as_f64().unwrap() > 0.0, "{key}");
