@@ -1,6 +1,6 @@
 //! Titles and descriptions of the known experiments.
 //!
-//! The report includes an experiment that is not in this table too, without a description.
+//! An experiment that is not in this table also appears in the report, without a description.
 
 /// What a reader needs to know about an experiment.
 #[derive(Debug)]
@@ -9,11 +9,11 @@ pub(super) struct About {
     name: &'static str,
     pub(super) title: &'static str,
     pub(super) story: &'static str,
-    /// Metrics, each with the figure of the paper that shows the same.
+    /// Metrics, each with the paper's figure that shows the same quantity.
     figures: &'static [(&'static str, &'static str)],
 }
 
-/// In the order of the report.
+/// The known experiments, in the order of the report.
 const KNOWN: &[About] = &[
     About {
         name: "pied-piper",
@@ -84,7 +84,7 @@ const KNOWN: &[About] = &[
     },
 ];
 
-/// Returns what is known about an experiment.
+/// Returns the description of an experiment, if it is known.
 pub(super) fn of(experiment: &str) -> Option<&'static About> {
     KNOWN.iter().find(|about| about.name == experiment)
 }
@@ -97,7 +97,7 @@ pub(super) fn rank(experiment: &str) -> usize {
         .unwrap_or(KNOWN.len())
 }
 
-/// Returns a metric's name for people.
+/// Returns a metric's name in words.
 pub(super) fn metric(name: &str) -> String {
     match name {
         "sender_data_phase" => {

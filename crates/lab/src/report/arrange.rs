@@ -1,5 +1,5 @@
-//! Arranges series for comparison: one figure per metric and condition, one panel per group, one row
-//! per configuration.
+//! Arranges series for comparison: one figure per metric and condition, one panel per group, one
+//! row per configuration.
 
 use super::{name::Name, quantity};
 use crate::experiment::outcome::Series;
@@ -9,7 +9,7 @@ use crate::experiment::outcome::Series;
 pub(super) struct Metric<'a> {
     pub(super) name: &'a str,
     pub(super) unit: &'a str,
-    /// One figure per condition, the experiment's own world first.
+    /// One figure per condition. The figure of the experiment's own world comes first.
     pub(super) figures: Vec<Figure<'a>>,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct Panel<'a> {
 #[derive(Debug)]
 pub(super) struct Row<'a> {
     pub(super) configuration: &'a str,
-    /// The configuration's index in the outcome, so that it looks the same in all figures.
+    /// The configuration's index in the outcome. It selects the same colour in all figures.
     pub(super) colour: usize,
     pub(super) series: &'a Series,
 }
 
-/// Arranges an outcome's series. The order of appearance is kept, except that groups which are
+/// Arranges an outcome's series. Keeps the order of appearance, except that groups which are
 /// quantities are sorted by size.
 pub(super) fn arrange(series: &[Series]) -> Vec<Metric<'_>> {
     let mut configurations: Vec<&str> = Vec::new();

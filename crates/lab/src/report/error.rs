@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-/// A reason why there is no report, as a sentence that names the file.
+/// A reason why the report was not written. Its message names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The folder cannot be listed.
@@ -13,7 +13,7 @@ pub enum ReportError {
         /// The system's error.
         source: io::Error,
     },
-    /// The folder has no outcomes.
+    /// The folder contains no outcomes.
     #[error(
         "{}: no outcomes here; write one with\n\n    taut lab run NAME --json {}/NAME.json",
         dir.display(),
@@ -40,9 +40,9 @@ pub enum ReportError {
     NotAnOutcome {
         /// The file.
         file: PathBuf,
-        /// The field that is wrong, followed by a colon; empty if the whole file is.
+        /// The wrong field, followed by a colon; empty if the whole file is wrong.
         field: String,
-        /// What is wrong with it, and in which line.
+        /// The error in the field, and its line.
         source: serde_json::Error,
     },
     /// The page cannot be written.

@@ -17,7 +17,8 @@ pub(super) struct Run {
     pub(super) outcome: Outcome,
 }
 
-/// Returns all outcomes in `dir`: those of one experiment together, known experiments first.
+/// Returns all outcomes in `dir`. Those of one experiment are together, and known experiments come
+/// first.
 pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
     let files = outcome_files(dir).map_err(|source| ReportError::List {
         dir: dir.to_owned(),
@@ -39,7 +40,8 @@ pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
     Ok(runs)
 }
 
-/// Returns the files that the shell's `*.json` would match, which leaves out an editor's hidden files.
+/// Returns the files that the shell's `*.json` would match. Hidden files, such as an editor's, are
+/// left out.
 fn outcome_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -49,7 +51,7 @@ fn outcome_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
             files.push(entry.path());
         }
     }
-    // The order of a folder is the file system's, and the error that is reported should not depend on it.
+    // The order of a folder depends on the file system. The reported error must not.
     files.sort();
     Ok(files)
 }
@@ -76,7 +78,7 @@ fn read_one(file: PathBuf) -> Result<Run, ReportError> {
     }
 }
 
-/// Parses an outcome, or returns the field that is wrong and the error.
+/// Parses an outcome. On failure, returns the wrong field and the error.
 fn parse(bytes: &[u8]) -> Result<Outcome, (String, serde_json::Error)> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let outcome = serde_path_to_error::deserialize(&mut json).map_err(|error| {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{number, quantity};
 use crate::experiment::outcome::Outcome;
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Debug)]
 struct Line {
     key: String,
@@ -15,7 +15,8 @@ struct Line {
     ideal: Option<String>,
 }
 
-/// The table of headline figures, beside the paper's and an ideal system's figures of the same name.
+/// Returns the table of headline figures, beside the paper's and an ideal system's figures of the
+/// same name.
 pub(super) fn headline(outcome: &Outcome) -> Markup {
     let said = |map: &Map<String, Value>, key: &str| map.get(key).map(in_words);
     let lines: Vec<Line> = outcome
@@ -34,7 +35,7 @@ pub(super) fn headline(outcome: &Outcome) -> Markup {
     }
 }
 
-/// The figures of the paper and of an ideal system that are not in the headline.
+/// Returns the table of the paper's and an ideal system's figures that are not in the headline.
 pub(super) fn others(outcome: &Outcome) -> Markup {
     let mut lines: Vec<Line> = Vec::new();
     for (key, value) in leaves(&outcome.paper, outcome) {
@@ -64,7 +65,7 @@ pub(super) fn others(outcome: &Outcome) -> Markup {
     }
 }
 
-/// The lines as a table, without empty columns.
+/// Returns the lines as a table, without empty columns.
 fn table(lines: &[Line]) -> Markup {
     let measured = lines.iter().any(|line| line.measured.is_some());
     let paper = lines.iter().any(|line| line.paper.is_some());
@@ -95,7 +96,7 @@ fn table(lines: &[Line]) -> Markup {
     }
 }
 
-/// Returns the map's leaves with the path to each, except those shown beside the headline.
+/// Returns the map's leaves, each with its path. Leaves that the headline table shows are left out.
 fn leaves(map: &Map<String, Value>, outcome: &Outcome) -> Vec<(String, String)> {
     let mut leaves = Vec::new();
     for (key, value) in map {

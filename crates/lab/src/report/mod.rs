@@ -1,14 +1,15 @@
 //! Draws a folder of outcomes as one page.
 //!
-//! The page is one HTML file that loads nothing: its style sheet and its figures (SVG) are inline, and the figures
-//! follow the reader's light or dark scheme. The same outcomes produce the same bytes.
+//! The page is one HTML file that loads no other file. Its style sheet and its figures (SVG) are
+//! inline, and the figures follow the reader's light or dark scheme. The same outcomes produce the
+//! same bytes.
 //!
-//! `folder` reads the files, `arrange` decides what is compared with what, `figures` and `chart` draw
-//! it, and `page` and its parts write the HTML. Only `folder` and `write` touch files.
+//! `folder` reads the files. `arrange` decides which series are compared. `figures` and `chart`
+//! draw them. `page` and its parts write the HTML. Only `folder` and `write` touch files.
 //!
-//! The charts are drawn here rather than by a plotting library because an inline figure takes its colours
-//! from the page's style sheet: it can be dark at night and black on white in print. The general
-//! libraries write colours and sizes into the SVG.
+//! This module draws the charts itself, because an inline figure can take its colours from the
+//! page's style sheet: it is dark at night, and black on white in print. General plotting libraries
+//! write colours and sizes into the SVG.
 
 mod about;
 mod arrange;
@@ -39,9 +40,8 @@ pub use error::ReportError;
 /// # Errors
 ///
 /// If `dir` cannot be read or has no outcomes, if one of its `*.json` files is not an
-/// [`Outcome`](crate::experiment::outcome::Outcome), or if the page cannot be written. The page
-/// is written only if every outcome could be read: readers would not notice a run that is
-/// missing.
+/// [`Outcome`](crate::experiment::outcome::Outcome), or if the page cannot be written. The page is
+/// written only if every outcome could be read, because readers would not notice a missing run.
 pub fn write(dir: &Path) -> Result<PathBuf, ReportError> {
     let runs = folder::read(dir)?;
     let file = dir.join("report.html");

@@ -9,7 +9,7 @@ pub(super) fn measured(value: f64, digits: usize) -> String {
         return if value > 0.0 { "∞" } else { "-∞" }.to_owned();
     }
     if value == value.trunc() && value.abs() < 1e6 {
-        // Adding zero turns a minus zero into a zero.
+        // Adding zero turns minus zero into zero.
         return format!("{:.0}", value + 0.0);
     }
     let magnitude = value.abs().log10().floor();
@@ -35,7 +35,7 @@ pub(super) fn given(value: f64) -> String {
         return format!("{value:e}");
     }
     if value.is_finite() {
-        // `Display` of a float is the shortest text that reads back as the same number.
+        // `Display` formats a float as the shortest text that parses to the same number.
         return format!("{}", value + 0.0);
     }
     measured(value, 4)

@@ -18,8 +18,8 @@ pub(super) fn render(runs: &[Run]) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                // The page needs only its own style sheet; with this policy it could not load or run
-                // anything even if a string was not escaped.
+                // The page needs only its own style sheet. With this policy it cannot load or run
+                // anything else, even if a string was not escaped.
                 meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'";
                 title { "Taut lab report" }
                 style { (PreEscaped(STYLE)) }
@@ -75,9 +75,8 @@ fn summary(runs: &[Run]) -> Markup {
     }
 }
 
-/// Replaces characters that are not for reading by a mark: control characters
-/// are errors in HTML even when escaped, and characters that change the writing
-/// direction can make a text look like another.
+/// Replaces unreadable characters with a mark. Control characters are errors in HTML even when
+/// escaped, and characters that change the writing direction can make one text look like another.
 fn printable(page: Markup) -> String {
     page.into_string()
         .chars()

@@ -1,4 +1,4 @@
-//! Texts that are a number and a unit, such as `10 kB` or `20 senders`.
+//! Texts that consist of a number and a unit, such as `10 kB` or `20 senders`.
 
 /// A number and its unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,7 +9,7 @@ pub(super) struct Quantity {
     pub(super) unit: String,
 }
 
-/// Parses the texts as quantities; `None` unless all are quantities of one unit.
+/// Parses the texts as quantities. Returns `None` unless all are quantities of the same unit.
 pub(super) fn all<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Vec<Quantity>> {
     let quantities = words
         .into_iter()
@@ -21,7 +21,7 @@ pub(super) fn all<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Vec<Qu
     one.then_some(quantities)
 }
 
-/// Sorts `items` by size if their texts are quantities of one unit.
+/// Sorts `items` by size if their texts are quantities of the same unit.
 pub(super) fn sort<T>(items: &mut Vec<T>, word: impl Fn(&T) -> &str) {
     let Some(sizes) = all(items.iter().map(&word)) else {
         return;
@@ -49,7 +49,8 @@ impl Quantity {
     }
 }
 
-/// Splits a unit into its prefix, as a factor, and the rest, in the singular: `1 sender`, `2 senders`.
+/// Splits a unit into the factor of its prefix and the rest in the singular: `1 sender`, `2
+/// senders`.
 fn without_prefix(unit: &str) -> (f64, &str) {
     match unit {
         "kB" => (1e3, "B"),

@@ -1,8 +1,9 @@
 //! Finds the paper's or an ideal system's figure for a series.
 //!
-//! `paper` and `ideal` of an outcome are free-form maps. A number in them belongs to a series if its
-//! key is the series' metric and unit (`ttfb_s`) and every key below is a part of the series' name:
-//! `{"total_s": {"relay": {"1 MB": 0.9}}}` belongs to `relay/1 MB`, in either order of the parts.
+//! The maps `paper` and `ideal` of an outcome have no fixed form. A number in them belongs to a
+//! series if its top-level key is the series' metric and unit (`ttfb_s`) and every key below is a
+//! part of the series' name. In `{"total_s": {"relay": {"1 MB": 0.9}}}` the number belongs to
+//! `relay/1 MB`. The parts may be in either order.
 
 use serde_json::{Map, Value};
 
@@ -11,8 +12,8 @@ use crate::experiment::outcome::Series;
 
 /// Returns the paper's figure for `series`.
 ///
-/// The figure must name the configuration, and the condition if there is one: the paper's figure for
-/// another configuration, or for a world without that loss, cannot be compared.
+/// The figure must name the configuration, and the condition if the series has one. The paper's
+/// figure for another configuration, or for a world without that loss, cannot be compared.
 pub(super) fn paper(paper: &Map<String, Value>, series: &Series) -> Option<f64> {
     let name = Name::of(&series.name);
     let (value, unused) = find(paper, series)?;
@@ -22,13 +23,14 @@ pub(super) fn paper(paper: &Map<String, Value>, series: &Series) -> Option<f64> 
     (named(name.configuration) && condition_named).then_some(value)
 }
 
-/// Returns an ideal system's figure for `series`. It is a bound, so one number may stand for all
-/// configurations and conditions.
+/// Returns an ideal system's figure for `series`. The figure is a bound, so one number may apply to
+/// all configurations and conditions.
 pub(super) fn ideal(ideal: &Map<String, Value>, series: &Series) -> Option<f64> {
     find(ideal, series).map(|(value, _)| value)
 }
 
-/// Returns the number for `series`, and the parts of its name that were not needed to find it.
+/// Returns the number for `series`, and the parts of the series' name that the path to the number
+/// does not include.
 fn find<'a>(map: &Map<String, Value>, series: &'a Series) -> Option<(f64, Vec<&'a str>)> {
     let words: Vec<&str> = series.name.split('/').collect();
     let suffix: String = series

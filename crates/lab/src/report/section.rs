@@ -5,14 +5,14 @@ use maud::{Markup, html};
 use super::{about, figures, folder::Run, headline, number, series_table, tables};
 use crate::experiment::outcome::{Calibration, Check};
 
-/// Whether a run's figures can be believed.
+/// Whether the figures of a run can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
     /// The world showed the problem.
     Calibrated,
-    /// The world did not show the problem, so its figures prove nothing.
+    /// The world did not show the problem, so the figures prove nothing.
     Failed,
-    /// The run checked nothing.
+    /// The run had no checks.
     Unchecked,
 }
 
@@ -89,7 +89,7 @@ fn outside(name: &str, check: &Check) -> Markup {
 // === impl Trust ===
 
 impl Trust {
-    /// Treats a calibration that claims `ok` although one of its checks failed as failed.
+    /// Also treats a calibration as failed if it claims `ok` although one of its checks failed.
     pub(super) fn of(calibration: &Calibration) -> Self {
         if !calibration.ok || !calibration.checks.values().all(Check::holds) {
             Self::Failed

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::{number, reference, unit};
 use crate::experiment::outcome::{Outcome, Series};
 
-/// Returns the table of all series; each series' samples unfold below its name.
+/// Returns the table of all series. A series' samples unfold below its name.
 pub(super) fn render(outcome: &Outcome) -> Markup {
     let Outcome {
         series,

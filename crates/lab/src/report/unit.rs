@@ -16,8 +16,8 @@ pub(super) struct Unit {
     pub(super) label: String,
 }
 
-/// Returns whether a higher or a lower value of this unit is better. A time is a wait and a rate is work done;
-/// other units say nothing.
+/// Returns whether a higher or a lower value of this unit is better. A time is a wait and a rate is
+/// work done; for other units neither is better.
 pub(super) fn better(unit: &str) -> Better {
     match unit {
         "s" | "ms" | "us" | "µs" | "ns" => Better::Lower,
@@ -26,7 +26,7 @@ pub(super) fn better(unit: &str) -> Better {
     }
 }
 
-/// Returns the unit as it is shown: a pure number has none.
+/// Returns the unit as the report shows it: empty for a pure number.
 pub(super) fn label(unit: &str) -> &str {
     if unit == "1" { "" } else { unit }
 }
@@ -43,7 +43,8 @@ pub(super) fn with(number: String, unit: &str) -> String {
 // === impl Unit ===
 
 impl Unit {
-    /// Returns the unit in which values up to `most` read best: seconds below one as milliseconds.
+    /// Returns the unit that suits values up to `most`: seconds below one are shown as
+    /// milliseconds.
     pub(super) fn fitting(unit: &str, most: f64) -> Self {
         let (factor, label) = match unit {
             "s" if most < 1e-3 => (1e6, "µs"),

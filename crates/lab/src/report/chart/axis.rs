@@ -1,10 +1,9 @@
 //! Maps values to pixels and places the ticks.
 //!
-//! An axis accepts any measured or hand-written value: values that are not
-//! numbers are left out and huge ones are clamped, so that no difference of two
-//! overflows.
+//! An axis accepts any measured or hand-written value. Values that are not numbers are left out,
+//! and huge values are clamped, so that no difference of two values overflows.
 
-/// Larger values are drawn as if they were this one.
+/// The largest value that is drawn. Larger values are drawn at it.
 const IMMENSE: f64 = 1e250;
 
 /// An axis: a range of values on a range of pixels.
@@ -29,7 +28,7 @@ pub(in super::super) fn sane(value: f64) -> Option<f64> {
         return None;
     }
     let value = value.clamp(-IMMENSE, IMMENSE);
-    // Dividing by a smaller range overflows a float.
+    // Dividing by a smaller range would overflow a float.
     Some(if value.abs() < IMMENSE.recip() {
         0.0
     } else {
@@ -37,8 +36,8 @@ pub(in super::super) fn sane(value: f64) -> Option<f64> {
     })
 }
 
-/// Returns whether `values` differ so much that a linear axis would hide the small ones. A log axis can
-/// show only positive values.
+/// Returns whether `values` differ so much that a linear axis would hide the small ones. All values
+/// must be positive, because a log axis cannot show others.
 pub(in super::super) fn spans_decades(values: impl IntoIterator<Item = f64>) -> bool {
     let (low, high) = range(values);
     low > 0.0 && high / low > 20.0
@@ -58,14 +57,15 @@ fn range(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
 // === impl Axis ===
 
 impl Axis {
-    /// A linear axis from zero, or from the least value if that is negative: the length of a bar is
-    /// its value.
+    /// Returns a linear axis from zero, or from the least value if that is negative. It suits bars,
+    /// whose length is their value.
     pub(in super::super) fn from_zero(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values);
         Self::linear(low.min(0.0), high.max(0.0))
     }
 
-    /// A linear axis around the values, for marks whose position counts and not their length.
+    /// Returns a linear axis around the values. It suits marks whose position counts, not their
+    /// length.
     pub(in super::super) fn around(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values);
         let air = (high - low) * 0.05;
@@ -78,7 +78,7 @@ impl Axis {
         Self::linear(below, high + air)
     }
 
-    /// A logarithmic axis in whole decades. Values that are not positive are drawn at the
+    /// Returns a logarithmic axis in whole decades. Values that are not positive are drawn at the
     /// lower end.
     pub(in super::super) fn log(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
@@ -94,8 +94,8 @@ impl Axis {
         }
     }
 
-    /// A logarithmic axis around the values and no further, for marks with
-    /// names of their own.
+    /// Returns a logarithmic axis that extends only a little beyond the values. It suits marks with
+    /// their own names.
     pub(in super::super) fn ratios(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
         let low = if low > 0.0 { low } else { 0.1 };
@@ -124,7 +124,7 @@ impl Axis {
         }
     }
 
-    /// Places the axis on these pixels.
+    /// Places the axis on the pixels between `from` and `to`.
     #[must_use]
     pub(in super::super) fn on(self, from: f64, to: f64) -> Self {
         Self { from, to, ..self }
@@ -140,12 +140,12 @@ impl Axis {
         self.from + (self.to - self.from) * part
     }
 
-    // A difference of logarithms, because the quotient could overflow.
+    // Subtracts logarithms, because the quotient could overflow.
     fn decades(&self) -> f64 {
         self.high.log10() - self.low.log10()
     }
 
-    /// Returns round values to mark, about `wanted` of them.
+    /// Returns about `wanted` round values to mark.
     pub(in super::super) fn ticks(&self, wanted: usize) -> Vec<f64> {
         let within = |value: &f64| {
             let slack = (self.high - self.low) * 1e-9;
@@ -155,7 +155,7 @@ impl Axis {
             Scale::Linear => {
                 let step = round_step((self.high - self.low) / wanted.max(1) as f64);
                 let first = (self.low / step).ceil();
-                // One more than a rounded step can need; bounds the loop for any values.
+                // One more than a rounded step can need. The bound ends the loop for any values.
                 (0..=wanted * 2 + 1)
                     .map(|i| (first + i as f64) * step)
                     .filter(within)

@@ -1,5 +1,5 @@
-//! Horizontal bars: medians with whiskers, one row each, with the name at the left and the value at the
-//! right. Rows rather than columns leave room for names and values.
+//! Horizontal bars: medians with whiskers, one row each. The name is at the left and the value at
+//! the right. Rows, unlike columns, leave room for names and values.
 
 use maud::{Markup, html};
 
@@ -18,7 +18,7 @@ const ROW: f64 = 24.0;
 const BAR: f64 = 13.0;
 /// Room for the title and the ideal's label above the first row.
 const TOP: f64 = 40.0;
-/// Room for ticks and their labels below the last.
+/// Room for the ticks and their labels below the last row.
 const BOTTOM: f64 = 26.0;
 
 /// A chart of bars. All values are in the series' own unit.
@@ -27,7 +27,7 @@ pub(in super::super) struct Bars {
     pub(in super::super) title: String,
     pub(in super::super) unit: Unit,
     pub(in super::super) axis: Axis,
-    /// The ideal, if it is the same for all rows.
+    /// The ideal, if all rows have the same.
     pub(in super::super) ideal: Option<f64>,
     pub(in super::super) bars: Vec<Bar>,
 }
@@ -44,7 +44,7 @@ pub(in super::super) struct Bar {
     pub(in super::super) ratio: Option<String>,
     /// The paper's figure.
     pub(in super::super) paper: Option<f64>,
-    /// The ideal of this row alone.
+    /// The row's own ideal.
     pub(in super::super) ideal: Option<f64>,
     /// The row's figures as a sentence.
     pub(in super::super) about: String,
@@ -103,7 +103,7 @@ impl Bars {
                 line.grid x1=(x) x2=(x) y1=(px(TOP)) y2=(px(bottom + 4.0)) {}
                 text.tick x=(x) y=(px(bottom + 18.0)) text-anchor="middle" {
                     (number::given(round(self.unit.of(tick))))
-                    // The unit is shown once, at the axis' end.
+                    // Show the unit once, at the axis' end.
                     @if i + 1 == ticks.len() { " " (self.unit.label) }
                 }
             }
@@ -167,7 +167,7 @@ impl Bars {
     }
 }
 
-/// Where the columns beside the plot end. They are columns rather than labels at the ends of the marks
+/// Where the columns beside the plot end. Values are in columns, not at the ends of the marks,
 /// because a value there could be read as the whisker's or the paper's.
 #[derive(Debug)]
 struct Columns {
@@ -201,7 +201,7 @@ fn widest(labels: impl Iterator<Item = String>) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Rounds away the float error that a unit's factor leaves: ticks are multiples of a round step.
+/// Removes the floating-point error of a unit's factor. Ticks are multiples of a round step.
 fn round(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }

@@ -80,7 +80,7 @@ impl Cdf<'_> {
     }
 }
 
-/// Returns the corners of the empirical distribution, as values and shares.
+/// Returns the corners of the empirical distribution, as pairs of value and share.
 fn steps(samples: &[f64]) -> impl Iterator<Item = (f64, f64)> {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|v| !v.is_nan()).collect();
     sorted.sort_by(f64::total_cmp);

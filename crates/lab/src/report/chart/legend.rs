@@ -26,7 +26,8 @@ struct Entry {
 // === impl Legend ===
 
 impl Legend {
-    /// Builds the legend of these labels with their series' indices, and of an ideal if there is one.
+    /// Builds the legend from labels with the indices of their series, and an entry for the ideal
+    /// if `ideal` is true.
     pub(in super::super) fn new<'a>(
         series: impl IntoIterator<Item = (&'a str, usize)>,
         ideal: bool,

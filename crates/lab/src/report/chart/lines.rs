@@ -1,4 +1,5 @@
-//! Lines: medians with whiskers over a quantity, for sweeps with more steps than bars can show.
+//! Lines: medians with whiskers over a quantity. They suit sweeps with more steps than bars can
+//! show.
 
 use maud::{Markup, html};
 
@@ -51,7 +52,7 @@ pub(in super::super) struct Point {
 // === impl Lines ===
 
 impl Lines<'_> {
-    /// Whether the vertical axis is logarithmic.
+    /// Returns whether the vertical axis is logarithmic.
     pub(in super::super) fn is_log(&self) -> bool {
         axis::spans_decades(self.values())
     }
@@ -110,7 +111,7 @@ impl Lines<'_> {
         }
     }
 
-    /// Returns the steps' names, without those that would overlap the one before.
+    /// Returns the steps' names, without names that would overlap the previous one.
     fn step_labels(&self, x: &Axis) -> Vec<(f64, String)> {
         let mut free_from = 0.0;
         let mut labels = Vec::new();

@@ -1,6 +1,5 @@
-//! Charts as inline SVG: colours and type come from the page's style sheet, by
-//! class; only the geometry is here. Marks carry their values as `title`, which a browser shows
-//! under the pointer.
+//! Charts as inline SVG. Only the geometry is here: colours and type come from the page's style
+//! sheet, by class. Marks carry their values as `title`, which a browser shows under the pointer.
 
 pub(super) mod axis;
 pub(super) mod bars;
@@ -9,8 +8,8 @@ pub(super) mod legend;
 pub(super) mod lines;
 pub(super) mod text;
 
-/// The width of every chart, in its own units, which are pixels unless the page is narrower. Two
-/// charts fit side by side on a desktop screen, and one fills half of it.
+/// The width of every chart in the chart's units. A unit is a pixel unless the page is narrower.
+/// Two charts fit side by side on a desktop screen, and one chart fills half of it.
 pub(super) const WIDTH: f64 = 540.0;
 
 /// The number of distinct line styles in the style sheet.
@@ -36,7 +35,7 @@ pub(super) fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     path
 }
 
-/// Returns the outline of the mark for the paper's figures around a point.
+/// Returns the outline of the mark that shows the paper's figure at a point.
 pub(super) fn diamond(x: f64, y: f64) -> String {
     path([(x - 5.5, y), (x, y - 5.5), (x + 5.5, y), (x, y + 5.5)]) + "Z"
 }

@@ -1,9 +1,9 @@
 //! Estimates the width of text without the reader's fonts.
 //!
-//! The widths are those of Helvetica and Arial by class of letter, with an allowance for the wider
+//! The widths are those of Helvetica and Arial by class of letter, with an allowance for wider
 //! fonts that a system may use instead. An error of some pixels only moves a label.
 
-/// DejaVu Sans and Verdana run about this much wider than Helvetica.
+/// DejaVu Sans and Verdana are about this much wider than Helvetica.
 const ALLOWANCE: f64 = 1.14;
 
 /// Returns the width of `text` at a font size.
@@ -35,7 +35,7 @@ fn em(letter: char) -> f64 {
         'f' | 'r' | 't' | '(' | ')' | '-' => 0.34,
         'm' | 'w' | 'M' | 'W' | '%' | '@' | '…' => 0.9,
         'A'..='Z' | '+' | '×' => 0.68,
-        // Ideographs, kana, hangul, emoji: a full square.
+        // Ideographs, kana, hangul and emoji fill a square.
         '\u{1100}'.. if !('\u{2000}'..='\u{2BFF}').contains(&letter) => 1.0,
         _ => 0.556,
     }

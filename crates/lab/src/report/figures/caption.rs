@@ -9,7 +9,7 @@ use super::{
     view::{View, baseline, ratio},
 };
 
-/// Returns the figure's caption. `shared` means that its panels have one scale.
+/// Returns the figure's caption. `shared` means that the figure's panels share one scale.
 pub(super) fn caption(
     view: View<'_>,
     metric: &Metric<'_>,

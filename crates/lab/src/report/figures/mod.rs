@@ -19,9 +19,9 @@ use super::{
 };
 use crate::experiment::outcome::Outcome;
 
-/// With fewer samples, a list says more than a distribution.
+/// The minimum number of samples for a distribution. A list shows fewer samples better.
 const CDF_SAMPLES: usize = 10;
-/// Panels whose maxima differ by more than this factor do not share a scale.
+/// Panels do not share a scale if their maxima differ by more than this factor.
 const SHARED_SCALE: f64 = 4.0;
 
 /// A scale and the greatest value on it.
@@ -48,8 +48,8 @@ pub(super) fn render(outcome: &Outcome, about: Option<&About>) -> Markup {
     }
 }
 
-/// Returns one scale for all panels if it suits them all: a panel whose values are small beside the
-/// others' would show nothing on it.
+/// Returns one scale for all panels, or `None` if a panel's values are so small beside the others'
+/// that a shared scale would hide them.
 fn shared_scale(view: View<'_>, metric: &Metric<'_>) -> Option<Scale> {
     let panels = || metric.figures.iter().flat_map(|figure| &figure.panels);
     let most = |panel| greatest(view.values(panel));

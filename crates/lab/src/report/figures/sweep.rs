@@ -11,7 +11,7 @@ use super::{
     view::{View, greatest},
 };
 
-/// With more quantities than this, lines read better than bars.
+/// The maximum number of groups in bars. Lines show more quantities better.
 const BAR_GROUPS: usize = 5;
 
 /// Returns the figure's lines, or `None` if bars show it better.
@@ -49,7 +49,7 @@ pub(super) fn lines<'a>(
         .condition
         .map_or_else(|| about::metric(metric.name), |c| c.replace('/', ", "));
     Some(Lines {
-        // The axis has no room for the unit.
+        // The title includes the unit, because the axis has no room for it.
         title: match unit.label.as_str() {
             "" => what,
             unit => format!("{what} ({unit})"),

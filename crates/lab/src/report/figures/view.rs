@@ -1,4 +1,4 @@
-//! Compares series with their outcome's references and baseline.
+//! Compares series with the references and the baseline of their outcome.
 
 use super::super::{
     arrange::{Panel, Row},
@@ -8,7 +8,7 @@ use super::super::{
 };
 use crate::experiment::outcome::{Outcome, Series};
 
-/// An outcome, for comparison with its series.
+/// An outcome, whose series are compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) outcome: &'a Outcome,
@@ -27,7 +27,7 @@ impl View<'_> {
         reference::ideal(&self.outcome.ideal, series).and_then(axis::sane)
     }
 
-    /// Returns the values that a panel needs room for.
+    /// Returns all values that a panel needs room for.
     pub(super) fn values(self, panel: &Panel<'_>) -> Vec<f64> {
         let values = |row: &Row<'_>| {
             let one = row.series;
@@ -40,7 +40,7 @@ impl View<'_> {
         panel.rows.iter().flat_map(values).collect()
     }
 
-    /// Returns a series' figures as a sentence, for the pointer.
+    /// Returns a series' figures as a sentence, which the chart shows under the pointer.
     pub(super) fn in_words(self, series: &Series) -> String {
         let unit = unit::label(&series.unit);
         let value = |value| unit::with(number::measured(value, 4), unit);
@@ -60,12 +60,13 @@ impl View<'_> {
     }
 }
 
-/// Returns the baseline: the outcome's first configuration, if it was measured.
+/// Returns the baseline: the row of the outcome's first configuration, if that was measured.
 pub(super) fn baseline<'a>(panel: &'a Panel<'_>) -> Option<&'a Row<'a>> {
     panel.rows.first().filter(|row| row.colour == 0)
 }
 
-/// Returns the ratio of a row to the baseline, if the unit has a better direction.
+/// Returns the ratio of a row to the baseline. Returns `None` if neither direction of the unit is
+/// better.
 pub(super) fn ratio(panel: &Panel<'_>, row: &Row<'_>) -> Option<String> {
     let (base, this) = (baseline(panel)?.series, row.series);
     if row.colour == 0 {
@@ -80,7 +81,7 @@ pub(super) fn ratio(panel: &Panel<'_>, row: &Row<'_>) -> Option<String> {
     sound.then(|| format!("{}×", number::ratio(ratio)))
 }
 
-/// Returns the greatest of the positive values.
+/// Returns the largest positive value.
 pub(super) fn greatest(values: impl IntoIterator<Item = f64>) -> f64 {
     values
         .into_iter()

@@ -1,4 +1,4 @@
-//! Folders that have outcomes, and folders that have something else.
+//! Folders with outcomes, and folders with other contents.
 
 use std::{fs, path::Path};
 
@@ -13,7 +13,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-/// The sentence that a person gets for a folder with only this file.
+/// Returns the error message for a folder with only this file.
 fn complaint(content: &str) -> String {
     let dir = folder(&[("bad.json", content)]);
     let error = write(dir.path()).unwrap_err();
@@ -37,7 +37,7 @@ fn a_folder_of_outcomes_becomes_a_page_in_it() {
     let page = fs::read_to_string(&file).unwrap();
     let (known, unknown) = (page.find("b.json").unwrap(), page.find("a.json").unwrap());
     assert!(known < unknown, "known experiments come first");
-    // The page itself is no obstacle to writing it again.
+    // An existing page does not prevent writing it again.
     write(dir.path()).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), page);
 }

@@ -1,4 +1,4 @@
-//! Outcomes that nobody would write on purpose, or somebody would.
+//! Outcomes that are broken by accident or hostile on purpose.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -83,7 +83,7 @@ fn assert_coordinates_are_numbers(xml: &str) {
     }
 }
 
-/// A name of the kind that experiments give, or anything at all.
+/// Generates names as experiments have them, and arbitrary ones.
 fn names() -> impl Strategy<Value = String> {
     prop_oneof![
         r"(e2e|ssh|relay)/[0-9]{1,3} (kB|MB|senders)(/0\.1 % loss)?",

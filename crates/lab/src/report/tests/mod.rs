@@ -1,4 +1,4 @@
-//! The report as a whole: from files to a page that parses.
+//! Tests of the whole report: from files to a page that parses.
 
 mod files;
 mod hostile;
@@ -26,7 +26,7 @@ fn with(json: &str, change: impl FnOnce(&mut Outcome)) -> Run {
     run
 }
 
-/// The page as XML, which it is but for the head's `meta` elements.
+/// Returns the page as XML. All of it is XML except the `meta` elements of the head.
 fn xml(page: &str) -> String {
     let start = page.find("<meta").unwrap();
     let end = page.find("<title>").unwrap();
@@ -34,7 +34,7 @@ fn xml(page: &str) -> String {
     body.replace(&page[start..end], "")
 }
 
-/// All text a reader can see or point at, pieces set apart by spaces.
+/// Returns all text that a reader can see or point at, with spaces between the pieces.
 fn text(xml: &str) -> String {
     text_in(Document::parse(xml).unwrap().root())
 }

@@ -1,4 +1,4 @@
-//! What the page says.
+//! Tests of the page's contents.
 
 use roxmltree::Document;
 
@@ -16,7 +16,8 @@ fn the_page_is_well_formed() {
     let charts = document
         .descendants()
         .filter(|n| n.has_tag_name(("http://www.w3.org/2000/svg", "svg")));
-    // Pied Piper: 4 + 4 + 2 + 1 of bars and as many distributions; incast 2; unknown 1.
+    // Pied Piper has 4 + 4 + 2 + 1 charts of bars and as many distributions, incast 2, and unknown
+    // 1.
     assert_eq!(charts.count(), 25);
 }
 
