@@ -174,7 +174,8 @@ fn run_one(args: &Run) -> Result<(), Failure> {
             args.name
         )));
     }
-    // Found before minutes of measuring, not after. An existing file stays until the new one is complete.
+    // Checked before minutes of measurements, not after. An existing file stays until the new file
+    // is complete.
     let json = args
         .json
         .as_deref()
@@ -212,7 +213,7 @@ fn run_one(args: &Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the path of the `taut` binary: the requested one, or the one beside this program.
+/// Returns the path of the `taut` binary: the requested path, or the binary beside this program.
 fn taut_binary(asked_for: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = asked_for {
         return std::fs::canonicalize(path)
@@ -255,7 +256,7 @@ fn find(name: &str) -> Result<&'static Experiment, Failure> {
         })
 }
 
-/// Creates an unnamed file in the directory of `file`, to replace it later.
+/// Creates a temporary file in the directory of `file`, to replace `file` later.
 fn beside(file: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
     tempfile::Builder::new()

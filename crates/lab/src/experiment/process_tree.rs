@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// The process ids with which the relay was started.
+/// The ids of the processes that were started as the relay.
 #[derive(Clone, Debug, Default)]
 pub(in crate::experiment) struct ProcessTree(Vec<u32>);
 

@@ -1,4 +1,4 @@
-//! curl as the client. The times are those that curl reports.
+//! curl as the client, and the times that it reports.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,7 +13,8 @@ use sha2::{Digest as _, Sha256};
 use super::program;
 use taut_netlab::world::Host;
 
-/// The time limit of any download. The slowest one that is expected to finish takes a tenth of it.
+/// The time limit of a download. The slowest download that is expected to finish takes a tenth of
+/// it.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// curl's figures of a download; times are in seconds from its start.
@@ -30,7 +31,7 @@ pub struct Times {
     pub total: f64,
 }
 
-/// SHA-256 of a file.
+/// The SHA-256 of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest([u8; 32]);
 
@@ -81,7 +82,7 @@ impl Digest {
     }
 }
 
-/// Downloads `http://AT/NAME` on `host` into `into`, and compares it with the expected hash.
+/// Downloads `http://AT/NAME` on `host` into `into`, and compares the file with the expected hash.
 ///
 /// # Errors
 /// [`FetchError`].
@@ -97,7 +98,7 @@ pub fn fetch(
         url: url.clone(),
         source,
     };
-    // Prevents a comparison with a file that an earlier download left behind.
+    // An earlier download may have left a file that would be compared instead.
     match fs::remove_file(into) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(run(e)),
         _ => {}
@@ -107,7 +108,8 @@ pub fn fetch(
         .args(["--write-out", "%{json}", "--output"])
         .arg(into);
     let mut said = Vec::new();
-    // The output fits into a pipe, and so do error messages: reading one after the other cannot block.
+    // The output fits into a pipe, and so do error messages. Reading one after the other therefore
+    // cannot block.
     drain(host, command, &url, |part| said.extend_from_slice(part))?;
     if Digest::of(into).map_err(run)? != expected {
         return Err(FetchError::Differs { url });
@@ -115,8 +117,8 @@ pub fn fetch(
     serde_json::from_slice(&said).map_err(|e| run(e.into()))
 }
 
-/// Like [`fetch`], but discards the bytes: calls `arrived` with the length of each part as it arrives, and
-/// compares the whole with the expected hash.
+/// Like [`fetch`], but discards the bytes. Calls `arrived` with the length of each part as it
+/// arrives, and compares the hash of all bytes with the expected one.
 ///
 /// # Errors
 /// [`FetchError`].
@@ -144,7 +146,7 @@ pub fn watch(
 /// Returns the curl command of every download.
 fn command(url: &str) -> Command {
     let mut command = program::CURL.command();
-    // -q comes first: a user's .curlrc must not change the measurement.
+    // -q must come first: a user's .curlrc must not change the measurement.
     command
         .args(["-q", "--silent", "--show-error", "--fail", "--noproxy", "*"])
         .args(["--max-time", &LIMIT.as_secs().to_string()])
@@ -155,7 +157,7 @@ fn command(url: &str) -> Command {
     command
 }
 
-/// Runs curl on `host` and calls `part` with its output as it arrives.
+/// Runs curl on `host`, and calls `part` with each part of its output as it arrives.
 fn drain(
     host: &Host,
     command: Command,

@@ -11,23 +11,24 @@ use taut_netlab::world::Host;
 /// When HAProxy moves bytes with splice(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Splice {
-    /// When it detects that a stream benefits from it (`option splice-auto`, as its manual
-    /// advises). It seldom does: on a loopback, version 2.6 goes on copying a flow of 2 GB/s.
+    /// When HAProxy detects that a stream benefits from splicing (`option splice-auto`, as its
+    /// manual advises). It seldom does: on a loopback, version 2.6 keeps copying a flow of 2 GB/s.
     Auto,
     /// Always, through pipes as large as those of `taut relay`.
     Always,
 }
 
-/// The maximum number of sessions. HAProxy needs two descriptors for each and some more, which must stay
-/// below the limit of 20,000 on some machines.
+/// The maximum number of sessions. HAProxy needs two descriptors for each session and some more.
+/// Their number must stay below 20,000, the limit on some machines.
 const SESSIONS: usize = 9_000;
-/// The number of pipes for splicing, as many as `taut relay` uses. By default HAProxy reserves descriptors
-/// for a quarter of its sessions.
+/// The number of pipes for splicing, the same as in `taut relay`. By default HAProxy reserves
+/// descriptors for a quarter of its sessions.
 const PIPES: usize = 128;
 /// The pipe size of `taut relay`, in bytes; the kernel's default is 64 KiB.
 const PIPE_SIZE: usize = 256 << 10;
 
-/// Relays connections to `host` at the port of `splice` to `to`, with a thread for each of `cpus`.
+/// Relays connections that arrive on `host` at the port of `splice` to `to`, with a thread for each
+/// of `cpus`.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -49,7 +50,7 @@ pub fn relay(
         Splice::Auto => String::new(),
         Splice::Always => format!("    tune.pipesize {PIPE_SIZE}\n"),
     };
-    // Longer than any measurement.
+    // The timeouts are longer than any measurement.
     let text = format!(
         "global\n\
          \x20   maxconn {SESSIONS}\n\
@@ -72,7 +73,7 @@ pub fn relay(
         source,
     })?;
     let mut command = Command::new(program::HAPROXY.name);
-    // -db keeps it in the foreground.
+    // -db keeps HAProxy in the foreground.
     command.arg("-db").arg("-f").arg(&config);
     Service::start(host, name, command, addr, dir)
 }

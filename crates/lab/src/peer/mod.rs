@@ -1,5 +1,5 @@
-//! The programs that take part in experiments, as the distribution ships them, and
-//! `taut` itself. Each runs on one host of a world and ends with it.
+//! The programs that take part in experiments: `taut`, and programs as the distribution ships them.
+//! Each runs on one host of a world and ends with that host.
 
 pub mod curl;
 pub mod haproxy;
@@ -57,7 +57,7 @@ pub enum PeerError {
         /// The system's error.
         source: io::Error,
     },
-    /// The program ended before it accepted a connection, or does not do its job.
+    /// The program ended before it accepted a connection, or does not work as it should.
     #[error("{name}: {how}; its output: {said}")]
     NotServing {
         /// The program and its host.
@@ -78,7 +78,7 @@ pub struct Service {
     child: Child,
     name: String,
     log: PathBuf,
-    /// The address it accepts connections at.
+    /// The address at which the service accepts connections.
     pub addr: SocketAddr,
 }
 
@@ -136,12 +136,12 @@ impl Service {
 // === impl Service ===
 
 impl Service {
-    /// Returns its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends `signal` to the process. Succeeds if the process has ended.
+    /// Sends `signal` to the process. Succeeds even if the process has ended.
     ///
     /// # Errors
     /// The system's error.
@@ -149,7 +149,7 @@ impl Service {
         self.child.signal(signal)
     }
 
-    /// Waits for `limit` at most until the process has ended; returns `None` if it has not.
+    /// Waits for up to `limit` until the process has ended; returns `None` if it has not.
     ///
     /// # Errors
     /// The system's error.
@@ -157,7 +157,7 @@ impl Service {
         self.child.wait_for(limit)
     }
 
-    /// Returns its output so far, standard output and standard error.
+    /// Returns the output so far, from standard output and standard error.
     ///
     /// # Errors
     /// The system's error.
@@ -166,7 +166,7 @@ impl Service {
         Ok(String::from_utf8_lossy(&std::fs::read(&self.log)?).into_owned())
     }
 
-    /// Returns the error that the service does not do its job: `how`, and the end of its log.
+    /// Returns the error that the service does not work: `how` it fails, and the end of its log.
     fn not_serving(&self, how: String) -> PeerError {
         PeerError::NotServing {
             name: self.name.clone(),
@@ -175,7 +175,7 @@ impl Service {
         }
     }
 
-    /// Returns the number of descriptors it has open.
+    /// Returns the number of open descriptors.
     ///
     /// # Errors
     /// The system's error if the process has ended.

@@ -34,8 +34,9 @@ pub fn serve_with(host: &Host, dir: &Path, with: &Own<'_>) -> Result<Service, Pe
     let config = dir.join(format!("nginx-{}.conf", host.name()));
     let (here, own) = (dir.display(), dir.join(format!("nginx-{}", host.name())));
     let own = own.display();
-    // Debian's defaults where they matter (sendfile, no tcp_nopush below it). Debian's user for nginx could
-    // not read the world's directory. Temporary files stay in that directory.
+    // Debian's defaults apply where they matter (sendfile, no tcp_nopush). The user is root,
+    // because Debian's user for nginx could not read the world's directory. Temporary files stay in
+    // that directory.
     let text = format!(
         "daemon off;\n\
          user root;\n\

@@ -8,11 +8,12 @@ use std::process::Command;
 use super::{PeerError, Service, program};
 use taut_netlab::world::Host;
 
-/// The port it listens on.
+/// The port that nginx listens on.
 pub const PORT: u16 = 8082;
 /// The module's path in Debian's package; nginx loads it at run time.
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
-/// The maximum number of a worker's connections, two for each session. One worker may get all sessions.
+/// The maximum number of a worker's connections. A session has two connections, and one worker may
+/// get all sessions.
 const CONNECTIONS: usize = 19_000;
 
 /// Checks that nginx has its stream module.
@@ -29,7 +30,7 @@ pub fn available() -> Result<(), PeerError> {
         })
 }
 
-/// Relays connections to `host` at [`PORT`] to `to`, with a worker for each of `cpus`.
+/// Relays connections that arrive on `host` at [`PORT`] to `to`, with a worker for each of `cpus`.
 ///
 /// # Errors
 /// [`PeerError`].

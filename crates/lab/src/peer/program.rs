@@ -42,7 +42,7 @@ pub const SOCAT: Program = Program {
     version: "-V",
     package: "socat",
 };
-/// iperf3, which can send at a given rate.
+/// iperf3, which can pace its sending.
 pub const IPERF3: Program = Program {
     name: "iperf3",
     version: "--version",
@@ -85,7 +85,7 @@ impl Program {
         Command::new(self.path())
     }
 
-    /// Returns the program's file with all links resolved, for copying it into a guest.
+    /// Returns the path of the program with all links resolved, for copying the file into a guest.
     ///
     /// # Errors
     /// If the program is not installed.
@@ -125,7 +125,8 @@ pub fn versions(programs: &[Program]) -> Result<BTreeMap<String, String>, PeerEr
                     package: program.package,
                     source,
                 })?;
-            // Some print it on standard error; some (sshd of Debian 12) print an error before it.
+            // Some programs print the version on standard error; some (sshd of Debian 12) print an
+            // error first.
             let said = [output.stdout, output.stderr].concat();
             let said = String::from_utf8_lossy(&said);
             let line = said

@@ -27,29 +27,29 @@ const POOL_PAUSE: Duration = Duration::from_millis(50);
 /// A relay's configuration file (`docs/relay.md`).
 #[derive(Clone, Debug, Serialize)]
 pub struct Config {
-    /// The only section.
+    /// The configuration's only section.
     pub relay: Node,
 }
 
-/// `[relay]`.
+/// The section `[relay]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Node {
     /// The address at which metrics are served.
     pub metrics: SocketAddr,
-    /// `[relay.mesh]`; `None` if the relay is in no mesh.
+    /// The section `[relay.mesh]`; `None` if the relay is in no mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
-    /// `[[relay.forward]]`.
+    /// The sections `[[relay.forward]]`.
     #[serde(rename = "forward", skip_serializing_if = "Vec::is_empty")]
     pub forwards: Vec<Forward>,
 }
 
-/// `[relay.mesh]`.
+/// The section `[relay.mesh]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Mesh {
     /// The file of the mesh's key, from [`make_key`].
     pub key_file: PathBuf,
-    /// The address for connections from other relays; `None` if there are none.
+    /// The address for connections from other relays; `None` if the relay accepts none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
     /// The destinations of sessions from the mesh, as `PREFIX:PORT`.
@@ -59,12 +59,12 @@ pub struct Mesh {
     pub pool_min: u32,
     /// Whether mesh legs skip slow start and have large windows.
     pub turbo: bool,
-    /// The rate at which they start, with `turbo`.
+    /// The rate at which mesh legs start, with `turbo`.
     #[serde(serialize_with = "as_tc_writes_it")]
     pub rate: BitsPerSecond,
 }
 
-/// `[[relay.forward]]`.
+/// The section `[[relay.forward]]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Forward {
     /// The address for clients.
@@ -85,7 +85,7 @@ pub struct Forward {
 // === impl Forward ===
 
 impl Forward {
-    /// A forward from `listen` to `to` with the relay's defaults.
+    /// Returns a forward from `listen` to `to` with the relay's defaults.
     pub fn new(listen: SocketAddr, to: SocketAddr) -> Self {
         Self {
             listen,
@@ -97,7 +97,7 @@ impl Forward {
     }
 }
 
-/// Relays connections to `host` at [`PORT`] to `to`; `taut` is the binary.
+/// Relays connections that arrive on `host` at [`PORT`] to `to`. `taut` is the path of the binary.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -136,7 +136,7 @@ pub fn start(
     Service::start(host, &format!("taut-{name}"), command, addr, dir)
 }
 
-/// Writes a new key for a mesh to `file`, readable by its owner only.
+/// Writes a new key for a mesh to `file`. Only the file's owner can read it.
 ///
 /// # Errors
 /// [`PeerError::Prepare`].
@@ -162,8 +162,8 @@ pub fn make_key(file: &Path) -> Result<(), PeerError> {
     })
 }
 
-/// Waits until `relay`, whose metrics are at `metrics` on `host`, has at least `least` pooled connections
-/// to next relays.
+/// Waits until `relay` has at least `least` pooled connections to next relays. Its metrics are at
+/// `metrics` on `host`.
 ///
 /// # Errors
 /// [`PeerError::NotServing`] after [`POOL_LIMIT`], or if the metrics cannot be read.
@@ -197,7 +197,8 @@ pub fn wait_for_pool(
     }
 }
 
-/// Returns the number of open sessions of the relay on this host. Call it inside the host.
+/// Returns the number of open sessions of the relay on this host. Must be called in the host's
+/// namespace.
 ///
 /// # Errors
 /// The system's error, or that the metrics lack the figure.
@@ -216,7 +217,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Formats a rate for tc(8) and `[relay.mesh]`: `1gbit`, `25mbit`.
+/// Formats a rate as tc(8) and `[relay.mesh]` read it: `1gbit`, `25mbit`.
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"
@@ -230,7 +231,7 @@ fn as_tc_writes_it<S: Serializer>(rate: &BitsPerSecond, to: S) -> Result<S::Ok, 
     to.serialize_str(&text)
 }
 
-/// Reads the relay's metrics at `metrics`. Call it inside its host.
+/// Reads the relay's metrics at `metrics`. Must be called in the relay's namespace.
 pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     let mut scrape = TcpStream::connect(metrics)?;
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n")?;
@@ -239,7 +240,7 @@ pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     Ok(answer)
 }
 
-/// Sums the values of the metric `name` over all labels; `None` if there is none.
+/// Sums the values of the metric `name` over all labels; `None` if the metric is missing.
 pub(crate) fn sum(exposition: &str, name: &str) -> Option<f64> {
     exposition
         .lines()

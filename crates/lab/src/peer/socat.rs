@@ -7,17 +7,18 @@ use std::process::Command;
 use super::{PeerError, Service, program};
 use taut_netlab::world::Host;
 
-/// The port it listens on.
+/// The port that socat listens on.
 pub const PORT: u16 = 8083;
 
-/// Relays connections to `host` at [`PORT`] to `to`.
+/// Relays connections that arrive on `host` at [`PORT`] to `to`.
 ///
 /// # Errors
 /// [`PeerError`].
 pub fn relay(host: &Host, to: SocketAddr, dir: &Path) -> Result<Service, PeerError> {
     let addr = SocketAddr::from((host.addr(), PORT));
     let mut command = Command::new(program::SOCAT.name);
-    // The default backlog of 5 would refuse connections that wait for a fork. nodelay, as the other relays have it.
+    // The default backlog of 5 would refuse connections that wait for a fork. The other relays set
+    // nodelay too.
     command.arg(format!(
         "TCP-LISTEN:{PORT},bind={},reuseaddr,fork,backlog=4096,nodelay",
         addr.ip()

@@ -1,4 +1,4 @@
-//! `ss`, which shows a host's TCP connections.
+//! ss, which shows a host's TCP connections.
 
 use std::io::{self, Read};
 use std::process::Stdio;
@@ -6,8 +6,8 @@ use std::process::Stdio;
 use super::program;
 use taut_netlab::world::Host;
 
-/// Returns the receive windows, in bytes, that the peers of `host`'s established connections advertise
-/// now (`tcpi_snd_wnd` of TCP_INFO).
+/// Returns the receive windows that the peers of `host`'s established connections currently
+/// advertise, in bytes (`tcpi_snd_wnd` of TCP_INFO).
 ///
 /// # Errors
 /// The system's error, or that `ss` failed.

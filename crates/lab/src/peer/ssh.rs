@@ -1,5 +1,5 @@
-//! OpenSSH as a TCP splitter: on each relay, ssh to the relay's own sshd with a port forwarded to
-//! the next machine on the way (pied-piper 2.2, "Splitting the connection").
+//! OpenSSH as a TCP splitter. On each relay, ssh connects to the relay's own sshd and forwards a
+//! port to the next machine on the way (pied-piper 2.2, "Splitting the connection").
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use taut_netlab::world::Host;
 pub const PORT: u16 = 2280;
 /// The address of each relay's sshd, on its loopback.
 const SSHD: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 22);
-/// A directory that sshd's privilege separation needs; Debian creates it when its service starts.
+/// A directory that sshd's privilege separation needs. On Debian, starting the service creates it.
 const RUN_DIR: &str = "/run/sshd";
 
 /// The keys of one world's relays.
@@ -57,7 +57,7 @@ impl Keys {
     }
 }
 
-/// One relay of the baseline: its sshd, and the ssh client that forwards through it.
+/// One relay of the baseline: an sshd, and the ssh client that forwards through it.
 #[derive(Debug)]
 pub struct Splitter {
     sshd: Service,
@@ -65,7 +65,7 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// Forwards connections to `host` at [`PORT`] to `to`.
+    /// Forwards connections that arrive on `host` at [`PORT`] to `to`.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -118,12 +118,13 @@ impl Splitter {
         Ok(Self { sshd, forward })
     }
 
-    /// Returns the address at which it accepts connections.
+    /// Returns the address at which the relay accepts connections.
     pub fn addr(&self) -> SocketAddr {
         self.forward.addr
     }
 
-    /// Returns its processes: the forwarding ssh client, and the sshd whose children do the other half.
+    /// Returns the process ids of the forwarding ssh client and of the sshd. The sshd's children do
+    /// the other half of the work.
     pub fn ids(&self) -> [u32; 2] {
         [self.forward.id(), self.sshd.id()]
     }

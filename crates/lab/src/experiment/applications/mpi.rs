@@ -1,4 +1,4 @@
-//! The parallel program: MPICH among the guests over TCP, each process in a guest of its own.
+//! The parallel program: MPICH among the guests over TCP, with one process in each guest.
 //!
 //! Guests have no sshd. MPICH's launcher prints the command for each host (`-launcher manual`), and
 //! the lab makes the guests run it.

@@ -1,4 +1,4 @@
-//! The plan: what is measured, how often, and in which order.
+//! The plan: the measurements, their number, and their order.
 
 use std::fmt;
 use std::time::Duration;
@@ -138,7 +138,7 @@ pub(super) struct Mpi {
 pub(super) struct Plan {
     pub(super) web: Web,
     pub(super) mpi: Mpi,
-    /// The arms in the order in which they are set up, in each part.
+    /// The arms in the order of their measurement, for each part.
     pub(super) order: Vec<Arm>,
 }
 

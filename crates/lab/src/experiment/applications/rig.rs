@@ -87,7 +87,7 @@ impl Rig {
             let host = world.host(HOSTS[on]);
             let start = || {
                 let booting = Booting::start(host, &tap(number), guest, world.dir())?;
-                // Processes started from here on inherit this thread's CPU affinity.
+                // The guest's later processes inherit the CPU affinity that is set here.
                 cores[on].share(booting.id())?;
                 Ok(booting)
             };

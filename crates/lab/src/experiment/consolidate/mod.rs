@@ -1,7 +1,7 @@
 //! `consolidate`: transfers to a guest that shares its CPU core with other guests and with its
 //! driver domain (vsnoop-paper V-C, figures 5 and 6).
 //!
-//! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
+//! Each guest is a separate kernel (User Mode Linux) on a tap. A gate plays the hypervisor's
 //! scheduler. See `docs/design/lab-worlds.md`.
 
 mod costs;

@@ -1,4 +1,4 @@
-//! The plan: what is measured in which world, how often, and in which order.
+//! The plan: the measurements in each world, their number, and their order.
 
 use std::fmt;
 

@@ -85,7 +85,7 @@ impl Rig {
             };
             let start = || {
                 let booting = Booting::start(world.host(host), tap, guest, world.dir())?;
-                // Processes started from here on inherit this thread's CPU affinity.
+                // The guest's later processes inherit the CPU affinity that is set here.
                 match who {
                     Who::Guest(_) => cores.share(booting.id())?,
                     Who::Client | Who::Sender => cores.set_apart(booting.id())?,

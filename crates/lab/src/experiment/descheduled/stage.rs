@@ -25,7 +25,7 @@ pub(super) const FLOWS: u16 = 2;
 const OFF: Duration = Duration::from_millis(30);
 /// The interval between samples of a flow.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
-/// The length of the intervals in which bytes are counted.
+/// The interval between two readings of the received bytes.
 const PART: Duration = Duration::from_millis(100);
 
 /// A path behind the guest.

@@ -5,33 +5,33 @@ use super::guest::talk::Settings;
 /// A configuration of the receiving guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::experiment) enum Configuration {
-    /// The defaults: a tap as `ip tuntap` creates it, a guest as its kernel boots.
+    /// The defaults of `ip tuntap` for the tap, and of the kernel for the guest.
     AsItComes,
     /// The tuning that needs no early acknowledgement: a long ring, no queueing discipline, and a
     /// receive buffer for the segments that arrive before the guest runs.
     Tuned,
     /// Tuned, with early acknowledgement within the guest's window.
     Snoop,
-    /// The same, from the first segment.
+    /// Tuned, with early acknowledgement within that window from the first segment.
     Early,
-    /// Beyond that window.
+    /// Tuned, with early acknowledgement beyond that window.
     Grow,
-    /// Beyond that window, from the first segment.
+    /// Tuned, with early acknowledgement beyond that window from the first segment.
     GrowEarly,
 }
 
 /// The guest's default receive buffer when tuned, in bytes.
 const BUFFER: u32 = 4 << 20;
 
-/// The part of it that a connection can always use, in bytes. The kernel charges a segment's memory
-/// and not its bytes: see docs/design/lab-worlds.md.
+/// The part of the buffer that a connection can always use, in bytes. The rest is overhead, because
+/// the kernel charges a segment's memory and not its bytes: see docs/design/lab-worlds.md.
 pub(in crate::experiment) const GUEST_RCVBUF: u32 = 1 << 20;
 
 /// The length of a tuned tap's ring.
 pub(in crate::experiment) const RING: u32 = 4096;
 
-/// The largest initial window that the kernel accepts (`ip route ... initrwnd`), in segments; in a
-/// SYN-ACK it is limited to 16 bits.
+/// The largest initial window that the kernel accepts (`ip route ... initrwnd`), in segments. A
+/// SYN-ACK limits the window to 16 bits.
 const INITRWND: u32 = 65_535;
 
 impl Configuration {

@@ -15,7 +15,7 @@ const PTRACE: i64 = 101;
 /// PTRACE_GETREGSET and NT_X86_XSTATE of linux/ptrace.h and linux/elf.h.
 const GETREGSET: u64 = 0x4204;
 const XSTATE: u64 = 0x202;
-/// The error number EINVAL, with which the filter refuses the call.
+/// The error number that a refused call returns: EINVAL.
 const REFUSED: u32 = 22;
 
 /// Replaces this process by the kernel; returns only on failure.

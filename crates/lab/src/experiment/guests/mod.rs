@@ -1,6 +1,6 @@
 //! Guests and the machine that they share: the common parts of experiments with guests.
 //!
-//! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
+//! Each guest is a separate kernel (User Mode Linux) on a tap. A gate plays the hypervisor's
 //! scheduler. See `docs/design/lab-worlds.md`.
 
 pub(super) mod configuration;

@@ -76,7 +76,7 @@ impl Sender {
         };
         let boot = || {
             // QEMU 7.2 sometimes corrupts a processor's flags in the first second of Linux 6.12.
-            // That failure has no bearing on the measurement.
+            // The measurement does not depend on that failure.
             for _ in 1..BOOTS {
                 match once() {
                     Ok(guest) => return Ok(guest),

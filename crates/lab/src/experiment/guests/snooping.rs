@@ -82,7 +82,7 @@ impl Snooping {
         status(&self.taut, &self.control)
     }
 
-    /// Returns the status. Of its flows, only those that lost bytes after an early ACK are included.
+    /// Returns the status. Includes only the flows that lost bytes after an early ACK.
     pub(in crate::experiment) fn counts(&self) -> io::Result<Vec<Value>> {
         let mut taps = self.status()?;
         for flows in taps

@@ -1,4 +1,4 @@
-//! The sender: a stream over a connection of its own, and its timestamps.
+//! The sender: sends a stream over a new connection, and takes its timestamps.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

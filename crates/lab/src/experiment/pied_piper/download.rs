@@ -15,7 +15,7 @@ pub(crate) enum Size {
     Mb50,
 }
 
-/// The way in which a download reaches the client. From [`Way::Split`] to [`Way::Taut`], each way
+/// The way that a download takes to the client. From [`Way::Split`] to [`Way::Taut`], each way
 /// adds one improvement to the previous one (pied-piper 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {

@@ -1,4 +1,4 @@
-//! The plan: which downloads are taken, how often, and in which order.
+//! The plan: the downloads, their number, and their order.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -15,8 +15,8 @@ use crate::peer::curl::{self, Digest, Times};
 use crate::peer::{PeerError, Service, nginx, ssh};
 use taut_netlab::world::World;
 
-/// A world in which all programs run that the ways need. Fields are dropped in this order: the
-/// programs before the world they run in.
+/// A world with the running programs that the ways need. The programs are dropped before the world
+/// that they run in.
 pub(super) struct Stage {
     entrances: Vec<(Way, SocketAddr)>,
     _programs: Programs,

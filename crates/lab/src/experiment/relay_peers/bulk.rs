@@ -78,7 +78,7 @@ pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
     }
 }
 
-/// Returns whether random bytes come out unchanged.
+/// Returns whether the relay forwards random bytes unchanged.
 pub(super) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool> {
     let mut bytes = vec![0; COMPARED];
     Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);

@@ -1,4 +1,4 @@
-//! The plan: what is measured, how often, how long, and in which order.
+//! The plan: the measurements, their number, duration, and order.
 
 use std::time::Duration;
 

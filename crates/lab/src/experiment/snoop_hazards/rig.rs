@@ -147,7 +147,7 @@ impl Rig {
         }
     }
 
-    /// Returns the address by which the peer knows the receiver.
+    /// Returns the address that the peer uses for the receiver.
     pub(super) fn known_addr(&self, cell: &Cell) -> IpAddr {
         match cell.hazard {
             Hazard::Forwarding(Way::Nat) => self.own_addr("guest", cell.v6),

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// How many of a thousand frames are lost; as many are duplicated, and as many are late.
+/// How many of a thousand frames are lost. The same number is duplicated, and the same number is
+/// late.
 const EACH: u64 = 5;
 /// The maximum number of frames that overtake a late one.
 const OVERTAKEN_BY: u64 = 8;

@@ -82,7 +82,7 @@ impl Drop for Entrance {
     }
 }
 
-/// Receives streams, each on a thread of its own, until the listener fails.
+/// Receives streams, each on its own thread, until the listener fails.
 fn receive(listener: &TcpListener, room: &Room) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept()?;
