@@ -160,8 +160,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             }
             Ok(())
         };
-        // Booting a guest moves the calling thread off the guest's core, and `Cores` could then not
-        // choose that core for the next guest.
+        // Runs on its own thread: booting a guest moves the calling thread off the guest's core,
+        // and the next guest could then not choose a core.
         let measured = std::thread::scope(|scope| scope.spawn(&mut on_path).join());
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }

@@ -23,8 +23,9 @@ pub(in crate::experiment) enum Configuration {
 /// The guest's default receive buffer when tuned, in bytes.
 const BUFFER: u32 = 4 << 20;
 
-/// The part of the buffer that a connection can always use, in bytes. The rest is overhead, because
-/// the kernel charges a segment's memory and not its bytes: see docs/design/lab-worlds.md.
+/// The number of bytes that a connection can always put into the buffer. It is less than the
+/// buffer's size, because the kernel charges a segment's memory and not its bytes: see
+/// docs/design/lab-worlds.md.
 pub(in crate::experiment) const GUEST_RCVBUF: u32 = 1 << 20;
 
 /// The length of a tuned tap's ring.

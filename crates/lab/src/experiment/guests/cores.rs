@@ -7,8 +7,8 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The niceness of processes on the shared core. It gives them priority over this machine's other
-/// work there, because a hypervisor's core has no other work. (Without permission to set it, they
-/// keep the default.)
+/// work there, because a hypervisor's core has no other work. (Without permission to set it, the
+/// processes keep the default.)
 const NICE: i32 = -15;
 
 /// The shared core; the cores before it are for everything else.

@@ -24,7 +24,6 @@ const BURST: usize = 32;
 /// Splits super-frames into segments for two reasons. The paper's driver domain had no
 /// super-frames. And User Mode Linux's driver charges 64 KiB of socket memory for every
 /// super-frame, however short, but for a segment only its size, as other drivers do.
-/// segment, as other drivers do.
 ///
 /// # Errors
 /// If a TAP cannot be polled or read.

@@ -23,8 +23,8 @@ const REFUSED: u32 = 22;
 /// User Mode Linux saves its processes' vector registers through ptrace, in a buffer of 2,696
 /// bytes. On a CPU with larger registers (AMX has 11,008 bytes) the host accepts only all of them,
 /// and every process dies at its first instruction. So a seccomp filter refuses that request, and
-/// the kernel saves the 512 bytes that all x86-64 CPUs have. A guest is told to use no other
-/// registers (see [`super::uml`]).
+/// the kernel saves the 512 bytes that all x86-64 CPUs have. Guests are configured to use
+/// no other registers (see [`super::uml`]).
 pub fn become_one(args: &[String]) -> io::Error {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
         let question = SeccompRule::new(vec![

@@ -19,8 +19,8 @@ pub(crate) enum Size {
 /// adds one improvement to the previous one (pied-piper 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
-    /// One connection over the Internet's own path. Of the relays' hosts, this path uses only the
-    /// client's first router.
+    /// One connection over the Internet's own path. The only relay host on this path is the near
+    /// one, which is the client's first router.
     EndToEnd,
     /// One connection, over the relays' hosts as routers: the paper's "Cloud NoSplit".
     Routed,

@@ -155,7 +155,7 @@ impl Rig {
         }
     }
 
-    /// Returns the own address of the guest, or of the receiver behind it.
+    /// Returns the address that `host` itself has: the guest, or the receiver behind it.
     pub(super) fn own_addr(&self, host: &str, v6: bool) -> IpAddr {
         match (host, v6) {
             ("guest", _) => guest_addr(v6),

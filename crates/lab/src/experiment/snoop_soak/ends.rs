@@ -94,7 +94,7 @@ fn receive(stream: &TcpStream, part: &Part, deadline: Instant) -> io::Result<([u
         }
         Reading::Resizing => resize(stream, part.seed, &mut sink, deadline)?,
     }
-    // This read is the first that may return the end of the stream.
+    // Reads nothing if the stream has ended already.
     sink.read_until(stream, u64::MAX, deadline)?;
     let bytes = sink.bytes;
     Ok((sink.sum(), bytes))

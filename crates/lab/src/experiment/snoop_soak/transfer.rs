@@ -311,7 +311,7 @@ fn listens_at(
         .into()
 }
 
-/// Returns the stream's own port and the other end's.
+/// Returns the stream's local port and its peer's port.
 fn ports(stream: &TcpStream) -> Option<(u16, u16)> {
     let own = stream.local_addr().ok()?.port();
     Some((own, stream.peer_addr().ok()?.port()))

@@ -252,7 +252,7 @@ async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Res
     reset_on_close(stream, false)
 }
 
-// === what both do ===
+// === both ends ===
 
 /// Sends until `rest` bytes of `content` are left.
 async fn send(

@@ -26,7 +26,7 @@ const SERVER_PORT: u16 = 9000;
 const TRAP_PORT: u16 = 9001;
 /// The minimum number of connections that the near relay keeps ready.
 const POOL: u32 = 8;
-/// The relays' drain timeout.
+/// The relays' drain timeout, which bounds the duration of a stop.
 pub(super) const DRAIN: Duration = Duration::from_secs(3);
 
 /// A link: its ends, its one-way delay in ms, and its share of lost segments.
@@ -248,7 +248,7 @@ impl Rig {
 impl Side {
     pub(super) const BOTH: [Self; 2] = [Self::Near, Self::Far];
 
-    /// Returns the relay's host.
+    /// Returns the name of the relay's host.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Near => "near",

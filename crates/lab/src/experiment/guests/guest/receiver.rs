@@ -48,8 +48,8 @@ impl Room {
         self.buffers().free.pop()
     }
 
-    /// Takes a buffer back. A buffer of another size belongs to an earlier stream, whose thread
-    /// ends only now, and is freed.
+    /// Takes a buffer back. Frees a buffer of another size: it belongs to an earlier stream, whose
+    /// thread ends only now.
     fn give_back(&self, buffer: Vec<u8>) {
         let mut buffers = self.buffers();
         if buffer.len() == buffers.size && buffers.free.len() < buffers.streams {

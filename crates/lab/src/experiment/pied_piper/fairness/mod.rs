@@ -23,8 +23,8 @@ use flow::Flow;
 use share::Contest;
 
 /// The largest difference between the starts of the two flows; the seed decides which starts first.
-/// A person would call this "the same moment", and it avoids giving one flow the same head start in
-/// all measurements of a run.
+/// The difference is small enough to count as "the same moment", and gives no flow the same head
+/// start in all measurements of a run.
 const APART: Duration = Duration::from_millis(20);
 /// The number of worlds side by side. Each world carries the full rate of its bottleneck all the
 /// time.

@@ -132,8 +132,7 @@ mod tests {
         assert_eq!(jain(&[3.0, 3.0]), Some(1.0));
         assert_eq!(jain(&[5.0, 0.0]), Some(0.5));
         assert_eq!(jain(&[1.0, 0.0, 0.0, 0.0]), Some(0.25));
-        // The paper of 1984 gives this example: if 10 of 100 users have everything, the index is 10
-        // %.
+        // The paper of 1984 gives this example: 10 of 100 users who have everything are 10 % fair.
         let ten_of_a_hundred: Vec<f64> = (0..100).map(|i| f64::from(i < 10)).collect();
         assert!((jain(&ten_of_a_hundred).unwrap() - 0.1).abs() < 1e-12);
         assert_eq!(jain(&[0.0, 0.0]), None);

@@ -17,8 +17,8 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         let (condition, size) = (Condition::Lossy, Size::Mb10);
         found.measured.samples(condition, way, size, |t| t.total)
     };
-    // With loss, the times of downloads vary by an order of magnitude. The ratio is only as good as
-    // the number of samples, which its interval shows.
+    // With loss, the times of downloads vary by an order of magnitude. The interval of the ratio
+    // shows whether there were enough samples.
     let spread = stats::ratio_interval(&totals(Way::EndToEnd), &totals(best));
     let far = |size| {
         Some(Distance::of(

@@ -28,8 +28,8 @@ pub(super) fn ideal() -> Map<String, Value> {
     ])
 }
 
-/// Returns the figures in the text of sections 3.3 and 6.3; the paper's own figures are bars and
-/// curves without numbers. The report shows a key that is also in the headline beside it.
+/// Returns the numbers in the text of sections 3.3 and 6.3, because the figures there are bars and
+/// curves without numbers. The report shows a number beside the headline's figure of the same key.
 pub(super) fn paper() -> Map<String, Value> {
     Map::from_iter([
         ("rtt_client_near_ms".to_owned(), json!(32.7)),
