@@ -1,4 +1,4 @@
-//! The two congestion controls, and those of the kernel that they call.
+//! Taut's two congestion controls, and the kernel's controls that they call.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ impl Control {
     /// Both congestion controls.
     pub const ALL: [Self; 2] = [Self::Bbr, Self::Cubic];
 
-    /// The name of the kernel's congestion control.
+    /// Returns the name of the kernel's congestion control.
     pub fn kernels(self) -> &'static str {
         match self {
             Self::Bbr => "bbr",
@@ -31,7 +31,7 @@ impl Control {
         }
     }
 
-    /// The name under which Taut's is registered, at most 15 bytes.
+    /// Returns the name of Taut's congestion control, which has 15 bytes or fewer.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bbr => "taut_bbr",
@@ -39,7 +39,7 @@ impl Control {
         }
     }
 
-    /// The option of the kernel's configuration that builds the kernel's congestion control.
+    /// Returns the kernel configuration option that builds the kernel's congestion control.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Bbr => "CONFIG_TCP_CONG_BBR",

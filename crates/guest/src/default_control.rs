@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use crate::control::Control;
 use crate::load::Lock;
 
-/// The default in the network namespace of the thread that reads it.
+/// The setting of the default, in the network namespace of the thread that reads it.
 const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The file that records the previous default.
 pub const RECORD: &str = "/run/taut/guest.default";
-/// Bytes of a record at most; a longer file is not Taut's.
+/// The maximum size of a record in bytes; a longer file is not Taut's.
 const LONGEST: u64 = 4096;
 
-/// What [`restore`] did.
+/// The result of [`restore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restored {
     /// The default had not been changed.
     Untouched,
-    /// The default is this again.
+    /// The default is the named control again.
     To(String),
-    /// Another program had changed the default to this meanwhile, and it stays.
+    /// Another program had changed the default to the named control meanwhile, so it stays.
     Others(String),
 }
 
-/// Why the default was not changed.
+/// The reason why the default was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DefaultError {
     /// A file cannot be read or written.
@@ -57,14 +57,14 @@ pub enum DefaultError {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    /// The boot: inodes of namespaces mean nothing after another one.
+    /// The boot ID: inodes of namespaces mean nothing after a reboot.
     boot: String,
     netns: String,
     before: String,
     ours: String,
 }
 
-/// The files that hold the default and its record, and where and when they apply.
+/// The files with the default and its record, and the boot and namespace in which they apply.
 struct Files<'a> {
     setting: &'a Path,
     record: &'a Path,
@@ -72,7 +72,7 @@ struct Files<'a> {
     netns: String,
 }
 
-/// Makes `control` the default, and records the previous default first.
+/// Makes `control` the default, after recording the previous default.
 ///
 /// # Errors
 /// [`DefaultError`].
@@ -80,7 +80,7 @@ pub fn set(control: Control, _: &Lock) -> Result<(), DefaultError> {
     Files::own().set(control.name())
 }
 
-/// Restores the previous default if the present one is still that of [`set`].
+/// Restores the previous default if the present one is still the one that [`set`] made.
 ///
 /// # Errors
 /// [`DefaultError`]; the record stays.
@@ -88,7 +88,7 @@ pub fn restore(_: &Lock) -> Result<Restored, DefaultError> {
     Files::own().restore()
 }
 
-/// The present default.
+/// Returns the present default.
 pub fn current() -> Option<String> {
     read(Path::new(SETTING)).ok()
 }
@@ -115,7 +115,8 @@ impl Files<'_> {
         let now = read(self.setting)?;
         let record = self.recorded()?;
         if let Some(record) = &record {
-            // There is only one record: writing it here would lose the default of the other namespace.
+            // There is only one record. Writing it here would lose the default of the other
+            // namespace.
             self.is_here(record)?;
         }
         let before = match record {
@@ -124,7 +125,7 @@ impl Files<'_> {
             _ => now,
         };
         if before == ours {
-            // It was the default before there was a record, or was set by hand.
+            // The control was the default before there was a record, or was set by hand.
             return Ok(());
         }
         let record = Record {
@@ -134,7 +135,8 @@ impl Files<'_> {
             ours: ours.to_owned(),
         };
         self.save(&record)?;
-        // Even if the name is the same: an unloaded control of that name can still be the default.
+        // Write even if the name is the same: an unloaded control of that name can still be the
+        // default.
         write(self.setting, ours)
     }
 
@@ -167,7 +169,7 @@ impl Files<'_> {
         }
     }
 
-    /// The record, if it is of this boot.
+    /// Returns the record, if it is of this boot.
     fn recorded(&self) -> Result<Option<Record>, DefaultError> {
         match fs::metadata(self.record) {
             Ok(file) if file.len() <= LONGEST => {}
@@ -185,7 +187,7 @@ impl Files<'_> {
         if let Some(directory) = self.record.parent() {
             fs::create_dir_all(directory).map_err(failed("make", directory))?;
         }
-        // Replaced by a rename, so that a record is never half-written.
+        // The record is replaced by a rename, so that it is never half-written.
         let new = self.record.with_extension("new");
         write(&new, &text)?;
         fs::rename(&new, self.record).map_err(failed("write", self.record))
@@ -215,7 +217,7 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Defaul
 mod tests {
     use super::*;
 
-    /// A machine whose default is a file.
+    /// A machine whose default setting is a temporary file.
     struct Machine {
         directory: tempfile::TempDir,
         setting: PathBuf,
@@ -276,7 +278,7 @@ mod tests {
         let restored = machine.here().restore().unwrap();
         assert_eq!(restored, Restored::Others("reno".into()));
         assert_eq!(machine.default(), "reno");
-        // And it is the previous default when Taut sets its own again.
+        // The other program's default is also the previous default when Taut sets its own again.
         fs::write(&machine.setting, "cubic").unwrap();
         machine.here().set("taut_bbr").unwrap();
         fs::write(&machine.setting, "reno").unwrap();

@@ -1,11 +1,11 @@
-//! Why the congestion controls cannot be loaded.
+//! The errors of loading the congestion controls.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use taut_sys::Errno;
 
-/// Why the BPF programs cannot be loaded, read or unloaded.
+/// The reason why the BPF programs cannot be loaded, read or unloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The process has no privileges.
@@ -22,7 +22,7 @@ pub enum LoadError {
         "/sys/fs/bpf is not a BPF file system, and the programs are pinned there; run `mount -t bpf bpf /sys/fs/bpf`"
     )]
     NoBpfFs,
-    /// Users other than root could replace what is pinned in this directory.
+    /// Users other than root could replace the pins in this directory.
     #[error(
         "{path} is not a directory that only root can write to, so another user could choose what is loaded or removed; see who made it \
          (`ls -ld {path}`), remove it and run this again"
@@ -31,16 +31,16 @@ pub enum LoadError {
         /// The directory.
         path: PathBuf,
     },
-    /// The kernel lacks the congestion control that Taut's calls.
+    /// The kernel lacks the congestion control that Taut's control calls.
     #[error(
         "the kernel has no congestion control {name} ({config}): {source}; `modprobe tcp_{name}` may say more"
     )]
     NoKernelControl {
         /// `bbr` or `cubic`.
         name: &'static str,
-        /// The option that builds it.
+        /// The kernel configuration option that builds it.
         config: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Errno,
     },
     /// The kernel has the congestion control but not the types that BPF needs to call it.
@@ -50,10 +50,10 @@ pub enum LoadError {
     NotCallable {
         /// `bbr` or `cubic`.
         name: &'static str,
-        /// The function that is missing.
+        /// The missing function.
         function: &'static str,
     },
-    /// The kernel refuses a BPF program or map, or the object lacks one.
+    /// The kernel rejects a BPF program or map, or the object lacks one.
     #[error("{what}: {source}; TAUT_LOG=libbpf=debug shows why")]
     Bpf {
         /// The part that failed.
@@ -77,7 +77,7 @@ pub(crate) fn bpf(what: &'static str) -> impl Fn(taut_bpf::Error) -> LoadError {
     move |source| LoadError::Bpf { what, source }
 }
 
-/// An error of libbpf's own calls, such as those that pin.
+/// Converts an error of libbpf's own calls, such as those that pin.
 pub(crate) fn libbpf(
     what: &'static str,
     action: &'static str,

@@ -6,10 +6,11 @@ use serde::Serialize;
 
 use crate::raw;
 
-/// Buckets of lengths. Bucket n counts gaps of 2^n ms and more, the last one all longer gaps.
+/// The number of length buckets. Bucket n counts gaps of 2^n ms and more, the last bucket all
+/// longer gaps.
 pub const BUCKETS: usize = raw::GAP_BUCKETS as usize;
 
-/// Off-CPU gaps of one CPU, or of several: times in which the machine was descheduled from it.
+/// The off-CPU gaps of one CPU, or of several: times in which the machine was descheduled from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gaps {
     /// Number of gaps.
@@ -17,12 +18,13 @@ pub struct Gaps {
     /// Their total length.
     #[serde(rename = "total_ns", serialize_with = "nanoseconds")]
     pub total: Duration,
-    /// The longest since the programs were loaded.
+    /// The longest gap since the programs were loaded.
     #[serde(rename = "longest_ns", serialize_with = "nanoseconds")]
     pub longest: Duration,
     /// Number of gaps by length: shorter than 2 ms, shorter than 4 ms, and so on.
     pub lengths: [u64; BUCKETS],
-    /// Scheduler ticks that the programs observed. With none it is unknown whether there were gaps.
+    /// Scheduler ticks that the programs observed. Without any, it is unknown whether there were
+    /// gaps.
     pub ticks: u64,
 }
 
@@ -44,7 +46,8 @@ impl Gaps {
         all
     }
 
-    /// Gaps since `earlier` on the same CPU. The longest of them is estimated from the buckets.
+    /// Returns the gaps since `earlier` on the same CPU. Their longest is estimated from the
+    /// buckets.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut lengths = self.lengths;
@@ -65,7 +68,7 @@ impl Gaps {
         }
     }
 
-    /// The share of the time of `cpus` CPUs that the gaps took, 0 to 1.
+    /// Returns the share of the time of `cpus` CPUs that the gaps took, 0 to 1.
     pub fn share(&self, elapsed: Duration, cpus: usize) -> f64 {
         let all = elapsed.as_secs_f64() * cpus.max(1) as f64;
         match all > 0.0 {
@@ -74,14 +77,14 @@ impl Gaps {
         }
     }
 
-    /// The average length of a gap.
+    /// Returns the average length of a gap.
     pub fn mean(&self) -> Duration {
         let count = u32::try_from(self.count).unwrap_or(u32::MAX);
         self.total.checked_div(count).unwrap_or_default()
     }
 }
 
-/// The length that all gaps of a bucket are shorter than; `None` for the last bucket.
+/// Returns the length that all gaps of a bucket are shorter than; `None` for the last bucket.
 pub(crate) fn upper(bucket: usize) -> Option<Duration> {
     (bucket + 1 < BUCKETS).then(|| Duration::from_millis(2 << bucket))
 }
@@ -106,7 +109,7 @@ fn nanoseconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S:
 mod tests {
     use super::*;
 
-    /// Gaps of 30 ms on each CPU: so many.
+    /// Returns the sum over CPUs that each have this number of gaps of 30 ms.
     fn gaps(counts: &[u64]) -> Gaps {
         let cpu = |count: &u64| {
             let ms = 1_000_000;

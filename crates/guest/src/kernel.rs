@@ -1,4 +1,4 @@
-//! What the programs have to know about the running kernel.
+//! The properties of the running kernel that the programs depend on.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use taut_bpf::kernel::cong_control_arguments;
 
 use crate::raw::GuestConfig;
 
-/// The shortest gap, in nanoseconds. A timer of a running machine is late by tens of microseconds, and by a few hundred
-/// where the kernel disables interrupts; a hypervisor's slice is 3 ms and more.
+/// The shortest gap in nanoseconds. A timer of a running machine is late by tens of microseconds,
+/// or by a few hundred where the kernel disables interrupts; a hypervisor's slice is 3 ms or more.
 const SHORTEST_NS: u64 = 2_000_000;
 
 /// Properties of the running kernel, read from its types rather than its version.
@@ -19,7 +19,7 @@ pub(crate) struct Kernel {
     pub(crate) has_ack_and_flag: bool,
     /// struct_ops can be registered by links (Linux 6.4).
     pub(crate) has_links: bool,
-    /// A timer cannot move to another CPU.
+    /// Timers cannot be bound to a CPU.
     pub(crate) has_one_cpu: bool,
 }
 

@@ -1,9 +1,12 @@
-//! `taut guest` without its kernel module: congestion controls in BPF for virtual machines that are descheduled.
+//! `taut guest` without its kernel module: congestion controls in BPF for virtual machines that are
+//! descheduled.
 //!
-//! `taut_bbr` and `taut_cubic` call the kernel's own BBR and Cubic, and correct what those would conclude from an off-CPU
-//! gap: a time in which the hypervisor ran something else on the machine's CPU, so that nothing that came in was handled.
-//! [`load`] loads and pins them, [`default_control`] makes one the default, [`watch`] reads what they counted. What the
-//! figures mean is pure: [`gaps`], [`counts`], [`verdict`], [`report`]. docs/design/guest.md explains how and why.
+//! `taut_bbr` and `taut_cubic` call the kernel's own BBR and Cubic, and correct the conclusions
+//! that those would draw from an off-CPU gap: a time in which the hypervisor ran something else on
+//! the machine's CPU, so that nothing that arrived was handled. [`load`] loads and pins the
+//! controls, [`default_control`] makes one the default, and [`watch`] reads the counters. The
+//! evaluation is pure: [`gaps`], [`counts`], [`verdict`], [`report`]. docs/design/guest.md explains
+//! the design.
 //!
 //! ```
 //! use std::time::Duration;

@@ -19,7 +19,7 @@ use crate::pins::{Pins, map_name};
 use crate::raw::GuestSince;
 use crate::since::Since;
 
-/// Held by the one command that changes pins and the default at a time.
+/// The lock file: one command at a time changes the pins and the default.
 const LOCK: &str = "/run/taut/guest.lock";
 
 const GAP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gap.bpf.o"));
@@ -27,16 +27,16 @@ const BBR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bbr.bpf.o"));
 const CUBIC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cubic.bpf.o"));
 const TIMER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/timer.bpf.o"));
 
-/// Parts, as errors name them.
+/// Names of the parts in error messages.
 const DETECTOR: &str = "the gap detector";
 const TICK: &str = "the gap detector's program at the scheduler tick";
 
-/// What [`up`] did.
+/// The result of [`up`].
 #[derive(Debug, Default)]
 pub struct Up {
-    /// The congestion controls were loaded before.
+    /// Whether the congestion controls were already loaded.
     pub was_up: bool,
-    /// What works less well on this kernel, one sentence each.
+    /// Limitations on this kernel, one sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ impl Lock {
 /// Loads and pins the programs that are not pinned yet.
 ///
 /// # Errors
-/// [`LoadError`]; then nothing stays loaded.
+/// [`LoadError`]; nothing stays loaded then.
 pub fn up(_: &Lock) -> Result<Up, LoadError> {
     check()?;
     if let Some(pins) = Pins::find()? {
@@ -78,7 +78,7 @@ pub fn up(_: &Lock) -> Result<Up, LoadError> {
                 warnings: Vec::new(),
             });
         }
-        // Left by a command that was killed half-way.
+        // A command that was killed half-way left these.
         pins.clear()?;
     }
     let pins = Pins::make()?;
@@ -89,8 +89,8 @@ pub fn up(_: &Lock) -> Result<Up, LoadError> {
     loaded
 }
 
-/// Unloads what [`up`] has loaded; returns whether anything was. Connections that use one of the congestion controls keep
-/// it until they end.
+/// Unloads what [`up`] has loaded. Returns whether anything was loaded. Connections that use one of
+/// the congestion controls keep it until they end.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -98,7 +98,7 @@ pub fn down(_: &Lock) -> Result<bool, LoadError> {
     Pins::find()?.map_or(Ok(false), Pins::clear)
 }
 
-/// The gap detector, loaded for as long as this exists.
+/// The gap detector, loaded while this exists.
 pub(crate) struct Detector {
     pub(crate) object: Object,
     _tick: Link,
@@ -162,7 +162,7 @@ fn load_all(pins: &Pins) -> Result<Up, LoadError> {
                 .to_owned(),
         );
     }
-    // Pinned last: `is_complete` takes its presence for that of all others.
+    // Pinned last: `is_complete` takes the presence of this pin for that of all others.
     let since: Map<u32, GuestSince> = detector.map("since").map_err(bpf(DETECTOR))?;
     since.insert(&0, &now).map_err(bpf(DETECTOR))?;
     pin(&mut detector, pins, "since")?;
@@ -175,7 +175,7 @@ fn pin(object: &mut Object, pins: &Pins, name: &'static str) -> Result<(), LoadE
         .map_err(libbpf(DETECTOR, "pin a map"))
 }
 
-/// Makes the kernel load its own congestion control if that is a module.
+/// Makes the kernel load its own congestion control if it is a module.
 fn request(control: Control) -> Result<(), LoadError> {
     let name = control.kernels();
     let missing = |source| LoadError::NoKernelControl {
@@ -183,7 +183,8 @@ fn request(control: Control) -> Result<(), LoadError> {
         config: control.configuration(),
         source,
     };
-    // Asked of a socket that is never connected, the kernel looks for the module itself.
+    // When a socket selects a control, even one that is never connected, the kernel loads the
+    // module.
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).map_err(missing)?;
     set_tcp_congestion(&socket, name).map_err(missing)?;
     let function = match control {
@@ -213,7 +214,7 @@ fn attach_tick(detector: &Object) -> Result<Link, LoadError> {
     program.attach().map_err(libbpf(TICK, "attach it"))
 }
 
-/// Whether timers can be bound to a CPU.
+/// Returns whether timers can be bound to a CPU.
 fn binds_timers() -> Result<bool, taut_bpf::Error> {
     let object = Open::new("taut_guest", TIMER)?.load()?;
     Ok(object.run("taut_timer")? == 0)
@@ -263,17 +264,18 @@ fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
     }
     let mut map = object.map_mut(operations).map_err(bpf(what))?;
     if kernel.has_links {
-        // Until the link is pinned the registration ends with this process.
+        // Until the link is pinned, the registration ends with this process.
         let mut link = map.attach_struct_ops().map_err(refused("register it"))?;
         return link
             .pin(pins.path(control.kernels()))
             .map_err(refused("pin its registration"));
     }
-    // Registered by its map, the control outlives this process; unless the map is pinned before, nobody could unregister it.
+    // A control registered by its map outlives this process. The map is pinned first; otherwise the
+    // control could never be unregistered.
     map.pin(pins.path(&map_name(control)))
         .map_err(refused("pin its registration"))?;
     let mut link = map.attach_struct_ops().map_err(refused("register it"))?;
-    // This link exists in libbpf only, and would unregister the control when dropped.
+    // This link exists only in libbpf, and would unregister the control when dropped.
     link.disconnect();
     Ok(())
 }

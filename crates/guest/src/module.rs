@@ -6,12 +6,12 @@ use std::path::Path;
 
 /// The module's counters: lines of a name and a number.
 pub const PATH: &str = "/proc/taut_pvtcp";
-/// Bytes that are read; the module writes fewer.
+/// The maximum number of bytes to read; the module writes fewer.
 const LONGEST: usize = 64 << 10;
-/// Counters that are reported at most.
+/// The maximum number of counters to report.
 const LINES: usize = 200;
 
-/// Reads the counters in the module's order; `None` if the module is not loaded.
+/// Reads the counters in the module's order. Returns `None` if the module is not loaded.
 pub fn counters() -> Option<Vec<(String, u64)>> {
     read(Path::new(PATH)).ok().flatten()
 }
@@ -24,7 +24,8 @@ fn read(path: &Path) -> io::Result<Option<Vec<(String, u64)>>> {
     }
 }
 
-/// Parses lines that begin with a name and a number, and skips everything else: a newer module may write headers or units.
+/// Parses lines that begin with a name and a number. Skips all other lines, because a newer module
+/// may write headers or units.
 fn parse(text: &str) -> Vec<(String, u64)> {
     let line = |line: &str| {
         let mut words = line.split(|c: char| c.is_ascii_whitespace() || c == ':' || c == '=');

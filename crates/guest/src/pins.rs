@@ -1,4 +1,5 @@
-//! The pins: where the programs live while no process holds them, in a directory that only root can change.
+//! The pins, which keep the programs in the kernel without a process, in a directory that only root
+//! can change.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -17,7 +18,7 @@ const TAUT: &str = "/sys/fs/bpf/taut";
 const DIRECTORY: &str = "/sys/fs/bpf/taut/guest";
 /// `BPF_FS_MAGIC` of linux/magic.h.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-/// `BPF_STRUCT_OPS_STATE_INUSE` of the kernel: registered by its map.
+/// `BPF_STRUCT_OPS_STATE_INUSE` of the kernel: the struct_ops is registered by its map.
 const IN_USE: u32 = 1;
 
 /// The directory of the pins.
@@ -27,7 +28,7 @@ pub(crate) struct Pins(&'static Path);
 // === impl Pins ===
 
 impl Pins {
-    /// The directory; `None` if there is none.
+    /// Returns the directory, or `None` if it does not exist.
     ///
     /// # Errors
     /// [`LoadError::NotRoots`] or [`LoadError::File`].
@@ -43,7 +44,7 @@ impl Pins {
         Ok(Some(Self(Path::new(DIRECTORY))))
     }
 
-    /// Makes the directory if it does not exist.
+    /// Creates the directory if it does not exist.
     ///
     /// # Errors
     /// [`LoadError::NoBpfFs`], [`LoadError::NotRoots`] or [`LoadError::File`].
@@ -56,7 +57,7 @@ impl Pins {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
                     return Err(file("make", directory)(e));
                 }
-                // Checked afterwards: another process may have made it first.
+                // Checked afterwards: another process may have created it first.
                 _ => exists(directory)?,
             };
         }
@@ -67,7 +68,7 @@ impl Pins {
         self.0.join(name)
     }
 
-    /// Whether every pin exists; a command that was killed leaves some.
+    /// Returns whether every pin exists. A command that was killed leaves only some.
     pub(crate) fn is_complete(&self) -> bool {
         ["since", "gaps", "counts", "beats"]
             .iter()
@@ -77,12 +78,13 @@ impl Pins {
             })
     }
 
-    /// Unregisters the congestion controls and removes every pin; returns whether anything was loaded.
+    /// Unregisters the congestion controls and removes every pin. Returns whether anything was
+    /// loaded.
     ///
     /// # Errors
     /// [`LoadError`].
     pub(crate) fn clear(self) -> Result<bool, LoadError> {
-        // Pinned last, so removed first: without it the others count as leftovers.
+        // Pinned last, so removed first: without this pin, the others count as leftovers.
         let mut was_up = remove(&self.path("since"))?;
         // The congestion controls use the other pins until they are unregistered.
         for control in Control::ALL {
@@ -99,13 +101,14 @@ impl Pins {
             was_up |= remove(&entry.map_err(file("list", self.0))?.path())?;
         }
         fs::remove_dir(self.0).map_err(file("remove", self.0))?;
-        // Fails while another job of Taut has pins there.
+        // Fails while another command of Taut has pins in the directory.
         let _ = fs::remove_dir(TAUT);
         Ok(was_up)
     }
 }
 
-/// The pin of the map that registers a congestion control where there are no links (before Linux 6.4).
+/// Returns the name of the pin of the map that registers a congestion control on kernels without
+/// links (before Linux 6.4).
 pub(crate) fn map_name(control: Control) -> String {
     format!("{}-map", control.kernels())
 }
@@ -116,11 +119,11 @@ fn unregister(path: &Path) -> Result<(), LoadError> {
     let map = MapHandle::from_pinned_path(path).map_err(&refused)?;
     let key = 0_u32.to_ne_bytes();
     let value = map.lookup(&key, MapFlags::ANY).map_err(&refused)?;
-    // The kernel's struct begins with a count of references and the state.
+    // The kernel's struct begins with a reference count and the state.
     let state = value.as_deref().and_then(read_prefix::<[u32; 2]>);
     match state {
         Some(([_, IN_USE], _)) => map.delete(&key).map_err(&refused),
-        // The command that was to register it, or has already unregistered it, was killed.
+        // The command that should have registered it, or had already unregistered it, was killed.
         _ => Ok(()),
     }
 }
@@ -129,11 +132,11 @@ fn is_bpf_fs() -> bool {
     statfs(BPF_FS).is_ok_and(|fs| fs.f_type as u64 == BPF_FS_MAGIC)
 }
 
-/// Whether the directory exists.
+/// Returns whether the directory exists.
 ///
 /// # Errors
-/// [`LoadError::NotRoots`] if another user could have root load or remove files of their choice:
-/// `mount -t bpf` lets every user make directories.
+/// [`LoadError::NotRoots`] if another user could make root load or remove files of that user's
+/// choice: with `mount -t bpf`, every user may create directories.
 fn exists(directory: &Path) -> Result<bool, LoadError> {
     match fs::symlink_metadata(directory) {
         Ok(found) if found.is_dir() && found.uid() == 0 && found.mode() & 0o022 == 0 => Ok(true),

@@ -9,12 +9,12 @@ use crate::counts::{self, Count, Counts};
 use crate::gaps::{BUCKETS, Gaps, upper};
 use crate::verdict::{Descheduling, Unknown};
 
-/// What happened in a span of time.
+/// The events in a span of time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Whether the congestion controls are loaded.
     pub is_up: bool,
-    /// The default of new connections in this network namespace.
+    /// The default congestion control of new connections in this network namespace.
     pub default: Option<String>,
     /// Number of CPUs that are online.
     pub cpus: usize,
@@ -25,11 +25,11 @@ pub struct Report {
     pub gaps: Gaps,
     /// Their share of the time of all CPUs, 0 to 1.
     pub gap_share: f64,
-    /// The largest share of a single CPU, on which the verdict rests.
+    /// The largest share of a single CPU, on which the verdict is based.
     pub worst_gap_share: f64,
-    /// The share of CPU time that the hypervisor reports as stolen; `None` if it does not report it.
+    /// The share of CPU time that the hypervisor reports as stolen; `None` if it reports none.
     pub steal_share: Option<f64>,
-    /// What the congestion controls did about gaps.
+    /// The counters of the congestion controls.
     #[serde(serialize_with = "counts::serialize")]
     pub counts: Counts,
     /// The counters of the kernel module; `None` if it is not loaded.

@@ -1,4 +1,4 @@
-//! When `taut guest up` finished: status counts from then on.
+//! The time at which `taut guest up` finished; `status` counts from then on.
 
 use std::fs;
 use std::time::Duration;
@@ -8,10 +8,11 @@ use taut_sys::steal::Steal;
 
 use crate::raw::GuestSince;
 
-/// The time and the steal at which the programs were loaded. It is pinned with them, so it is as old as they are.
+/// The time and the steal time at which the programs were loaded. Pinned with the programs, so it
+/// has the same age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Since {
-    /// CLOCK_MONOTONIC, which nobody can set.
+    /// CLOCK_MONOTONIC, which cannot be set.
     clock: Duration,
     pub(crate) steal: Option<Steal>,
 }
@@ -19,13 +20,13 @@ pub(crate) struct Since {
 // === impl Since ===
 
 impl Since {
-    /// The present, as it is pinned.
+    /// Returns the present time and steal time in the pinned form.
     pub(crate) fn now() -> GuestSince {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         encode(clock(), stat.lines().next().unwrap_or_default())
     }
 
-    /// How long ago that was.
+    /// Returns the time since then.
     pub(crate) fn age(self) -> Duration {
         clock().saturating_sub(self.clock)
     }
@@ -50,7 +51,7 @@ fn encode(clock: Duration, line: &str) -> GuestSince {
         clock_ns: u64::try_from(clock.as_nanos()).unwrap_or(u64::MAX),
         ..GuestSince::default()
     };
-    // Cut if it is too long, and always terminated: steal is the eighth number, and there is room for ten.
+    // Cut to size and always terminated. Steal is the eighth number, and there is room for ten.
     let line = line.bytes().take(since.stat.len() - 1).chain([b'\n']);
     for (to, byte) in since.stat.iter_mut().zip(line) {
         *to = byte;

@@ -1,4 +1,4 @@
-//! Whether off-CPU gaps matter on this machine.
+//! Decides whether off-CPU gaps matter on this machine.
 
 use std::time::Duration;
 
@@ -6,28 +6,29 @@ use serde::Serialize;
 
 use crate::gaps::Gaps;
 
-/// Gaps that take a smaller share of the time have no measurable effect.
+/// The share of the time below which gaps have no measurable effect.
 const MATTERS: f64 = 0.01;
-/// Gaps farther apart than this leave BBR ten round trips of 100 ms, in which its model recovers.
+/// The distance of gaps that leaves BBR ten round trips of 100 ms, in which its model recovers.
 const RARE: Duration = Duration::from_secs(1);
-/// BBR loses its rate when it has less than 70 % of its CPU (arXiv 2601.05665).
+/// The share of gaps from which BBR loses its rate: it then has less than 70 % of its CPU (arXiv
+/// 2601.05665).
 const LOSES: f64 = 0.3;
 
-/// How much the gaps matter.
+/// The effect of the gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Descheduling {
     /// There were no gaps.
     Never,
-    /// There were too few to matter.
+    /// There were too few gaps to matter.
     Rarely,
-    /// There were enough to disturb what BBR measures.
+    /// There were enough gaps to disturb BBR's measurements.
     Often,
-    /// They took so much time that BBR loses its rate.
+    /// The gaps took enough time for BBR to lose its rate.
     Mostly,
 }
 
-/// Why there is no verdict.
+/// The reason why there is no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
     /// No scheduler tick was observed, and the programs detect gaps by late ticks.
@@ -47,7 +48,8 @@ pub enum Unknown {
 // === impl Descheduling ===
 
 impl Descheduling {
-    /// The verdict on the CPU with the worst gaps in this time: one CPU handles a connection, and idle CPUs have no gaps.
+    /// Returns the verdict on the CPU with the worst gaps in this time. One CPU handles a
+    /// connection, and idle CPUs have no gaps.
     ///
     /// # Errors
     /// [`Unknown`].
@@ -73,7 +75,7 @@ impl Descheduling {
         }
     }
 
-    /// The verdict and what to do about it, in a sentence.
+    /// Returns the verdict and the recommendation, in a sentence.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Never => "this machine was never descheduled: nothing is recommended",
@@ -97,7 +99,7 @@ impl Descheduling {
 mod tests {
     use super::*;
 
-    /// One CPU in ten seconds: `count` gaps of the length `each`.
+    /// Returns one CPU's gaps in ten seconds: `count` gaps of length `each`.
     fn gaps(count: u32, each: Duration) -> Gaps {
         Gaps {
             count: count.into(),
@@ -154,7 +156,7 @@ mod tests {
         let mut cpus = vec![gaps(0, Duration::ZERO); 64];
         cpus[17] = gaps(250, Duration::from_millis(30));
         assert_eq!(verdict(&cpus), Descheduling::Mostly);
-        // Nor do the small gaps of many CPUs add up.
+        // Small gaps on many CPUs do not add up either.
         assert_eq!(
             verdict(&vec![gaps(5, Duration::from_millis(15)); 64]),
             Descheduling::Rarely

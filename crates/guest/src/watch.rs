@@ -1,4 +1,4 @@
-//! Reads what the BPF programs counted, and detects gaps where none are loaded.
+//! Reads the counters of the BPF programs, and detects gaps itself if none are loaded.
 
 use std::fs;
 use std::iter;
@@ -18,7 +18,7 @@ use crate::since::Since;
 
 const COUNTERS: &str = "the counters of taut guest";
 
-/// The counters of the loaded programs, or of a gap detector that is loaded for the purpose.
+/// The counters of the loaded programs, or of a gap detector loaded for the purpose.
 #[derive(Debug)]
 pub struct Watch {
     gaps: PerCpu<raw::Gaps>,
@@ -27,21 +27,21 @@ pub struct Watch {
     detector: Option<Detector>,
 }
 
-/// Everything counted up to a moment.
+/// All counters at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// The gaps of each CPU.
     pub gaps: Vec<Gaps>,
-    /// What the congestion controls did about them.
+    /// The counters of the congestion controls.
     pub counts: Counts,
-    /// The time that the hypervisor reports as stolen; `None` if it does not report it.
+    /// The time that the hypervisor reports as stolen; `None` if it reports none.
     pub steal: Option<Steal>,
 }
 
 // === impl Sample ===
 
 impl Sample {
-    /// Gaps since `earlier` on each CPU.
+    /// Returns the gaps since `earlier` on each CPU.
     pub fn gaps_since(&self, earlier: &Self) -> Vec<Gaps> {
         let then = earlier.gaps.iter().cloned();
         let then = then.chain(iter::repeat_with(Gaps::default));
@@ -49,7 +49,7 @@ impl Sample {
         each.map(|(now, then)| now.since(&then)).collect()
     }
 
-    /// The share of all CPU time since `earlier` that the hypervisor reports as stolen.
+    /// Returns the share of all CPU time since `earlier` that the hypervisor reports as stolen.
     pub fn steal_share_since(&self, earlier: &Self) -> Option<f64> {
         self.steal?.share_since(earlier.steal?)
     }
@@ -58,7 +58,8 @@ impl Sample {
 // === impl Watch ===
 
 impl Watch {
-    /// Opens the counters of the programs that `taut guest up` loaded; if there are none, loads a gap detector of its own.
+    /// Opens the counters of the programs that `taut guest up` loaded. If there are none, loads a
+    /// gap detector of its own.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -90,17 +91,17 @@ impl Watch {
         })
     }
 
-    /// Whether the congestion controls are loaded.
+    /// Returns whether the congestion controls are loaded.
     pub fn is_up(&self) -> bool {
         self.detector.is_none()
     }
 
-    /// How long they have been loaded.
+    /// Returns the time since the programs were loaded.
     pub fn age(&self) -> Duration {
         self.since.map(Since::age).unwrap_or_default()
     }
 
-    /// The sample of the moment when they were loaded.
+    /// Returns the sample of the moment when the programs were loaded.
     pub fn at_load(&self) -> Sample {
         Sample {
             steal: self.since.and_then(|since| since.steal),
@@ -108,7 +109,7 @@ impl Watch {
         }
     }
 
-    /// Number of CPUs that are online.
+    /// Returns the number of CPUs that are online.
     pub fn cpus(&self) -> usize {
         let online = fs::read_to_string("/sys/devices/system/cpu/online");
         online.ok().and_then(|list| cpus(&list)).unwrap_or(1)
@@ -128,7 +129,7 @@ impl Watch {
     }
 }
 
-/// The number of CPUs in a list of ranges, such as `0-3,6`.
+/// Returns the number of CPUs in a list of ranges, such as `0-3,6`.
 fn cpus(list: &str) -> Option<usize> {
     let range = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -2,9 +2,9 @@
 //!
 //! systemd keeps the port open before this process starts and while it restarts: connections that
 //! arrive in between wait in the kernel's accept queue. Descriptors start at 3; `LISTEN_PID`,
-//! `LISTEN_FDS` and `LISTEN_FDNAMES` give the process they are for, their number and their names.
-//! The variables stay set: child processes have other PIDs and ignore them, and changing the
-//! environment is unsound while other threads run.
+//! `LISTEN_FDS` and `LISTEN_FDNAMES` give the PID of the receiving process, the number of
+//! descriptors and their names. The variables stay set: child processes have other PIDs and ignore
+//! them, and changing the environment is unsound while other threads run.
 
 use std::io;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub enum ActivationError {
     /// The variables contradict themselves.
     #[error("the service manager's LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES are invalid: {0}")]
     Environment(io::Error),
-    /// More than [`MAX_SOCKETS`].
+    /// The service manager passed more than [`MAX_SOCKETS`].
     #[error("the service manager passes {0} sockets; at most {MAX_SOCKETS} are supported")]
     TooMany(usize),
     /// A descriptor that is not a listening TCP socket.
@@ -47,14 +47,14 @@ pub enum ActivationError {
         fd: RawFd,
         /// The name given by `LISTEN_FDNAMES`.
         name: String,
-        /// The check that failed, as in [`listening_addr`].
+        /// The check that failed, as reported by [`listening_addr`].
         source: Errno,
     },
 }
 
 /// Returns the sockets that the service manager passed to this process. Only the first call in a
-/// process returns them; later calls return none. Call it before anything else opens descriptors:
-/// a wrong `LISTEN_FDS` could name those.
+/// process returns them; later calls return none. Call it before anything else opens descriptors,
+/// because a wrong `LISTEN_FDS` could refer to those.
 ///
 /// # Errors
 /// [`ActivationError`].

@@ -10,8 +10,8 @@ use libbpf_rs::libbpf_sys as sys;
 
 use crate::Errno;
 
-/// Enables the kernel's run-time statistics of BPF programs (Linux 5.8) until it is dropped. They cost
-/// every program of the machine some tens of nanoseconds per run.
+/// Enables the kernel's run-time statistics of BPF programs (Linux 5.8) until it is dropped. They
+/// cost every program of the machine some tens of nanoseconds per run.
 #[derive(Debug)]
 pub struct RunTimes {
     #[expect(dead_code, reason = "closing it on drop disables the statistics")]
@@ -66,15 +66,15 @@ const INTERRUPTIONS: u32 = 1000;
 /// A key of a map and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 
-/// Returns all elements of a hash map with keys and values of these sizes. `flags` apply to each element,
-/// such as `BPF_F_LOCK`.
+/// Returns all elements of a hash map with keys and values of these sizes. `flags` apply to each
+/// element, such as `BPF_F_LOCK`.
 ///
-/// The map is read bucket by bucket, so the call ends even if elements are added and removed meanwhile.
-/// An element that exists throughout is returned once. Elements that come or go may be missed, and an
-/// element that is removed and added again may be returned twice.
+/// The map is read bucket by bucket, so the call ends even if elements are added and removed
+/// meanwhile. An element that exists throughout is returned once. Elements that are added or
+/// removed meanwhile may be missed, and an element that is removed and added again may be returned
+/// twice.
 ///
-/// # Errors
-/// `EINVAL` if it is not such a map or does not support the flags.
+/// # Errors `EINVAL` if the map is not a hash map or does not support the flags.
 pub fn hash_entries(
     map: BorrowedFd<'_>,
     key_size: usize,
@@ -88,7 +88,7 @@ pub fn hash_entries(
     };
     let mut size = BATCH;
     let mut entries = Vec::new();
-    // The position in a hash map is a bucket's number.
+    // The position in a hash map is a bucket number.
     let (mut from, mut next) = (None, 0_u32);
     let mut interruptions = 0;
     loop {
@@ -111,8 +111,8 @@ pub fn hash_entries(
         };
         let error = (done != 0).then(|| Errno::from_raw_os_error(-done));
         match error {
-            // The next bucket does not fit the batch. (A batch that is not full is not the end: the
-            // bucket after it did not fit.)
+            // The next bucket does not fit the batch. (A partly filled batch is not the end either:
+            // the bucket after it did not fit.)
             Some(Errno::NOSPC) if count == 0 && size < BATCH_MAX => {
                 size *= 2;
                 continue;

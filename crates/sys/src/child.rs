@@ -41,8 +41,8 @@ pub fn children_cpu_time() -> io::Result<Duration> {
 // === impl Child ===
 
 impl Child {
-    /// Starts `command` in `netns`, as the leader of a process group of its own. The kernel kills
-    /// it when this process ends for any reason.
+    /// Starts `command` in `netns`, as the leader of its own process group. The kernel kills the
+    /// process when this one ends for any reason.
     ///
     /// Only the network namespace changes; `/sys` still shows the caller's devices.
     ///
@@ -59,7 +59,7 @@ impl Child {
                     Some(LinkNameSpaceType::Network),
                 )?;
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                // If the parent died before the line above, the signal will never come.
+                // If the parent died before the line above, the signal never arrives.
                 if rustix::process::getppid() != Some(parent) {
                     return Err(rustix::io::Errno::SRCH.into());
                 }
@@ -102,7 +102,7 @@ impl Child {
         &mut self.child
     }
 
-    /// Sends `signal` to the process alone. Succeeds if the process has ended.
+    /// Sends `signal` to the process alone. Succeeds if the process has already ended.
     ///
     /// # Errors
     /// `PermissionDenied`.
@@ -149,7 +149,7 @@ impl Child {
         Ok(status)
     }
 
-    /// Waits until the process ends, for at most `limit`. Returns `None` if it still runs then.
+    /// Waits for the process to end, up to `limit`. Returns `None` if it still runs after that.
     ///
     /// # Errors
     /// Those of `poll` and `waitpid`.
@@ -189,7 +189,7 @@ impl AsFd for Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Drop cannot report an error, and nothing else could be done about it.
+        // Drop cannot report an error, and there is no remedy.
         let _ = self.kill();
     }
 }

@@ -50,7 +50,7 @@ impl Readiness {
     /// The connection has failed.
     pub const FAILED: Self = Self(EventFlags::ERR.union(EventFlags::HUP));
 
-    /// A read would not block: there is data, an end of stream or an error.
+    /// Returns whether a read would not block: there is data, an end of stream or an error.
     pub fn readable(self) -> bool {
         self.0.intersects(
             EventFlags::IN
@@ -61,20 +61,20 @@ impl Readiness {
         )
     }
 
-    /// A write would not block: there is room, or an error.
+    /// Returns whether a write would not block: there is room, or an error.
     pub fn writable(self) -> bool {
         self.0
             .intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// Whether a short read may leave data in the socket: the stream has ended or failed, or has an
-    /// urgent mark, at which reads stop.
+    /// Returns whether a short read may leave data in the socket: the stream has ended or failed,
+    /// or has an urgent mark, where reads stop.
     pub fn short_read_is_inconclusive(self) -> bool {
         self.0
             .intersects(EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// Whether the socket has a pending error.
+    /// Returns whether the socket has a pending error.
     pub fn failed(self) -> bool {
         self.0.contains(EventFlags::ERR)
     }
@@ -107,8 +107,8 @@ impl Poller {
         epoll::add(&self.0, fd, EventData::new_u64(token), interest.flags())
     }
 
-    /// Changes the token and the interest of `fd`, which was added before. Its current readiness
-    /// is reported again.
+    /// Changes the token and the interest of `fd`, which was added before. The poller reports its
+    /// current readiness again.
     ///
     /// # Errors
     /// `ENOENT` if `fd` was not added, `ENOMEM`.
@@ -163,7 +163,7 @@ impl Waker {
 
     /// Makes the poller's current or next wait return.
     pub fn wake(&self) {
-        // The only error is EAGAIN after 2^64-2 wakes without `clear`: the poller is awake then.
+        // The only error is EAGAIN, after 2^64-2 wakes without `clear`; the poller is awake then.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 

@@ -14,7 +14,7 @@ use crate::route::Family;
 const RTM_GETNETCONF: u16 = 82;
 const NETCONFA_IFINDEX: u16 = 1;
 
-/// Looks up the indices of many interfaces through one socket, in the network namespace in which it
+/// Looks up the indices of many interfaces through one socket, in the network namespace where it
 /// was opened.
 #[derive(Debug)]
 pub struct InterfaceLookup(OwnedFd);
@@ -64,11 +64,10 @@ impl InterfaceLookup {
 }
 
 /// Returns whether the interface has settings for this IP version (`in_device`, `inet6_dev`). The
-/// kernel drops them when the interface loses the protocol and creates them with default values
-/// when it gets the protocol back; renaming the interface keeps them.
+/// kernel drops the settings when the interface loses the protocol, and creates them with default
+/// values when it gets the protocol back. Renaming the interface keeps them.
 ///
-/// # Errors
-/// The kernel's error, also if it was built without the protocol.
+/// # Errors The kernel's error, including that of a kernel built without the protocol.
 pub fn has_family(index: u32, family: Family) -> io::Result<bool> {
     // `struct netconfmsg` with its padding.
     let header = [family.number(), 0, 0, 0];
@@ -115,7 +114,7 @@ pub fn index(name: &CStr) -> io::Result<Option<u32>> {
     }
 }
 
-/// Reads the last system error as "no such interface" or as a failure.
+/// Interprets the last system error: either "no such interface" or a failure.
 fn none_or_error<T>() -> io::Result<Option<T>> {
     let error = io::Error::last_os_error();
     match Errno::from_io_error(&error) {

@@ -1,7 +1,7 @@
 //! Safe Rust wrappers of the kernel interfaces that Taut uses.
 //!
-//! This is the only crate of the workspace in which `unsafe` may appear. Each module wraps one family
-//! of system calls and documents units and errors. It contains no policy: callers decide.
+//! This is the only crate of the workspace that may contain `unsafe`. Each module wraps one family
+//! of system calls and documents units and errors. The crate contains no policy: callers decide.
 //!
 //! ```
 //! use taut_sys::sock_diag::SockDiag;

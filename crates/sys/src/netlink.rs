@@ -13,7 +13,7 @@ use rustix::net::{
 /// Marks an attribute that contains attributes (NLA_F_NESTED).
 const NESTED: u16 = 0x8000;
 
-/// Links, addresses, qdiscs (NETLINK_ROUTE). The protocol's number is 0, which rustix expresses as
+/// Links, addresses, qdiscs (NETLINK_ROUTE). The protocol number is 0, which rustix expresses as
 /// `None`.
 pub(crate) const ROUTE: Option<Protocol> = None;
 /// nftables, among others (NETLINK_NETFILTER).
@@ -34,7 +34,7 @@ pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
 pub(crate) const NLMSG_ERROR: u16 = 2;
 pub(crate) const NLMSG_DONE: u16 = 3;
 
-/// The kernel answers at once; the timeout only guards against one that does not.
+/// The time limit for an answer. The kernel answers at once; the limit is only a safeguard.
 pub(crate) const ANSWER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// One or more netlink messages under construction.

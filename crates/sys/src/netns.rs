@@ -43,9 +43,9 @@ impl NetnsError {
         &self.source
     }
 
-    /// Returns whether the namespace or process does not exist (any more).
+    /// Returns whether the namespace or process does not exist, or no longer exists.
     pub fn is_gone(&self) -> bool {
-        // EINVAL: the file exists, but no namespace is mounted on it any more.
+        // EINVAL: the file exists, but no namespace is mounted on it.
         matches!(
             Errno::from_io_error(&self.source),
             Some(Errno::NOENT | Errno::SRCH | Errno::INVAL)
@@ -62,8 +62,8 @@ fn hint(source: &io::Error) -> &'static str {
 
 /// The identity of a network namespace: device and inode of its `ns/net` file.
 ///
-/// Two equal identities mean the same namespace while it exists; the kernel may reuse the inode
-/// number afterwards.
+/// Equal identities mean the same namespace while it exists; afterwards, the kernel may reuse the
+/// inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NetnsId {
     device: u64,
@@ -78,7 +78,7 @@ impl NetnsId {
         }
     }
 
-    /// Returns the inode number, which is also what BPF programs see (`net->ns.inum`).
+    /// Returns the inode number, which is also the number that BPF programs see (`net->ns.inum`).
     pub fn inode(self) -> u64 {
         self.inode
     }
@@ -150,7 +150,7 @@ impl Netns {
             rustix::mount::mount_bind("/proc/thread-self/ns/net", &path)
         });
         if let Err(e) = made {
-            // `create_new` made sure that the file is ours; do not leave a name without a namespace.
+            // The file is ours, because of `create_new`; do not leave a name without a namespace.
             let _ = fs::remove_file(&path);
             return Err(NetnsError::new(name, "could not create it", e));
         }
@@ -225,7 +225,7 @@ impl Netns {
     /// [`crate::child`]).
     ///
     /// # Errors
-    /// The namespace could not be entered; `job` has not run.
+    /// [`NetnsError`] if the namespace cannot be entered; `job` has not run then.
     pub fn run<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         on_new_thread(|| {
             rustix::thread::move_into_link_name_space(
@@ -282,7 +282,7 @@ fn prepare_dir() -> io::Result<()> {
     rustix::fs::flock(&dir, FlockOperation::LockExclusive)?;
     let shared = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
     match rustix::mount::mount_change(NETNS_DIR, shared) {
-        // Not a mount point yet.
+        // The directory is not a mount point yet.
         Err(Errno::INVAL) => {
             rustix::mount::mount_bind_recursive(NETNS_DIR, NETNS_DIR)?;
             rustix::mount::mount_change(NETNS_DIR, shared)?;

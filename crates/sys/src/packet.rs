@@ -14,8 +14,8 @@ pub struct PacketSocket {
 // === impl PacketSocket ===
 
 impl PacketSocket {
-    /// Opens a socket for the device with this index in the calling thread's network namespace. Its
-    /// frames carry `mark` (`skb->mark`).
+    /// Opens a socket for the device with this index in the calling thread's network namespace.
+    /// Frames that it sends carry `mark` (`skb->mark`).
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_RAW and CAP_NET_ADMIN, `ENODEV` if there is no such device.
@@ -46,7 +46,8 @@ impl PacketSocket {
     /// Sends a frame that starts with its Ethernet header.
     ///
     /// # Errors
-    /// `ENOBUFS` if the device's queue is full, `EMSGSIZE` if the frame is longer than its MTU allows, `ENETDOWN`.
+    /// `ENOBUFS` if the device's queue is full, `EMSGSIZE` if the frame is longer than the MTU
+    /// allows, `ENETDOWN`.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         rustix::net::send(&self.fd, frame, rustix::net::SendFlags::empty())?;
         Ok(())

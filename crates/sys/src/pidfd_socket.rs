@@ -34,7 +34,7 @@ pub struct Buffers {
     pub send: u32,
     /// Limit of the receive queue.
     pub receive: u32,
-    /// The buffers that the kernel does not tune.
+    /// The buffers that the kernel does not auto-tune.
     pub locks: BufferLocks,
 }
 
@@ -53,14 +53,14 @@ impl Pidfd {
     /// Opens the process with this PID.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process (any more).
+    /// `ESRCH` if there is no such process, or no longer.
     pub fn open(pid: u32) -> Result<Self, Errno> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let flags = PidfdFlags::empty();
         Ok(Self(pidfd_open(pid.ok_or(Errno::SRCH)?, flags)?))
     }
 
-    /// Duplicates the process's descriptor with this number if it is the socket with this cookie.
+    /// Duplicates descriptor `descriptor` of the process if it is the socket with this cookie.
     /// Returns `None` if the number is unused or refers to another file by now.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Pidfd {
     /// CAP_SYS_PTRACE.
     pub fn socket(&self, descriptor: RawFd, cookie: u64) -> Result<Option<PidfdSocket>, Errno> {
         let socket = match pidfd_getfd(&self.0, descriptor, PidfdGetfdFlags::empty()) {
-            // The process has closed it.
+            // The process has closed the descriptor.
             Err(Errno::BADF) => return Ok(None),
             other => PidfdSocket(Some(other?)),
         };
@@ -82,7 +82,7 @@ impl Pidfd {
 
 impl PidfdSocket {
     fn fd(&self) -> Result<BorrowedFd<'_>, Errno> {
-        // `None` only during drop.
+        // The descriptor is `None` only during drop.
         self.0.as_ref().map(AsFd::as_fd).ok_or(Errno::BADF)
     }
 
@@ -99,8 +99,8 @@ impl PidfdSocket {
         })
     }
 
-    /// Sets the send buffer in bytes including overhead, beyond `net.core.wmem_max` if asked.
-    /// The kernel no longer tunes it afterwards ([`BufferLocks`]).
+    /// Sets the send buffer in bytes including overhead, even beyond `net.core.wmem_max`. The
+    /// kernel no longer tunes the buffer afterwards ([`BufferLocks`]).
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN.
@@ -109,8 +109,9 @@ impl PidfdSocket {
         sockopt::set_socket_send_buffer_size_force(self.fd()?, bytes as usize / 2)
     }
 
-    /// Does the same for the receive buffer and `net.core.rmem_max`. A window that was already
-    /// advertised is not withdrawn.
+    /// Sets the receive buffer in bytes including overhead, even beyond `net.core.rmem_max`. The
+    /// kernel no longer tunes the buffer afterwards. A window that was already advertised is not
+    /// withdrawn.
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN.
@@ -213,7 +214,7 @@ mod tests {
                 receive: true
             }
         );
-        // Beyond the limit for unprivileged processes.
+        // This size is beyond the limit for unprivileged processes.
         let bound = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
         let bound: u32 = bound.trim().parse().unwrap();
         socket.set_receive_buffer(bound.saturating_mul(4)).unwrap();
@@ -229,7 +230,7 @@ mod tests {
         let (near, far) = connection();
         let cookie = sockopt::socket_cookie(&near).unwrap();
         assert!(own().socket(far.as_raw_fd(), cookie).unwrap().is_none());
-        // Neither a file nor an unused number.
+        // Neither a file nor an unused number is accepted.
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(own().socket(file.as_raw_fd(), cookie).unwrap().is_none());
         let number = file.into_raw_fd();

@@ -11,8 +11,8 @@ use crate::socket::Stream;
 
 /// Both ends of a pipe.
 ///
-/// The kernel counts a pipe's *slots* (one per page fragment), not its bytes: a pipe can be full
-/// well below its capacity (many small segments) and hold more than its capacity (one slot may be a
+/// The kernel counts a pipe's *slots* (one per page fragment), not its bytes. A pipe can be full
+/// well below its capacity (many small segments), or hold more than its capacity (one slot may be a
 /// coalesced super-segment). Callers must count the bytes that go in and out instead of relying on
 /// the capacity.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Creates a pipe of at least `capacity` bytes.
+    /// Creates a pipe with a capacity of `capacity` bytes or more.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE`. `EPERM` if the user's pipes exceed `fs.pipe-user-pages-soft` or
@@ -38,7 +38,7 @@ impl Pipe {
 
     /// Moves up to `max` bytes from the socket's receive queue into the pipe.
     ///
-    /// It stops at an urgent mark. There it returns `EAGAIN` or, if a FIN has arrived as well,
+    /// Stops at an urgent mark. At the mark it returns `EAGAIN` or, if a FIN has arrived as well,
     /// `Ok(0)`, so `Ok(0)` does *not* prove the end of the stream.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Pipe {
     /// Reads from the pipe.
     ///
     /// # Errors
-    /// `EAGAIN` if it is empty.
+    /// `EAGAIN` if the pipe is empty.
     pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         rustix::io::read(&self.read, buf)
     }

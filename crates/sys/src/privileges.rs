@@ -10,7 +10,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::Errno;
 
-/// A capability that a long-running job of Taut may keep (capabilities(7)).
+/// A capability that a daemon of Taut may keep (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     /// Bind ports below `net.ipv4.ip_unprivileged_port_start`.
@@ -50,13 +50,13 @@ pub enum PrivilegesError {
         /// The error of the look-up.
         source: std::io::Error,
     },
-    /// The process lacks a capability that it should keep.
+    /// The process lacks a capability in `keep`.
     #[error("this process lacks {0}, which it needs; start it as root or with that capability")]
     Missing(&'static str),
     /// A system call failed.
     #[error("cannot {what}: {source}; start as root, or configure no user to switch to")]
     Call {
-        /// What the call does, as an infinitive.
+        /// The action of the call, as an infinitive.
         what: &'static str,
         /// The call's error.
         source: Errno,
@@ -64,9 +64,9 @@ pub enum PrivilegesError {
 }
 
 /// Switches to `user` and its groups (`None`: keeps the current user), keeps the capabilities in
-/// `keep` and drops all others permanently: also from the bounding set, and with no_new_privs, so
-/// that executed programs cannot regain them. Without CAP_SETPCAP the bounding set stays as it is,
-/// and no_new_privs alone prevents that.
+/// `keep` and drops all others permanently. They are also removed from the bounding set, and
+/// no_new_privs is set, so that executed programs cannot regain them. Without CAP_SETPCAP, the
+/// bounding set stays as it is, and no_new_privs alone prevents that.
 ///
 /// Call it before any thread starts, including those of tracing and tokio.
 ///
@@ -75,7 +75,7 @@ pub enum PrivilegesError {
 pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), PrivilegesError> {
     use rustix::thread as t;
 
-    // Look the user up first: that may open files and sockets that the user could not.
+    // Look the user up first: the look-up may open files and sockets that the user cannot.
     let user = user.map(look_up).transpose()?;
     let threads = std::fs::read_dir("/proc/self/task")
         .map_err(PrivilegesError::Count)?

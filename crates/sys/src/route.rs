@@ -28,13 +28,14 @@ pub const MAIN_TABLE: u8 = 254;
 /// The bits of `RTNLGRP_IPV4_ROUTE` and `RTNLGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 1 << (7 - 1) | 1 << (11 - 1);
 
-/// Size of the receive buffer in bytes; the kernel fills at most 32 KiB per answer.
+/// The size of the receive buffer in bytes; an answer of the kernel has 32 KiB or less.
 const ANSWER_BUFFER: usize = 64 << 10;
 /// Size of the socket buffer for notifications in bytes: room for some thousand changes that arrive
 /// during a long dump.
 const NOTIFICATION_BUFFER: usize = 4 << 20;
-/// Datagrams read in one call of [`Routes::changes`]. The socket buffer holds fewer; the limit stops
-/// root of an untrusted namespace from keeping the loop busy by sending.
+/// The maximum number of datagrams that one call of [`Routes::changes`] reads. The socket buffer
+/// holds fewer. The limit stops root of an untrusted namespace from keeping the loop busy by
+/// sending.
 const MAX_DATAGRAMS: usize = 10_000;
 
 /// The IP version of routes.
@@ -57,8 +58,8 @@ pub struct RouteChange<'a> {
     pub is_own: bool,
 }
 
-/// Reads and replaces the routes of the network namespace in which it was opened. The namespace exists
-/// at least as long as this value.
+/// Reads and replaces the routes of the network namespace where it was opened. The namespace exists
+/// while this value exists.
 #[derive(Debug)]
 pub struct Routes {
     requests: OwnedFd,
@@ -72,7 +73,7 @@ pub struct Routes {
 // === impl Family ===
 
 impl Family {
-    /// Returns the family with this number; `None` if it is neither IPv4 nor IPv6.
+    /// Returns the family with this number, or `None` if it is neither IPv4 nor IPv6.
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::V4, Self::V6]
             .into_iter()
@@ -99,8 +100,8 @@ impl Family {
 // === impl Routes ===
 
 impl Routes {
-    /// Opens the calling thread's network namespace. Changes from now on are reported by
-    /// [`Self::changes`].
+    /// Opens the calling thread's network namespace. [`Self::changes`] reports all changes from
+    /// then on.
     ///
     /// # Errors
     /// Those of socket(2) and bind(2).
@@ -128,9 +129,9 @@ impl Routes {
     /// if the kernel flags the dump as incomplete.
     ///
     /// The kernel flags dumps of other objects but never those of routes. It resumes a dump by
-    /// destination in IPv4 and by the number of routes already sent in IPv6, so if a route is added or
-    /// removed meanwhile, unrelated routes may be missing or repeated. [`Self::changes`] tells whether
-    /// that happened.
+    /// destination in IPv4, and by the number of routes already sent in IPv6. So if a route is
+    /// added or removed meanwhile, unrelated routes may be missing or repeated; [`Self::changes`]
+    /// reports whether that happened.
     ///
     /// # Errors
     /// `EAGAIN` if the kernel does not answer; `ETIMEDOUT` if `goes_on` returned false; `EMSGSIZE` if
@@ -202,7 +203,7 @@ impl Routes {
         self.read_changes(MAX_DATAGRAMS, each)
     }
 
-    /// Reads at most `most` datagrams.
+    /// Reads up to `most` datagrams.
     fn read_changes(
         &mut self,
         most: usize,
@@ -257,7 +258,7 @@ fn socket(groups: u32) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Makes dumps honour the requested table and leave out the kernel's cached routes
+/// Makes dumps honour the requested table and omit the kernel's cached routes
 /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20).
 fn set_strict(socket: &OwnedFd) -> Result<(), Errno> {
     let on: libc::c_int = 1;
@@ -289,7 +290,7 @@ fn parse(
         let message = NetlinkBuffer::new_checked(datagram).map_err(|_| Errno::BADMSG)?;
         let length = (message.length() as usize).next_multiple_of(4);
         datagram = datagram.get(length..).unwrap_or_default();
-        // The answer to a request that was abandoned.
+        // This answers a request that was abandoned.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!(read_changes(3), Ok(true));
     }
 
-    /// A message about `sequence`, as the kernel would send it.
+    /// Returns a message about `sequence`, as the kernel would send it.
     fn message(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
         let message = Message::default().message(kind, 0, sequence, |message| message.raw(body));
         message.bytes().to_vec()

@@ -32,8 +32,8 @@ pub fn set_fifo_priority(priority: i32) -> io::Result<()> {
     }
 }
 
-/// Sets the calling thread's nice value, from -20 (highest priority) to 19. On Linux it is an
-/// attribute of the thread, not of the process.
+/// Sets the calling thread's nice value, from -20 (highest priority) to 19. On Linux, the nice
+/// value is an attribute of the thread, not of the process.
 ///
 /// # Errors
 /// `PermissionDenied` if the value is lowered without CAP_SYS_NICE.

@@ -25,13 +25,13 @@ const BACKLOG: i32 = 8;
 
 /// A listening Unix socket at a path with mode 0600.
 ///
-/// The path is not removed on close. Between checking that the path is still this socket and
-/// unlinking it, another process could put its own socket there, and the unlink would remove that.
-/// A path without a listener does no harm: [`SeqpacketListener::bind`] replaces it.
+/// The path is not removed on close: after a check that the path is still this socket, another
+/// process could put its own socket there, and unlinking would remove that socket. A path without a
+/// listener does no harm: [`SeqpacketListener::bind`] replaces it.
 #[derive(Debug)]
 pub struct SeqpacketListener(OwnedFd);
 
-/// A connected socket. Calls on it block, at most for the timeout.
+/// A connected socket. Calls on it block, but no longer than the timeout.
 #[derive(Debug)]
 pub struct SeqpacketSocket(OwnedFd);
 
@@ -45,8 +45,8 @@ impl SeqpacketListener {
     /// `EACCES`, `ENOENT`, `ENAMETOOLONG`, `EMFILE`.
     pub fn bind(path: &Path) -> Result<Self, Errno> {
         let fd = seqpacket()?;
-        // On Linux bind(2) creates the path with the socket's mode less the umask, so other users
-        // cannot connect at any moment.
+        // On Linux, bind(2) creates the path with the socket's mode minus the umask, so there is no
+        // moment when other users can connect.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         let mut beside = path.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
@@ -102,7 +102,8 @@ impl SeqpacketSocket {
         }
     }
 
-    /// Sets how long each [`SeqpacketSocket::send`] and [`SeqpacketSocket::receive`] may block.
+    /// Sets the time that each [`SeqpacketSocket::send`] and [`SeqpacketSocket::receive`] may
+    /// block.
     ///
     /// # Errors
     /// `EINVAL` for a duration beyond the kernel's range.
@@ -245,7 +246,7 @@ mod tests {
         drop(writer);
         assert_eq!(far.receive(&mut [0; 10]).err(), Some(Errno::MSGSIZE));
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
-        // No more messages come, and the receive times out.
+        // No more messages arrive, and the receive times out.
         far.set_timeout(Duration::from_millis(1)).unwrap();
         assert_eq!(far.receive(&mut [0; 10]).err(), Some(Errno::AGAIN));
     }
@@ -264,7 +265,7 @@ mod tests {
         second.accept().unwrap();
         second.close();
         assert_eq!(second.accept().err(), Some(Errno::INVAL));
-        // The path stays, has no listener and can be bound again.
+        // The path remains, has no listener and can be bound again.
         assert!(path.exists());
         assert!(SeqpacketSocket::connect(&path, TIMEOUT).is_ok_and(|c| c.is_none()));
         SeqpacketListener::bind(&path).unwrap();

@@ -1,7 +1,7 @@
 //! The TCP connections of a network namespace, dumped by the kernel (sock_diag(7)).
 //!
-//! A dump is not a snapshot: the kernel walks its hash tables bucket by bucket, and connections come
-//! and go meanwhile. Each connection is read under its own lock.
+//! A dump is not a snapshot: the kernel walks its hash tables bucket by bucket, while connections
+//! start and end. Each connection is read under its own lock.
 
 mod connection;
 mod destroyed;
@@ -35,18 +35,18 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TIMER: usize = 2;
 const TIMER_WAIT: u8 = 3;
 
-/// Size of the receive buffer in bytes; the kernel fills at most 32 KiB per answer.
+/// The size of the receive buffer in bytes; an answer of the kernel has 32 KiB or less.
 const ANSWER_BUFFER: usize = 64 << 10;
 
-/// Connections requested in one message. Their answers wait in the socket's buffer, which has room
-/// for at least 80.
+/// The number of connections requested in one message. Their answers wait in the socket's buffer,
+/// which has room for 80 or more.
 const MAX_PER_REQUEST: usize = 32;
 
 /// Time limit of a dump of one family; a million connections take some seconds.
 const DUMP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The state of a connection (RFC 9293 3.3.2). `LISTEN` and `TIME-WAIT` are missing: such sockets have
-/// no measurements and are not requested.
+/// The state of a connection (RFC 9293 3.3.2). `LISTEN` and `TIME-WAIT` are missing: such sockets
+/// have no measurements and are not requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Both directions are open.
@@ -87,17 +87,17 @@ const STATES: u32 = {
 pub struct DumpStats {
     /// Connections passed to the callback.
     pub connections: usize,
-    /// Sockets in TIME-WAIT, which are left out. Includes sockets in FIN-WAIT-2 that no process owns:
-    /// the kernel keeps them as TIME-WAIT sockets.
+    /// Sockets in TIME-WAIT, which are omitted. Includes sockets in FIN-WAIT-2 that no process
+    /// owns: the kernel keeps them as TIME-WAIT sockets.
     pub waiting: usize,
-    /// Messages that could not be parsed, for example of a newer kernel. They are left out.
+    /// Messages that could not be parsed, for example of a newer kernel. They are omitted.
     pub unknown: usize,
     /// The kernel flagged the dump as incomplete (NLM_F_DUMP_INTR).
     pub interrupted: bool,
 }
 
-/// Dumps the connections of the network namespace in which it was opened. The namespace exists at least
-/// as long as this value.
+/// Dumps the connections of the network namespace where it was opened. The namespace exists while
+/// this value exists.
 #[derive(Debug)]
 pub struct SockDiag {
     socket: OwnedFd,
@@ -131,7 +131,8 @@ impl SockDiag {
         })
     }
 
-    /// Calls `each` with every TCP connection: IPv4 sockets first, otherwise in no order.
+    /// Calls `each` with every TCP connection: IPv4 sockets first, otherwise in no particular
+    /// order.
     ///
     /// # Errors
     /// `ENOENT` if the kernel cannot dump TCP connections (CONFIG_INET_DIAG); `EAGAIN` if it does not
@@ -145,7 +146,7 @@ impl SockDiag {
                 reason = "2 and 10"
             )]
             match self.list(family as u8, &mut listed, &mut each) {
-                // A kernel without IPv6.
+                // The kernel has no IPv6.
                 Err(Errno::NOENT | Errno::AFNOSUPPORT) if family == libc::AF_INET6 => {}
                 other => other?,
             }
@@ -182,7 +183,7 @@ impl SockDiag {
     }
 
     /// Calls `each` with those of the `wanted` connections that still exist. Cheaper than
-    /// [`Self::dump`] for a few of many connections.
+    /// [`Self::dump`] if few of many connections are wanted.
     ///
     /// # Errors
     /// Those of [`Self::dump`].
@@ -221,7 +222,7 @@ impl SockDiag {
                     &mut listed,
                     &mut each,
                 ) {
-                    // The connection has ended, or another one has its addresses now.
+                    // The connection has ended, or another connection has its addresses now.
                     Err(Errno::NOENT | Errno::STALE) => missing -= 1,
                     Err(error) => return Err(error),
                     Ok(_) => missing -= (answered(&listed) - before).min(missing),
@@ -278,7 +279,7 @@ fn parse(
         let message = NetlinkBuffer::new_checked(datagram).map_err(|_| Errno::BADMSG)?;
         let length = (message.length() as usize).next_multiple_of(4);
         datagram = datagram.get(length..).unwrap_or_default();
-        // The answer to a request that was abandoned.
+        // This answers a request that was abandoned.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -426,7 +427,7 @@ mod tests {
         );
     }
 
-    /// A message about `sequence`, as the kernel would send it.
+    /// Returns a message about `sequence`, as the kernel would send it.
     fn message(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
         let message = Message::default().message(kind, 0, sequence, |message| message.raw(body));
         message.bytes().to_vec()

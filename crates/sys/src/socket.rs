@@ -28,8 +28,8 @@ const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Checks that no other process listens on `addr`. SO_REUSEPORT alone would let two processes of
-    /// one user share a port unnoticed.
+    /// Checks that no other process listens on `addr`. With SO_REUSEPORT alone, two processes of
+    /// one user could share a port unnoticed.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
@@ -38,7 +38,7 @@ impl Listener {
         rustix::net::bind(&fd, &addr)
     }
 
-    /// Listens on `addr`; accepted streams inherit `options`. An IPv6 address takes IPv6 only.
+    /// Listens on `addr`; accepted streams inherit `options`. An IPv6 address accepts IPv6 only.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`, `EMFILE`.
@@ -62,7 +62,7 @@ impl Listener {
     }
 
     /// Takes over a listening socket from the service manager or from the process that this one
-    /// replaces. Whether an IPv6 socket accepts IPv4 was decided by the process that bound it.
+    /// replaces. The process that bound an IPv6 socket decided whether it accepts IPv4.
     ///
     /// # Errors
     /// Those of [`listening_addr`] and [`LegOptions::probe`].
@@ -163,8 +163,8 @@ impl Stream {
         rustix::net::recv(&self.0, buf, RecvFlags::empty()).map(|(n, _)| n)
     }
 
-    /// Returns what a read would find: data (`Some(true)`), the end of the stream (`Some(false)`), or
-    /// neither yet (`None`).
+    /// Returns what a read would find: data (`Some(true)`), the end of the stream (`Some(false)`),
+    /// or nothing yet (`None`).
     ///
     /// # Errors
     /// The connection's error.
@@ -238,19 +238,20 @@ impl Stream {
         queue_length(self.as_fd(), SIOCOUTQNSD)
     }
 
-    /// Makes a close, also by the end of this process, deliver the queued data and a FIN.
+    /// Makes a close deliver the queued data and a FIN, even if this process ends without closing.
     pub fn end_gracefully(&self) {
         // On failure the connection has already ended and only needs to be closed.
         let _ = sockopt::set_socket_linger(&self.0, None);
     }
 
-    /// Closes with a RST and discards the queued data.
+    /// Closes with an RST and discards the queued data.
     pub fn abort(self) {
         let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
     }
 
     /// Returns whether both ends are the same socket. That happens (by simultaneous open) when a
-    /// connection goes to a local port without listener and the kernel chooses the same source port.
+    /// connection goes to a local port without a listener and the kernel chooses the same source
+    /// port.
     pub fn is_its_own_peer(&self) -> bool {
         matches!((self.local_addr(), self.peer_addr()), (Ok(local), Ok(peer)) if local == peer)
     }
@@ -286,7 +287,8 @@ pub fn unacknowledged(socket: impl AsFd) -> usize {
     queue_length(socket.as_fd(), libc::TIOCOUTQ)
 }
 
-/// Returns 0 for a connection that has ended: no more bytes of it will be acknowledged.
+/// Returns the length of a queue; 0 for a connection that has ended, because no more of its bytes
+/// will be acknowledged.
 fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the borrowed descriptor is open; SIOCOUTQ and SIOCOUTQNSD, the only requests passed
@@ -321,8 +323,8 @@ pub fn listening_addr(socket: impl AsFd) -> Result<SocketAddr, Errno> {
     ip_addr(rustix::net::getsockname(&socket)?).ok_or(Errno::AFNOSUPPORT)
 }
 
-/// Returns whether sockets of this process can use the congestion control `name`. If it is a module,
-/// the kernel loads it, where permitted.
+/// Returns whether sockets of this process can use the congestion control `name`. If it is a
+/// module, the kernel loads it, if permitted.
 pub fn has_congestion_control(name: &str) -> bool {
     let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
     tcp_socket(any)

@@ -1,4 +1,4 @@
-//! Steal time as the hypervisor reports it (`/proc/stat`). Not every hypervisor does.
+//! Steal time as reported by the hypervisor (`/proc/stat`). Not every hypervisor reports it.
 
 use std::fs;
 
@@ -17,7 +17,8 @@ impl Steal {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Returns the stolen share of the time since `earlier`, 0 to 1; `None` within one tick.
+    /// Returns the stolen share of the time since `earlier`, 0 to 1. Returns `None` within one
+    /// tick.
     pub fn share_since(self, earlier: Self) -> Option<f64> {
         let all = self.all.checked_sub(earlier.all).filter(|all| *all > 0)?;
         Some(self.stolen.saturating_sub(earlier.stolen) as f64 / all as f64)

@@ -1,4 +1,4 @@
-//! TAP devices whose frames are preceded by a virtio-net header, so that GSO super-frames pass whole.
+//! TAP devices that prefix frames with a virtio-net header, so that GSO super-frames pass whole.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,13 +20,13 @@ pub struct TapError {
 pub struct VnetHeader {
     /// [`VnetHeader::NEEDS_CSUM`], [`VnetHeader::DATA_VALID`] or 0.
     pub flags: u8,
-    /// One of the `GSO_*` values, perhaps with [`VnetHeader::GSO_ECN`].
+    /// One of the `GSO_*` values, possibly combined with [`VnetHeader::GSO_ECN`].
     pub gso_type: u8,
     /// Bytes of the frame before the TCP payload.
     pub hdr_len: u16,
     /// TCP payload of each segment, in bytes.
     pub gso_size: u16,
-    /// With `NEEDS_CSUM`: offset in the frame at which the checksum starts.
+    /// With `NEEDS_CSUM`: offset in the frame where the checksum starts.
     pub csum_start: u16,
     /// With `NEEDS_CSUM`: offset of the checksum field after `csum_start`.
     pub csum_offset: u16,

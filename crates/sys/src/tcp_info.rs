@@ -24,7 +24,7 @@ const OPT_ECN: u8 = 8;
 const INFINITE_SSTHRESH: u32 = 0x7fff_ffff;
 
 /// The state of a connection at one moment, as seen by this end. Rates are in bytes per second, the
-/// congestion window and the slow start threshold in segments, other amounts in bytes unless said
+/// congestion window and the slow start threshold in segments, other amounts in bytes unless stated
 /// otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
@@ -62,7 +62,7 @@ pub struct TcpInfo {
     pub probes: u8,
     /// Number of times the retransmission time-out was doubled.
     pub backoff: u8,
-    /// Segments sent and not acknowledged.
+    /// Segments sent but not acknowledged.
     pub unacked: u32,
     /// Unacknowledged segments that were selectively acknowledged.
     pub sacked: u32,
@@ -92,15 +92,15 @@ pub struct TcpInfo {
     pub rcv_space: u32,
     /// Largest window that the receiver will advertise.
     pub rcv_ssthresh: u32,
-    /// Pacing rate; `None` if not paced and before Linux 3.15.
+    /// Pacing rate; `None` if the connection is not paced, and before Linux 3.15.
     pub pacing_rate: Option<u64>,
-    /// Upper limit of the pacing rate; `None` if there is none and before Linux 3.15.
+    /// Upper limit of the pacing rate; `None` if there is no limit, and before Linux 3.15.
     pub max_pacing_rate: Option<u64>,
     /// Segments sent; Linux 4.2.
     pub segs_out: Option<u32>,
     /// Segments received; Linux 4.2.
     pub segs_in: Option<u32>,
-    /// Bytes in the send buffer that were not sent yet; Linux 4.6.
+    /// Bytes in the send buffer that have not been sent; Linux 4.6.
     pub notsent_bytes: Option<u32>,
     /// Segments with data received; Linux 4.6.
     pub data_segs_in: Option<u32>,
@@ -205,8 +205,8 @@ impl TcpInfo {
     /// Reads the statistics of `socket`.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` or `EOPNOTSUPP` if it is not a TCP socket; `EINVAL` if the kernel's answer is too
-    /// short.
+    /// `ENOPROTOOPT` or `EOPNOTSUPP` if the socket is not TCP; `EINVAL` if the kernel's answer is
+    /// too short.
     pub fn of(socket: impl AsFd) -> Result<Self, Errno> {
         let mut answer = [0u8; BUFFER];
         #[expect(clippy::cast_possible_truncation, reason = "512 fits")]
@@ -230,8 +230,8 @@ impl TcpInfo {
         Self::parse(filled).ok_or(Errno::INVAL)
     }
 
-    /// Parses the part of the structure that the kernel has filled. Returns `None` if it is shorter than
-    /// on any Linux.
+    /// Parses the part of the structure that the kernel has filled. Returns `None` if it is shorter
+    /// than on any supported kernel.
     pub fn parse(answer: &[u8]) -> Option<Self> {
         if answer.len() < MIN_LEN {
             return None;
@@ -378,7 +378,7 @@ mod tests {
             info.last_ack_recv,
             millis(offset_of!(c, tcpi_last_ack_recv))
         );
-        // Beyond the C library's: linux/tcp.h.
+        // Fields that the C library's struct lacks (linux/tcp.h).
         for (value, offset) in [
             (info.segs_out, 136),
             (info.segs_in, 140),
@@ -473,7 +473,7 @@ mod tests {
         assert!(info.min_rtt.unwrap() <= info.rtt.unwrap() * 8);
         assert_eq!(info.bytes_sent, Some(5000));
         assert_eq!(info.bytes_received, Some(6));
-        // The SYN counts as one byte; the reply acknowledged all of them.
+        // The SYN counts as one byte; the reply acknowledged all bytes.
         assert_eq!(info.bytes_acked, Some(5001));
         assert!(info.snd_cwnd > 0 && info.snd_mss > 500);
         assert!(info.snd_wnd.unwrap() > 0);

@@ -1,8 +1,8 @@
-//! `taut doctor`: which features this kernel and machine have, which settings limit Taut, and the
-//! commands that change them.
+//! `taut doctor`: lists the features of this kernel and machine, the settings that limit Taut, and
+//! the commands that change them.
 //!
-//! `taut_sys::probe` probes the features. The modules below assess the results and have no I/O. They are
-//! here and not in a crate because they know every job and no job needs them.
+//! `taut_sys::probe` probes the features. The modules below assess the results and have no I/O.
+//! They are in this crate because they depend on every command, and no command depends on them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -68,7 +68,7 @@ fn examine() -> Report {
 }
 
 fn host() -> Host {
-    // A sysctl that this kernel lacks or does not show is left out.
+    // A sysctl that this kernel lacks or hides is omitted.
     let read = |name: &&str| Some(((*name).to_owned(), probe::setting::sysctl(name).ok()??));
     Host {
         sysctls: setting::SYSCTLS

@@ -19,9 +19,9 @@ use taut_guest::watch::Watch;
 
 use crate::Failure;
 
-/// How long `status` watches by default when nothing is loaded.
+/// The time that `status` watches by default if nothing is loaded.
 const WATCH: Duration = Duration::from_secs(10);
-/// How often a wait checks for signals.
+/// The interval at which a wait checks for signals.
 const NAP: Duration = Duration::from_millis(50);
 
 /// Keep the TCP rate of a virtual machine that is descheduled
@@ -86,7 +86,7 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
 
 fn down() -> Result<(), Failure> {
     let lock = Lock::take().map_err(failure)?;
-    // First: the default keeps a congestion control in the kernel.
+    // Restored first, because the default keeps a congestion control in the kernel.
     match default_control::restore(&lock).map_err(failure)? {
         Restored::Untouched => {}
         Restored::To(before) => say(&format!("the default congestion control is {before} again")),
@@ -119,7 +119,7 @@ fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The report on this time from now, or on all time since the programs were loaded.
+/// Returns the report on `time` from now, or on all time since the programs were loaded.
 fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
     let (before, watched) = match time {
         Some(time) => (watch.sample().map_err(failure)?, wait(time)?),
@@ -145,7 +145,7 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
     })
 }
 
-/// Waits until the time is over or a signal arrives; returns how long that took.
+/// Waits until the time is over or a signal arrives. Returns the time waited.
 fn wait(time: Duration) -> Result<Duration, Failure> {
     let ends = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -164,6 +164,6 @@ fn failure(error: impl std::fmt::Display) -> Failure {
 }
 
 fn say(sentence: &str) {
-    // The reader of standard error may be gone.
+    // The reader of standard error may be gone; the error is ignored.
     let _ = writeln!(io::stderr(), "taut: {sentence}");
 }

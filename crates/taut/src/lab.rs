@@ -1,7 +1,7 @@
-//! `taut lab`: executes `taut-lab`, which is a program of its own.
+//! `taut lab`: executes `taut-lab`, a separate program.
 //!
-//! The experiments are a third of the code and make network namespaces, guests and traffic; a
-//! binary that runs as root on other people's machines does not carry them.
+//! The experiments are a third of the code and create network namespaces, guests and traffic. A
+//! binary that runs as root on other people's machines should not contain them.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,14 +22,14 @@ pub(crate) struct Args {
     args: Vec<OsString>,
 }
 
-/// Becomes the `taut-lab` beside this binary, or the first one in `PATH`. Returns only if there is
+/// Executes the `taut-lab` beside this binary, or the first one in `PATH`. Returns only if there is
 /// none that can be executed.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let taut = std::env::current_exe()
         .map_err(|e| Failure::Run(format!("cannot find the program's own path: {e}")))?;
     let beside = taut.with_file_name(PROGRAM);
     for program in [&*beside, Path::new(PROGRAM)] {
-        // The name under which its help shows its usage.
+        // The name that its help shows in the usage line.
         let error = Command::new(program)
             .arg0("taut lab")
             .args(&args.args)

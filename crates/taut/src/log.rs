@@ -1,7 +1,7 @@
 //! Logging to standard error, by a separate thread.
 //!
-//! The reader of the log may be slow, stuck or gone. Threads that forward data must neither wait for it
-//! nor fail because of it: lines that it does not read are dropped.
+//! The reader of the log may be slow, stuck or gone. Threads that forward data must neither wait
+//! for the reader nor fail because of it, so lines that it does not read are dropped.
 
 use std::io::IsTerminal;
 
@@ -11,9 +11,9 @@ use tracing_subscriber::EnvFilter;
 /// The number of lines buffered for a slow reader; further lines are dropped.
 const LINES: usize = 4096;
 
-/// Starts logging at level `info`, or as `TAUT_LOG` says (syntax of tracing's `EnvFilter`, for example
-/// `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out the buffered lines,
-/// for at most a second.
+/// Starts logging at level `info`, or as specified by `TAUT_LOG` (syntax of tracing's `EnvFilter`,
+/// for example `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out the
+/// buffered lines, for up to a second.
 pub(crate) fn to_stderr() -> WorkerGuard {
     let filter = EnvFilter::try_from_env("TAUT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let (writer, guard) = NonBlockingBuilder::default()

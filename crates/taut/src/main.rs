@@ -39,7 +39,7 @@ enum Command {
     Doctor(doctor::Args),
 }
 
-/// An error message and the exit code that belongs to it.
+/// An error message, with the exit code of its kind.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An error in the command line or the configuration file: exit code 2.
@@ -52,7 +52,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match cli.command {
         Command::Relay(args) => exit_code(relay::prepare(args).and_then(|job| {
-            // Not earlier: it starts a thread. Dropped last, to write out the remaining lines.
+            // Not started earlier, because it starts a thread. Dropped last, to write out the
+            // remaining lines.
             let _log = log::to_stderr();
             relay::run(job)
         })),
@@ -88,7 +89,7 @@ fn exit_code(result: Result<(), Failure>) -> ExitCode {
         Err(Failure::Usage(sentence)) => (sentence, ExitCode::from(2)),
         Err(Failure::Run(sentence)) => (sentence, ExitCode::FAILURE),
     };
-    // The reader may be gone, and `eprintln!` would panic then.
+    // If the reader is gone, `eprintln!` would panic.
     let _ = writeln!(std::io::stderr(), "taut: {sentence}");
     code
 }

@@ -1,4 +1,4 @@
-//! Arguments and messages that `taut top`, `taut why` and `taut watch` share.
+//! Arguments and messages shared by `taut top`, `taut why` and `taut watch`.
 
 use std::io::Write as _;
 
@@ -47,7 +47,7 @@ impl ConnectionArgs {
     /// Parses the filter.
     ///
     /// # Errors
-    /// The filter does not parse.
+    /// If the filter does not parse.
     pub(crate) fn filter(&self) -> Result<Filter, Failure> {
         let filter = self.text();
         filter.parse().map_err(|e| {
@@ -57,12 +57,13 @@ impl ConnectionArgs {
         })
     }
 
-    /// Returns the filter as it was typed.
+    /// Returns the filter as the user typed it.
     pub(crate) fn text(&self) -> String {
         self.filter.join(" ")
     }
 
-    /// Returns an observer that keeps `samples` of each connection. `connections` is the default of `--connections`.
+    /// Returns an observer that keeps `samples` of each connection. `connections` is the default of
+    /// `--connections`.
     pub(crate) fn observer(&self, connections: usize, samples: usize) -> Observer {
         let scope = match &self.netns {
             Some(name) => Scope::Named(name.clone()),
@@ -77,7 +78,7 @@ impl ConnectionArgs {
     }
 }
 
-/// Reports what cannot be observed, each thing once.
+/// Reports what cannot be observed, each item once.
 #[derive(Default)]
 pub(crate) struct Missing {
     reported: [bool; 8],
@@ -86,10 +87,10 @@ pub(crate) struct Missing {
 // === impl Missing ===
 
 impl Missing {
-    /// Writes what is missing in a scan, and was not reported before, to standard error.
+    /// Writes to standard error what is missing in a scan and was not reported before.
     pub(crate) fn report(&mut self, observer: &Observer, summary: &ScanSummary) {
         if let Some(sentence) = self.sentence(observer, summary) {
-            // The reader may be gone.
+            // The reader may be gone; the error is ignored.
             let _ = writeln!(std::io::stderr(), "taut: {sentence}");
         }
     }

@@ -13,7 +13,7 @@ use taut_sys::privileges::{self, Capability};
 
 use crate::Failure;
 
-/// The configuration file if neither `--config` nor `--listen` is given.
+/// The configuration file that is used if neither `--config` nor `--listen` is given.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
 
 /// Run a relay node: split long TCP connections into short ones
@@ -78,7 +78,7 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     })
 }
 
-/// Returns the capabilities that a relay needs, also for a reload.
+/// Returns the capabilities that a relay needs, including those for a reload.
 fn needed(config: &Config) -> Vec<Capability> {
     // Congestion controls and buffers of legs; ports below 1024.
     let mut needed = vec![Capability::NetAdmin, Capability::NetBindService];
@@ -99,8 +99,8 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     serve::run(&config, inherited, reload).map_err(|e| Failure::Run(e.to_string()))
 }
 
-/// Reads the configuration file and applies the flags. A forward on the command line is added to those of
-/// the file.
+/// Reads the configuration file and applies the flags. A forward on the command line is added to
+/// those in the file.
 fn configuration(args: &Args) -> Result<Config, ConfigError> {
     let to = args.to.as_ref();
     let forward = to.map(|to| Forward::new(args.listen.clone(), to.clone()));

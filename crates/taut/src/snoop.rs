@@ -236,7 +236,7 @@ fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cost: {e}"));
     let segments = segments.map(|segments| segments as usize);
     let ended = Arc::new(AtomicBool::new(false));
-    // Killed by a signal, the process would leave its namespaces and programs behind.
+    // If a signal killed the process, its namespaces and programs would remain.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         flag::register(signal, Arc::clone(&ended)).map_err(|e| failed(&e))?;
     }

@@ -14,9 +14,9 @@ use taut_observe::view::{self, Row, Sort};
 use crate::Failure;
 use crate::observe::{ConnectionArgs, Missing};
 
-/// Samples that a verdict is based on.
+/// The number of samples that a verdict is based on.
 const SAMPLES: usize = 6;
-/// Connections kept by default, 7 kB each.
+/// The default number of connections kept, 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
 /// Show what each TCP connection is doing, and what limits it

@@ -32,19 +32,20 @@ use taut_tune::undo::UndoSummary;
 use crate::Failure;
 use crate::observe::{ConnectionArgs, Missing};
 
-/// The valid windows: from the widest without window scaling to the widest with it.
+/// The valid windows: from the widest window without scaling to the widest with scaling.
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
-/// The default number of connections that are kept, which take 4 kB each.
+/// The default number of connections kept, 4 kB each.
 const CONNECTIONS: usize = 100_000;
 /// The default time between scans.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time until a signal is noticed.
+/// The maximum delay until a signal is noticed.
 const NAP: Duration = Duration::from_millis(50);
-/// The most lines that wait for a reader of the output; more are dropped.
+/// The maximum number of lines that wait for a reader of the output; further ones are dropped.
 const MAX_UNREAD: usize = 10_000;
-/// The most namespaces, besides the own one, that are reported as having no room for all settings.
+/// The maximum number of namespaces, besides this process's own, that are reported as having no
+/// room for all settings.
 const MAX_SHORT: usize = 16;
-/// The longest time that the end waits for a reader of the output.
+/// The maximum time that the exit waits for a reader of the output.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Give connections the buffers that their paths can use
@@ -146,7 +147,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (budget, cap) = (budget(args)?, cap(args)?);
     let routes = routes(args)?;
     let ends = Arc::new(AtomicBool::new(false));
-    // Signals are handled before anything is changed, so that it is undone.
+    // Signal handlers are installed before any change, so that changes are undone on a signal.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         flag::register(signal, Arc::clone(&ends))
             .map_err(|e| Failure::Run(format!("cannot handle signals: {e}")))?;
@@ -173,7 +174,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let printer = Printer::new(Arc::clone(&ends));
     let mut log = ChangeLog::open(args);
     let result = rounds(args, &mut tuner, &ends, &printer, &mut log);
-    // Undoing does not wait for a reader of the output.
+    // Undoing must not wait for a reader of the output.
     let summary = tuner.end();
     if args.apply {
         say_undone(&summary);
@@ -212,7 +213,7 @@ fn rounds(
             "the budget is exceeded: it is too small for the queued bytes and for the minimum of each connection",
         );
         for netns in &round.short {
-            // The own namespace is always reported.
+            // This process's own namespace is always reported.
             if (&**netns == "-" || short.len() < MAX_SHORT) && short.insert(Arc::clone(netns)) {
                 say(&short_sentence(netns));
             }
@@ -233,7 +234,7 @@ fn rounds(
         );
         let used = cpu_time().saturating_sub(before);
         scans = scans.saturating_add(1);
-        // The needs of connections are known after a few scans.
+        // The needs of connections are known only after a few scans.
         let is_at_rest = round.reports.is_empty() && scans >= SAMPLES;
         let nap = |until: Instant| {
             while !ends() && !is_over() && Instant::now() < until {
@@ -264,7 +265,7 @@ fn leaves_all_alone(round: &Round) -> bool {
     round.connections > 0 && round.left_alone == round.connections
 }
 
-/// Says that a namespace has more settings than there is room for.
+/// Returns the sentence that reports a namespace with more settings than there is room for.
 fn short_sentence(netns: &str) -> String {
     let of = match netns {
         "-" => "this namespace".to_owned(),
@@ -382,7 +383,7 @@ fn selection(args: &Args) -> Result<Selection, Failure> {
     })
 }
 
-/// Opens the journal, and undoes what a killed process has left in it.
+/// Opens the journal and undoes the changes that a killed process left in it.
 fn actuators(path: &Path) -> Result<Actuators, Failure> {
     if !taut_sys::probe::is_root() {
         return Err(Failure::Run(
@@ -434,13 +435,13 @@ fn say_undone(summary: &UndoSummary) {
 }
 
 fn say(sentence: &str) {
-    // The reader may be gone.
+    // The reader may be gone; the error is ignored.
     let _ = writeln!(io::stderr(), "taut: {sentence}");
 }
 
 fn text(report: &ChangeReport, json: bool) -> String {
     match json {
-        // A report has only types that JSON has.
+        // A report serialises always: JSON has all of its types.
         true => serde_json::to_string(report).unwrap_or_default(),
         false => line(report),
     }
@@ -484,13 +485,13 @@ fn remove_log(journal: &Path, summary: &UndoSummary) {
     }
 }
 
-/// The log for `taut why`; `None` after it could not be written, because nothing depends on it.
+/// The log for `taut why`. `None` after it could not be written, because nothing depends on it.
 struct ChangeLog(Option<Log>);
 
 // === impl ChangeLog ===
 
 impl ChangeLog {
-    /// Removes earlier advice, which is given again or made, and opens the log.
+    /// Removes earlier advice, which will be given again or carried out, and opens the log.
     fn open(args: &Args) -> Self {
         if let Err(error) = Log::of_advice(&args.journal).remove() {
             tracing::debug!(%error, "earlier advice could not be removed");
@@ -505,7 +506,7 @@ impl ChangeLog {
         let Some(log) = &mut self.0 else { return };
         if let Err(error) = log.note(report) {
             self.0 = None;
-            // Advice does not need the right to write there.
+            // Advising does not require permission to write the log.
             if report.outcome == Outcome::Advised {
                 tracing::debug!(%error, "advice could not be logged");
                 return;
@@ -526,7 +527,7 @@ struct Printer {
 // === impl Printer ===
 
 impl Printer {
-    /// Starts the thread, which sets `ends` when the output cannot be written any more.
+    /// Starts the thread, which sets `ends` when the output can no longer be written.
     fn new(ends: Arc<AtomicBool>) -> Self {
         let (lines, waiting) = sync_channel::<String>(MAX_UNREAD);
         let (writes, written) = sync_channel(1);

@@ -1,4 +1,4 @@
-//! `taut watch`: arguments of the job.
+//! `taut watch`: the arguments of the command.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use taut_observe::watch::run::{self, Options, WatchError};
 use crate::Failure;
 use crate::observe::{ConnectionArgs, Missing};
 
-/// Samples that a verdict is based on.
+/// The number of samples that a verdict is based on.
 const SAMPLES: usize = 6;
-/// Connections kept by default, 7 kB each.
+/// The default number of connections kept, 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
 /// Record each connection when it ends

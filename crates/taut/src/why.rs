@@ -13,11 +13,11 @@ use taut_tune::log;
 use crate::Failure;
 use crate::observe::{ConnectionArgs, Missing};
 
-/// Time between scans; longer if they would take more than a tenth of a core.
+/// The time between scans; longer if scans would take more than a tenth of a core.
 const BETWEEN: Duration = Duration::from_millis(100);
-/// Samples kept of each connection.
+/// The number of samples kept of each connection.
 const SAMPLES: usize = 60;
-/// Connections kept by default, 57 kB each.
+/// The default number of connections kept, 57 kB each.
 const CONNECTIONS: usize = 10_000;
 
 /// Explain what limits connections
@@ -59,7 +59,7 @@ fn watch(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let filter = args.connections.filter()?;
     let mut observer = args.connections.observer(CONNECTIONS, SAMPLES);
-    // More scans than samples would be wasted.
+    // Scans beyond the number of samples would be wasted.
     let between = BETWEEN.max(args.time / SAMPLES as u32);
     observer.measure_descheduling();
     let progress = progress(args.time);
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Returns what `taut tune` changed of each connection, in sentences by cookie.
+/// Returns the changes that `taut tune` made to each connection, as sentences by cookie.
 fn tuned(log: &Path) -> HashMap<u64, Vec<String>> {
     match log::read(log) {
         Ok(all) => {
@@ -111,7 +111,7 @@ fn tuned(log: &Path) -> HashMap<u64, Vec<String>> {
 }
 
 fn progress(time: Duration) -> ProgressBar {
-    // The bar draws only at a terminal.
+    // The bar is drawn only on a terminal.
     let bar = ProgressBar::new(time.as_millis() as u64);
     let style = ProgressStyle::with_template("watching {wide_bar} {eta}");
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

@@ -2,12 +2,13 @@
 /*
  * taut_bbr: the kernel's BBR, protected from samples that span an off-CPU gap.
  *
- * While a guest is descheduled, acknowledgements wait. They are handled at once when
- * it resumes, so every bandwidth sample of that round spans the gap. BBR paces at the
- * rate that it measured, but only while it runs, so it measures a smaller rate next,
- * and the rate collapses (arXiv 2601.05665). taut_bbr does three things about it, and
- * only while gaps take more than a fifth of the time; otherwise it calls the kernel's
- * functions with the kernel's arguments:
+ * * While a guest is descheduled, acknowledgements wait. The guest handles
+ * them all at once when it resumes, so every bandwidth sample of that round
+ * spans the gap. BBR paces at the rate that it measured, but only while it
+ * runs. So it measures a lower rate next, and the rate collapses (arXiv
+ * 2601.05665). taut_bbr does three things about this, and only while gaps take
+ * more than a fifth of the time; otherwise it calls the kernel's functions
+ * with the kernel's arguments:
  *
  *   samples	A sample across a gap is replaced by the rate according to the
  *		receiver's clock: its timestamps (RFC 7323) tell when it sent each
@@ -19,7 +20,7 @@
  *   window	is wider by as much as the path drains during a gap, and less
  *		if segments are lost.
  *
- * docs/design/guest.md has figures and reasons.
+ * * docs/design/guest.md gives figures and reasons.
  */
 #include "gap.h"
 
@@ -55,64 +56,75 @@ __u32 bbr_ssthresh(struct sock *sk) __ksym;
 __u32 bbr_min_tso_segs(struct sock *sk) __ksym;
 void bbr_set_state(struct sock *sk, __u8 new_state) __ksym;
 
-/* A receiver's clock is assumed to tick once in a millisecond, as those of Linux, FreeBSD
- * and Apple do, if it has done so over this time. The acknowledgements at both ends of
- * that time may have waited for the length of a gap.
+/* A receiver's clock is assumed to tick once per millisecond, as those of
+ * Linux, FreeBSD and Apple do, if it has done so over this time. The
+ * acknowledgements at both ends of that time may each have waited for the
+ * length of a gap.
  */
 #define CLOCK_US	(400 * 1000)
 #define CLOCK_FAST(us)	((us) / 1000 * 5 / 4)
 #define CLOCK_SLOW(us)	((us) / 1000 * 3 / 4)
 #define TICK_US		1000
-/* The clock's offset is the least over the last two periods of this length: clocks drift. */
+/* The clock's offset is the minimum of the last two periods of this length,
+ * because clocks drift.
+ */
 #define LEAST_US	(5 * 1000 * 1000)
 
-/* A train is at least this many ticks of the receiver long, as its ends are known to one
- * tick, and no longer, so that it fits between two gaps.
+/* The length of a train in ticks of the receiver. It is not shorter, because
+ * its ends are known to one tick; and not longer, so that it fits between two
+ * gaps.
  */
 #define TRAIN_TICKS	8
-/* It has this many segments, as an acknowledgement covers two or more, or lasts this long. */
+/* A train also has this many segments (an acknowledgement covers two or more),
+ * or lasts this long.
+ */
 #define TRAIN_SEGMENTS	16
 #define TRAIN_TICKS_LONG	128
-/* If more than half of a train arrived in its first ticks, that part waited at the receiver,
- * which may have been descheduled, too.
+/* If more than half of a train arrived in its first ticks, that half waited at
+ * the receiver, which may have been descheduled, too.
  */
 #define TRAIN_TICKS_EARLY	2
-/* A longer train has a pause in it. */
+/* A longer train contains a pause. */
 #define TRAIN_TICKS_MAX	400
 
-/* Only this much of a longer gap is made up for. */
+/* The maximum length of a gap for which taut_bbr catches up. */
 #define OFF_CPU_NS_MAX	(200 * NS_PER_MS)
 
-/* Catching up ends after this time. */
+/* The time after which catching up ends. */
 #define CATCH_UP_NS	(NS_PER_SEC / 4)
 
-/* Bytes per second, so that products with microseconds do not overflow. */
+/* The maximum in bytes per second; products with microseconds do not overflow
+ * below it.
+ */
 #define PACE_MAX	(1ULL << 40)
 
-/* Pacing gain while catching up, in eighths: at least BBR's own gain for filling a pipe,
- * 2/ln 2, and at most that of three such rounds.
+/* Pacing gain while catching up, in eighths: from BBR's own gain for filling a
+ * pipe, 2/ln 2, to that of three such rounds.
  */
 #define CATCH_UP_MIN	23
 #define CATCH_UP_MAX	64
 #define CATCH_UP_SHIFT	3
 
-/* The window is reduced if more than one in this many of its segments is lost between gaps. */
+/* The window is reduced if more than one in this many of its segments is lost
+ * between gaps.
+ */
 #define LOSS_SHARE	50
-/* The window is wider than the path by at least this part of it, and by as many bursts of
- * the kernel (sk_pacing_shift, the largest GSO segment) as BBR's own window allows.
+/* The minimum by which the window exceeds the path, as a part of it; plus as
+ * many bursts of the kernel (sk_pacing_shift, the largest GSO segment) as BBR's
+ * own window allows.
  */
 #define ROOM_MIN_SHIFT	2
 #define ROOM_BURSTS	3
 #define BURST_SHIFT	10
 #define BURST_MAX	65536
 
-/* One round in this many may lower the model without a receiver's clock, or with one when
- * there was no train for ROUNDS_STALE rounds.
+/* Without a receiver's clock, or with one but no train for ROUNDS_STALE rounds,
+ * one round in this many may lower the model.
  */
 #define ROUNDS_KEPT	4
 #define ROUNDS_STALE	8
-/* Rounds are gaps apart and uneven. BBR takes three rounds without growth for a full pipe, so
- * in STARTUP it is told of every second round only.
+/* Rounds are uneven and a gap apart. BBR takes three rounds without growth for
+ * a full pipe, so in STARTUP it is shown only every second round.
  */
 #define ROUNDS_STARTUP	2
 
@@ -155,9 +167,10 @@ struct {
 	__type(value, struct path);
 } paths SEC(".maps");
 
-/* An idle CPU has no tick, and a sender whose window is full idles. So while acknowledgements
- * are awaited, each CPU has a timer of its own, the beat: code that handles an
- * acknowledgement and finds the beat long overdue has detected a gap.
+/* An idle CPU has no tick, and a sender whose window is full idles. So while
+ * acknowledgements are awaited, each CPU has a timer of its own, the beat. Code
+ * that handles an acknowledgement and finds the beat long overdue has detected
+ * a gap.
  */
 struct beat {
 	struct bpf_timer timer;
@@ -175,7 +188,9 @@ struct {
 } beats SEC(".maps");
 
 #define BEAT_NS		(4 * NS_PER_MS)
-/* Timers are handled after packets, which may take 2 ms, twice. */
+/* Timers are handled after packets, which may take 2 ms; the limit allows for
+ * that twice.
+ */
 #define BEAT_LATE_NS	(5 * NS_PER_MS)
 /* The beat ends this long after the last acknowledgement. */
 #define BEATS_NS	(NS_PER_SEC / 2)
@@ -227,7 +242,9 @@ static __always_inline void keep_beating(struct gaps *g, __u64 now)
 		b->is_made = true;
 	}
 	set_beat(b, now);
-	/* A refused timer ended with the last user of its map, and would be late for ever. */
+	/* A refused timer ended with the last user of its map, and would appear
+	 * late for ever.
+	 */
 	if (due && !b->is_refused)
 		record_gap(g, due, now);
 }
@@ -256,7 +273,7 @@ static __always_inline bool has_clock(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD(rx, tstamp_ok);
 }
 
-/* Whether the receiver's clock ticks once in a millisecond. */
+/* Returns whether the receiver's clock ticks once per millisecond. */
 static __always_inline bool trusts_clock(struct tcp_sock *tp, struct path *p)
 {
 	__u64 us;
@@ -270,8 +287,9 @@ static __always_inline bool trusts_clock(struct tcp_sock *tp, struct path *p)
 	       ticks <= CLOCK_FAST(us);
 }
 
-/* How long an acknowledgement waited, or up to a tick less: its timestamp tells when the
- * receiver sent it, and acknowledgements that did not wait give the clock's offset.
+/* Returns how long an acknowledgement waited, or up to a tick less. Its
+ * timestamp shows when the receiver sent it; acknowledgements that did not wait
+ * show the offset of the clock.
  */
 static __always_inline __u64 waited_us(struct tcp_sock *tp, struct path *p)
 {
@@ -295,10 +313,11 @@ static __always_inline __u64 waited_us(struct tcp_sock *tp, struct path *p)
 	return behind - least > TICK_US ? behind - least - TICK_US : 0;
 }
 
-/* Follows a train of segments from one tick of the receiver to another: it is as fast as
- * the path, wherever the acknowledgements waited. Its last tick counts in full, so that
- * no train appears faster than the path. Segments that waited at the receiver are at the
- * beginning of a train: the first acknowledgement after a silence ends the train before.
+/* Follows a train of segments from one tick of the receiver to another. A train
+ * is as fast as the path, wherever the acknowledgements waited. The last tick
+ * counts in full, so that no train appears faster than the path. Segments that
+ * waited at the receiver are at the start of a train: the first acknowledgement
+ * after a silence ends the train before.
  */
 static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 {
@@ -310,7 +329,7 @@ static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 	if (p->has_train) {
 		if (ticks <= TRAIN_TICKS_EARLY)
 			p->train_early = delivered;
-		/* An older timestamp, or too short a train. */
+		/* The timestamp is older, or the train is too short. */
 		if (ticks < TRAIN_TICKS)
 			return;
 		if (ticks <= TRAIN_TICKS_MAX) {
@@ -332,7 +351,7 @@ static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 	p->train_early = delivered;
 }
 
-/* Bytes for the kernel's struct rate_sample, which may grow. */
+/* The size in bytes for the kernel's struct rate_sample, which may grow. */
 #define RATE_SAMPLE	192
 
 /* Corrects @copy, which BBR gets in place of a sample @rs that spans a gap. */
@@ -346,7 +365,7 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	__u64 rtt_us = rs->rtt_us;
 	bool is_corrected, is_kept = false;
 
-	/* The train belongs to this sample's round, or a later one. */
+	/* The train belongs to the round of this sample or to a later one. */
 	is_corrected = rs->delivered > 0 && p->sample_us &&
 		       !after(rs->prior_delivered, p->sample_end);
 	if (is_corrected) {
@@ -371,8 +390,8 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 		count(COUNT_RTT_SAMPLES_CORRECTED);
 		return;
 	}
-	/* Kept out unless it is smaller than the minimum, or was larger than the minimum
-	 * before the gap began.
+	/* The RTT is kept out unless it is smaller than the minimum, or
+	 * exceeded the minimum before the gap began.
 	 */
 	if (rtt_us > bbr->min_rtt_us &&
 	    tp->tcp_mstamp - rtt_us + bbr->min_rtt_us > begin_us) {
@@ -381,7 +400,7 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	}
 }
 
-/* Accounts for a gap, once in each connection. */
+/* Accounts for a gap, once per connection. */
 static __always_inline void begin_catching_up(struct tcp_sock *tp,
 					      struct path *p,
 					      const struct gaps *g)
@@ -393,7 +412,7 @@ static __always_inline void begin_catching_up(struct tcp_sock *tp,
 	p->sent = tp->bytes_sent;
 	p->is_catching_up = false;
 	p->has_caught_up = false;
-	/* Like any window it grows slowly, */
+	/* Like any window, the room grows slowly. */
 	if (!p->is_reduced)
 		p->room += p->room / 32 + 1;
 	p->is_reduced = false;
@@ -401,7 +420,9 @@ static __always_inline void begin_catching_up(struct tcp_sock *tp,
 	p->marked = tp->delivered_ce;
 }
 
-/* and shrinks at once when losses become known, before as much is sent again. */
+/* Shrinks the room at once when losses become known, before as much is sent
+ * again.
+ */
 static __always_inline void shrink_on_loss(struct tcp_sock *tp, struct path *p)
 {
 	__u64 lost = tp->lost - p->lost;
@@ -424,7 +445,9 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	__u64 bw = bbr->bw.s[0].v, burst;
 	__u32 cwnd = tp->snd_cwnd, bdp, wide, least, most;
 
-	/* Not an older gap of another CPU, if acknowledgements arrive on both. */
+	/* An older gap of another CPU does not count, if acknowledgements
+	 * arrive on both.
+	 */
 	if (g->end_ns > p->gap_ns)
 		begin_catching_up(tp, p, g);
 	shrink_on_loss(tp, p);
@@ -462,7 +485,7 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	off_cpu_us = usual_gap_us(g);
 	if (off_cpu_us > OFF_CPU_NS_MAX / NS_PER_US)
 		off_cpu_us = OFF_CPU_NS_MAX / NS_PER_US;
-	/* Behind a policer BBR uses the rate that it has found. */
+	/* Behind a policer, BBR uses the rate that it has found. */
 	if (BPF_CORE_READ_BITFIELD(bbr, lt_use_bw))
 		bw = bbr->lt_bw;
 	bdp = (bw * bbr->min_rtt_us) >> BW_SCALE;
@@ -487,7 +510,7 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 		wide = CWND_MIN;
 	if (wide > tp->snd_cwnd_clamp)
 		wide = tp->snd_cwnd_clamp;
-	/* In recovery BBR sends only as much as arrives. */
+	/* In recovery, BBR sends only as much as arrives. */
 	if (wide == cwnd || (wide > cwnd && ca_state(tp) > CA_DISORDER))
 		return;
 	p->cwnd_theirs = cwnd;
@@ -612,7 +635,7 @@ void taut_bbr_cwnd_event(__u64 *ctx)
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
 	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
 
-	/* A connection that was idle has nothing to make up for. */
+	/* A connection that was idle has nothing to catch up on. */
 	if (p && ctx[1] == CA_EVENT_TX_START &&
 	    bpf_ktime_get_ns() > p->gap_ns + CATCH_UP_NS)
 		restore_bbr(tp, p);

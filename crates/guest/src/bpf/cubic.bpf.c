@@ -3,17 +3,18 @@
  * taut_cubic: the kernel's Cubic, with window reductions after an off-CPU gap undone
  * when nothing was lost.
  *
- * When a CPU resumes, its timers run before the acknowledgements that wait are
- * handled (pvtcp V-A): a retransmission timeout reduces the window although everything
- * has arrived. The kernel undoes most of these reductions itself (F-RTO, Eifel, DSACK).
- * taut_cubic undoes the others, if what followed shows that nothing was lost:
+ * * When a CPU resumes, its timers run before the waiting acknowledgements are
+ * handled (pvtcp V-A): a retransmission timeout reduces the window although
+ * everything has arrived. The kernel undoes most of these reductions itself
+ * (F-RTO, Eifel, DSACK). taut_cubic undoes the others if what follows shows
+ * that nothing was lost:
  *
  *   everything in flight was acknowledged sooner than a retransmission could have
  *   been; or the receiver reported each retransmission as a duplicate (DSACK,
  *   RFC 2883).
  *
- * HyStart, which ends slow start when delays grow, is not told of delays that span
- * a gap.
+ * * HyStart, which ends slow start when delays grow, does not get delays that
+ * span a gap.
  */
 #include "gap.h"
 
@@ -28,10 +29,12 @@ __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 /* Words of Cubic's state that are saved; Cubic uses fewer. */
 #define STATE		8
 
-/* A reduction is decided within this many round trips and WAIT_US; then it stays. */
+/* The time limit for deciding about a reduction, in round trips plus WAIT_US;
+ * then it stays.
+ */
 #define ROUNDS		4
 #define WAIT_US		(500 * 1000)
-/* A reduction follows a gap if it comes within this time and a round trip of it. */
+/* The limit in which a reduction follows a gap: this time plus a round trip. */
 #define FOLLOWS_US	(10 * 1000)
 
 /* A reduction that followed a gap, and the state before it. */
@@ -57,7 +60,7 @@ struct {
 	__type(value, struct reduction);
 } reductions SEC(".maps");
 
-/* Whether an event at @now_us is likely to be caused by the last gap. */
+/* Returns whether the last gap is the likely cause of an event at @now_us. */
 static __always_inline bool follows_gap(const struct gaps *g, __u64 now_us,
 					__u64 within_us)
 {
@@ -78,8 +81,9 @@ static __always_inline void on_reduction(struct tcp_sock *tp)
 
 	if (!r || !g)
 		return;
-	/* A further reduction while one is undecided: the saved state stays valid. But if
-	 * everything before it was acknowledged, this one is for later segments: both stay.
+	/* This is a second reduction while the first is undecided: the saved
+	 * state stays valid. But if everything before the first was
+	 * acknowledged, the second is for later segments, and both stay.
 	 */
 	if (r->at_us) {
 		if (r->is_acked)
@@ -210,7 +214,7 @@ void taut_cubic_pkts_acked(__u64 *ctx)
 	__s32 rtt_us = sample->rtt_us;
 
 	check_reduction(tp);
-	/* Not with frequent gaps: HyStart would never be told of a queue. */
+	/* Not if gaps are frequent: HyStart would never learn of a queue. */
 	if (g && rtt_us > 0 && follows_gap(g, tp->tcp_mstamp, rtt_us) &&
 	    !is_often_descheduled(g, tp->tcp_mstamp * NS_PER_US)) {
 		count(COUNT_DELAYS_KEPT_OUT);

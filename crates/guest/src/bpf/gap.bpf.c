@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Detects off-CPU gaps by the scheduler tick: its timer expires at a known time, and
- * when it expires late, the CPU did not run (or had its interrupts disabled, which has
- * the same effect). A tick that stops while a CPU idles is set to the next event, and
- * is not late.
+ * Detects off-CPU gaps by the scheduler tick. Its timer expires at a known
+ * time; if it expires late, the CPU did not run (or had its interrupts
+ * disabled, which has the same effect). A tick that stops while a CPU idles is
+ * set to the next event, and is not late.
  *
  * The timer's interrupt is handled before any packet, so code that handles
  * acknowledgements after a gap finds the gap recorded.
  */
 #include "gap.h"
 
-/* Used by user space alone; pinned with the other maps, it is as old as they are. */
+/* Only user space uses this map. It is pinned with the other maps, so it has
+ * the same age.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -18,7 +20,7 @@ struct {
 	__type(value, struct guest_since);
 } since SEC(".maps");
 
-/* The tick's function: its name before Linux 6.10, and since. */
+/* The function of the tick: its names before Linux 6.10, and since. */
 extern const void tick_sched_timer __ksym __weak;
 extern const void tick_nohz_handler __ksym __weak;
 

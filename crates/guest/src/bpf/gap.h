@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Off-CPU gaps: times in which the machine was descheduled from a CPU, so that
- * nothing that came in was handled. Each CPU records its own, and keeps the last one.
+ * nothing that arrived was handled. Each CPU records its own gaps and keeps the
+ * last one.
  */
 #ifndef TAUT_GAP_H
 #define TAUT_GAP_H
@@ -17,7 +18,7 @@ const volatile struct guest_config config = {
 	.shortest_ns = 2 * NS_PER_MS,
 };
 
-/* Gaps farther apart than this do not count as following one another. */
+/* Gaps farther apart than this do not count as consecutive. */
 #define APART_NS	NS_PER_SEC
 #define OFF_CPU_NS_MIN	(20 * NS_PER_MS)
 
@@ -44,7 +45,7 @@ static __always_inline void count(enum guest_count what)
 		*sum += 1;
 }
 
-/* The gaps of the CPU that this runs on. */
+/* Returns the gaps of the current CPU. */
 static __always_inline struct gaps *this_cpu_gaps(void)
 {
 	__u32 zero = 0;
@@ -57,8 +58,9 @@ static __always_inline void decay(__u64 *sum, __u64 value)
 	*sum = *sum - *sum / 8 + value;
 }
 
-/* Gaps take more than a fifth of the time, for which BBR's own probing (a pacing gain of
- * 5/4) makes up, and are more than a few short ones.
+/* Returns whether gaps take more than a fifth of the time, the share that BBR's
+ * own probing (a pacing gain of 5/4) compensates for, and are more than a few
+ * short ones.
  */
 static __always_inline bool is_often_descheduled(const struct gaps *g, __u64 now)
 {
@@ -66,26 +68,28 @@ static __always_inline bool is_often_descheduled(const struct gaps *g, __u64 now
 	       g->off_cpu_ns > g->on_cpu_ns / 4 && g->off_cpu_ns > OFF_CPU_NS_MIN;
 }
 
-/* The length of the gap that a random moment within a gap falls into: long gaps weigh more. */
+/* Returns the length of the gap that contains a random moment within a gap:
+ * long gaps weigh more.
+ */
 static __always_inline __u64 usual_gap_us(const struct gaps *g)
 {
 	return g->off_cpu_us2 / (g->off_cpu_ns / NS_PER_US + 1);
 }
 
-/* Something that was due at @begin runs only now, at @end. */
+/* Records a gap: an event that was due at @begin runs only now, at @end. */
 static __always_inline void record_gap(struct gaps *g, __u64 begin, __u64 end)
 {
 	__u64 length, us, ms;
 	__u32 bucket = 0;
 
-	/* A gap that both a tick and a timer report is one gap. */
+	/* A gap that both a tick and a timer report counts once. */
 	if (begin < g->end_ns)
 		begin = g->end_ns;
 	if (end < begin + config.shortest_ns)
 		return;
 	length = end - begin;
 	us = length / NS_PER_US;
-	/* Ten seconds are long enough, and their square fits. */
+	/* Longer gaps count as ten seconds, whose square still fits. */
 	if (us > 10 * 1000 * 1000)
 		us = 10 * 1000 * 1000;
 	if (g->end_ns && begin - g->end_ns < APART_NS) {

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Structs that the BPF programs share with user space, which has the same (build.rs). */
+/* Structs that the BPF programs share with user space; build.rs generates the
+ * Rust types.
+ */
 #ifndef TAUT_GUEST_H
 #define TAUT_GUEST_H
 
 #include <linux/types.h>
 
-/* Buckets of gap lengths: bucket n counts gaps of 2^n ms and more, the last all longer ones. */
+/* Buckets of gap lengths: bucket n counts gaps of 2^n ms and more, the last
+ * bucket all longer ones.
+ */
 #define GAP_BUCKETS	12
 
-/* The off-CPU gaps of one CPU. Times are of CLOCK_MONOTONIC. */
+/* The off-CPU gaps of one CPU. Times are CLOCK_MONOTONIC. */
 struct gaps {
 	__u64 begin_ns;		/* of the last gap */
 	__u64 end_ns;
@@ -16,14 +20,14 @@ struct gaps {
 	__u64 total_ns;		/* sum of all lengths */
 	__u64 longest_ns;
 	__u64 ticks;		/* observed; with none, it is unknown whether there were gaps */
-	/* Sums over gaps that follow one another, decayed by an eighth at each gap. */
+	/* Sums over consecutive gaps, decayed by an eighth at each gap. */
 	__u64 off_cpu_ns;		/* of their lengths */
 	__u64 off_cpu_us2;		/* of the squares of their lengths */
 	__u64 on_cpu_ns;		/* of the time between them; 0: there is only one gap */
 	__u64 length[GAP_BUCKETS];
 };
 
-/* When `taut guest up` finished (since.rs). */
+/* The time at which `taut guest up` finished (since.rs). */
 struct guest_since {
 	__u64 clock_ns;		/* CLOCK_MONOTONIC */
 	char stat[248];		/* the first line of /proc/stat, which has the steal time */

@@ -124,7 +124,8 @@ enum {
 /* linux/time.h */
 #define MONOTONIC	1
 
-/* net/tcp.h: unprivileged users may choose the control, as they may choose BBR. */
+/* net/tcp.h: unprivileged users may select the control, as they may select BBR.
+ */
 #define CONG_NON_RESTRICTED	1
 
 static __always_inline struct sock *sk_of(struct tcp_sock *tp)
@@ -139,7 +140,7 @@ static __always_inline __u8 ca_state(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state);
 }
 
-/* Whether @a comes after @b; sequence numbers wrap. */
+/* Returns whether @a comes after @b; sequence numbers wrap. */
 static __always_inline bool after(__u32 a, __u32 b)
 {
 	return (__s32)(b - a) < 0;

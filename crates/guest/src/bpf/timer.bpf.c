@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Tests whether this kernel can bind a timer to a CPU, which the beats of bbr.bpf.c
- * need. Run once, when the congestion controls are loaded.
+ * Tests whether this kernel can bind a timer to a CPU, which the beats of
+ * bbr.bpf.c need. Runs once, when the congestion controls are loaded.
  */
 #include "kernel.h"
 
@@ -26,7 +26,7 @@ static int on_timer(void *map, __u32 *key, struct try *t)
 	return 0;
 }
 
-/* Returns zero if it can. */
+/* Returns zero if the kernel can. */
 SEC("tc")
 int taut_timer(struct __sk_buff *skb)
 {

@@ -10,8 +10,8 @@ use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook};
 use crate::Errno;
 use crate::netns::Netns;
 
-/// A program attached to a device. Dropping it detaches the program, in whatever network namespace the
-/// thread is.
+/// A program attached to a device. Dropping it detaches the program, whatever network namespace the
+/// thread is in.
 #[derive(Debug)]
 pub enum Attached {
     /// A link (tcx, Linux 6.6). The kernel also detaches it when the process is killed.
@@ -32,8 +32,8 @@ pub struct Filter {
     priority: u32,
 }
 
-/// The handle of every filter. With one filter per priority, the next process replaces what a killed
-/// process has left.
+/// The handle of every filter. With one filter per priority, the next process replaces the filter
+/// that a killed process left behind.
 const HANDLE: u32 = 1;
 
 /// The hook of a device at which a program runs, and its place among others there.
@@ -157,11 +157,11 @@ impl Drop for Filter {
 /// Attaches `program`, of type SCHED_CLS, to device `ifindex` of the calling thread's network
 /// namespace.
 ///
-/// The link is the descriptor: the program is detached when the last copy of it is closed, however
-/// the process ends.
+/// The returned descriptor is the link: the program is detached when its last copy is closed,
+/// however the process ends.
 ///
 /// # Errors
-/// `EINVAL` where the kernel has no tcx; `ENODEV` when there is no such device; `EPERM` without
+/// `EINVAL` if the kernel has no tcx; `ENODEV` if there is no such device; `EPERM` without
 /// CAP_NET_ADMIN and CAP_BPF.
 pub fn attach_tcx(
     program: BorrowedFd<'_>,

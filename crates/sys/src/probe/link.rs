@@ -1,4 +1,5 @@
-//! Probes of virtual network devices, which worlds of the lab and hosts of guests are built from.
+//! Probes of virtual network devices, from which the lab builds its worlds and hosts connect
+//! guests.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -17,8 +17,8 @@ const INET_DIAG_CGROUP_ID: u16 = 21;
 /// Size of `struct inet_diag_msg`.
 pub(super) const MESSAGE: usize = 72;
 
-/// The socket memory of a connection (INET_DIAG_SKMEMINFO), in bytes including the overhead of socket
-/// buffers unless said otherwise.
+/// The socket memory of a connection (INET_DIAG_SKMEMINFO), in bytes including the overhead of
+/// socket buffers unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Memory in the receive queues.
@@ -41,18 +41,20 @@ pub struct Memory {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CongestionControl([u8; 16]);
 
-/// Socket state that sock_diag does not export and a BPF iterator reads.
+/// Socket state that sock_diag does not export but a BPF iterator reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Internals {
     /// Largest window that the socket may advertise, in bytes.
     pub window_clamp: u32,
-    /// The application has set the send buffer (`SO_SNDBUF`), so the kernel does not tune it.
+    /// Whether the application has set the send buffer (`SO_SNDBUF`), so that the kernel does not
+    /// tune it.
     pub sndbuf_locked: bool,
-    /// The application has set the receive buffer (`SO_RCVBUF`), so the kernel does not tune it.
+    /// Whether the application has set the receive buffer (`SO_RCVBUF`), so that the kernel does
+    /// not tune it.
     pub rcvbuf_locked: bool,
-    /// Packetization-layer path MTU discovery is active (RFC 4821).
+    /// Whether packetization-layer path MTU discovery is active (RFC 4821).
     pub mtu_probing: bool,
-    /// Events since the first scan; `None` where no BPF program counts them.
+    /// Events since the first scan; `None` if no BPF program counts them.
     pub events: Option<Events>,
 }
 
@@ -104,17 +106,17 @@ pub struct Connection {
     pub cookie: u64,
     /// Whether the socket is an IPv6 socket, even if its peer is an IPv4 address.
     pub is_v6: bool,
-    /// Index of the device to which the socket is bound; 0 if it is not bound.
+    /// Index of the device that the socket is bound to; 0 if it is not bound.
     pub interface: u32,
     /// State of the connection.
     pub state: State,
-    /// Bytes received and not read (`CurAppRQueue` of RFC 4898).
+    /// Bytes received but not read (`CurAppRQueue` of RFC 4898).
     pub recv_queue: u32,
-    /// Bytes written and not acknowledged.
+    /// Bytes written but not acknowledged.
     pub send_queue: u32,
     /// User ID of the socket's owner.
     pub uid: u32,
-    /// Inode of the socket; 0 if no process has it open (any more).
+    /// Inode of the socket; 0 if no process has it open.
     pub inode: u32,
     /// Socket memory; Linux 2.6.38.
     pub memory: Option<Memory>,
@@ -137,12 +139,13 @@ impl Connection {
         Self::parse_in(State::of(*message.get(1)?)?, message)
     }
 
-    /// Parses a message about a destroyed socket, whatever its last state.
+    /// Parses a message about a destroyed socket, regardless of its last state.
     pub(super) fn parse_ended(message: &[u8]) -> Option<Self> {
         Self::parse_in(State::Closed, message)
     }
 
-    /// Returns the identity by which [`SockDiag::query`](super::SockDiag::query) finds the socket.
+    /// Returns the identity that [`SockDiag::query`](super::SockDiag::query) uses to find the
+    /// socket.
     pub fn id(&self) -> SocketId {
         let address = |address: IpAddr| match (address, self.is_v6) {
             (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().octets(),
@@ -205,7 +208,7 @@ impl Connection {
             internals: None,
         };
         for attribute in NlasIterator::new(&message[MESSAGE..]) {
-            // The attributes after a malformed one cannot be located.
+            // Attributes after a malformed one cannot be located.
             let Ok(attribute) = attribute else { break };
             let value = attribute.into_inner();
             let value = value

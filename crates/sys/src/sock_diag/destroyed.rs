@@ -18,8 +18,8 @@ const GROUPS: u32 = 1 << 0 | 1 << 2;
 /// by `net.core.rmem_max`.
 const BUFFER: usize = 4 << 20;
 
-/// A subscription to the destroyed TCP sockets of the network namespace in which it was opened. The
-/// namespace exists at least as long as this value.
+/// A subscription to the destroyed TCP sockets of the network namespace where it was opened. The
+/// namespace exists while this value exists.
 ///
 /// The kernel destroys a socket after the last acknowledgement or when it enters TIME-WAIT. It does not
 /// report handshakes that were never completed.
@@ -36,7 +36,7 @@ pub struct DestroyedStats {
     pub connections: usize,
     /// Messages that could not be parsed.
     pub unknown: usize,
-    /// How often the socket buffer overflowed and notifications were lost.
+    /// The number of times that the socket buffer overflowed and notifications were lost.
     pub missed: usize,
 }
 
@@ -65,8 +65,8 @@ impl DestroyedSockets {
         })
     }
 
-    /// Calls `each` with every connection that has ended since the last call, without blocking. A
-    /// connection that ended before [`Self::open`] is not reported.
+    /// Calls `each` with every connection that has ended since the last call, without blocking.
+    /// Connections that ended before [`Self::open`] are not reported.
     ///
     /// # Errors
     /// None in ordinary use.

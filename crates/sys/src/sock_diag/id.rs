@@ -1,10 +1,10 @@
-//! The identity by which sock_diag finds one socket.
+//! The identity that sock_diag uses to find one socket.
 
 /// Size of `struct inet_diag_sockid` (linux/inet_diag.h).
 pub(super) const BYTES: usize = 48;
 
-/// The addresses and cookie of a socket in the kernel's form: the addresses of an IPv6 socket are IPv6
-/// addresses even if its peer uses IPv4.
+/// The addresses and cookie of a socket in the kernel's form: an IPv6 socket has IPv6 addresses
+/// even if its peer uses IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketId {
     /// `AF_INET` or `AF_INET6`.
@@ -13,11 +13,11 @@ pub struct SocketId {
     pub local_port: u16,
     /// Peer's port.
     pub remote_port: u16,
-    /// Local address; an IPv4 address in the first four bytes.
+    /// Local address; an IPv4 address is in the first four bytes.
     pub local: [u8; 16],
     /// Peer's address, in the same form.
     pub remote: [u8; 16],
-    /// Index of the device to which the socket is bound; 0 if it is not bound.
+    /// Index of the device that the socket is bound to; 0 if it is not bound.
     pub interface: u32,
     /// Socket cookie.
     pub cookie: u64,

@@ -13,7 +13,7 @@ use crate::{Errno, raw_sockopt};
 const TCP_REPAIR_OFF: libc::c_int = 0;
 const TCP_REPAIR_ON: libc::c_int = 1;
 
-/// Keepalive parameters: when the kernel gives up on a silent peer.
+/// Keepalive parameters, which decide when the kernel gives up on a silent peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Silence after which the first probe is sent.
@@ -27,20 +27,20 @@ pub struct Keepalive {
 /// The socket options of a relayed leg. [`LegOptions::new`] keeps the kernel's defaults, for legs
 /// towards the Internet; a leg between relays sets more options.
 ///
-/// The initial congestion window is missing because no socket option sets it: the congestion control
+/// There is no initial congestion window, because no socket option sets it: the congestion control
 /// or the route does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegOptions {
     /// Keepalive parameters, to detect dead peers.
     pub keepalive: Keepalive,
-    /// Congestion control of the sent data. `None`: the kernel's default.
+    /// Congestion control for sending. `None`: the kernel's default.
     pub congestion: Option<String>,
     /// Send buffer in bytes (SO_SNDBUF), before the kernel doubles it for its overhead. `None`: the
     /// kernel tunes it within `net.ipv4.tcp_wmem`.
     pub send_buffer: Option<usize>,
     /// Receive buffer in bytes (SO_RCVBUF), before the kernel doubles it. It also sets the receive
-    /// window from the first acknowledgement on. `None`: the kernel starts at 64 kB and tunes it within
-    /// `net.ipv4.tcp_rmem`.
+    /// window from the first acknowledgement on. `None`: the kernel starts at 64 kB and tunes it
+    /// within `net.ipv4.tcp_rmem`.
     pub receive_buffer: Option<usize>,
     /// Upper limit of the sending rate in bytes per second (SO_MAX_PACING_RATE). `None`: no limit.
     pub pacing_ceiling: Option<u64>,
@@ -58,7 +58,7 @@ impl LegOptions {
         }
     }
 
-    /// Checks on an unused socket that the kernel accepts these options.
+    /// Checks, on an unused socket, that the kernel accepts these options.
     ///
     /// # Errors
     /// `ENOENT` if the kernel lacks the congestion control; `EPERM` if it is not allowed for
@@ -71,9 +71,9 @@ impl LegOptions {
     /// Sets the options. Must run before connect(2) or listen(2): the kernel chooses the window scale
     /// for the SYN from the buffer at that time (RFC 7323 2.2).
     pub(super) fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-        // A relay must not delay data: what one leg delivers, the other sends at once.
+        // A relay must not delay data: bytes that one leg delivers, the other sends at once.
         sockopt::set_tcp_nodelay(fd, true)?;
-        // Without this the urgent byte would be missing from the relayed stream.
+        // Without this option, the urgent byte would be missing from the relayed stream.
         sockopt::set_socket_oobinline(fd, true)?;
         sockopt::set_socket_keepalive(fd, true)?;
         sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
@@ -98,13 +98,13 @@ impl LegOptions {
             set_max_pacing_rate(fd, rate)?;
         }
         // Until the end of the stream has been forwarded, a close must abort: if this process is
-        // killed, both peers see a RST and never a FIN that makes half a file look complete.
+        // killed, both peers see an RST and never a FIN that makes half a file look complete.
         sockopt::set_socket_linger(fd, Some(Duration::ZERO))
     }
 }
 
-/// Falls back to `unforced` without CAP_NET_ADMIN. The buffer is then limited to `net.core.rmem_max` or
-/// `wmem_max`, which makes the leg slower but does not break it.
+/// Falls back to `unforced` without CAP_NET_ADMIN. The buffer is then limited to
+/// `net.core.rmem_max` or `wmem_max`, which makes the leg slower but does not break it.
 fn or_unforced(
     forced: Result<(), Errno>,
     unforced: impl FnOnce() -> Result<(), Errno>,
@@ -125,7 +125,7 @@ pub(super) fn set_repair(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
 }
 
 fn set_max_pacing_rate(fd: BorrowedFd<'_>, bytes_a_second: u64) -> Result<(), Errno> {
-    // The option is an unsigned long whose largest value means no limit.
+    // The option is an unsigned long; its largest value means no limit.
     let rate = libc::c_ulong::try_from(bytes_a_second).unwrap_or(libc::c_ulong::MAX);
     raw_sockopt::set(fd, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, rate)
 }

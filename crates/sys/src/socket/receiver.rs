@@ -1,4 +1,4 @@
-//! Socket options by which an application hinders its own receiving. For tests.
+//! Socket options that let an application impede its own receiving. For tests.
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
@@ -22,7 +22,7 @@ pub fn drop_input(socket: impl AsFd, drops: bool) -> Result<(), Errno> {
         let ignored: libc::c_int = 0;
         return raw_sockopt::set(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, ignored);
     }
-    // The program returns 0: keep 0 bytes of the packet.
+    // The program returns 0, which keeps 0 bytes of the packet.
     let mut program = [libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
         jt: 0,

@@ -11,13 +11,13 @@ pub(crate) use list::FEATURES;
 
 /// A feature of the kernel or the machine, and its use.
 pub(crate) struct Feature {
-    /// The name for programs, which does not change between versions.
+    /// The identifier for programs, which does not change between versions.
     pub(crate) id: &'static str,
     pub(crate) group: Group,
     pub(crate) name: &'static str,
     pub(crate) used_for: &'static str,
     pub(crate) if_missing: &'static str,
-    /// The severity of its absence.
+    /// The severity of the feature's absence.
     pub(crate) absence: Severity,
     pub(crate) probe: fn() -> Answer,
 }

@@ -12,7 +12,7 @@ pub(crate) struct Report {
     pub(crate) version: &'static str,
     /// The running kernel's release.
     pub(crate) kernel: String,
-    /// Whether it ran as root. Some features cannot be probed otherwise.
+    /// Whether the command ran as root. Without root, some features cannot be probed.
     pub(crate) root: bool,
     /// The highest severity of all findings.
     pub(crate) verdict: Severity,

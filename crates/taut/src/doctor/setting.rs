@@ -1,4 +1,4 @@
-//! The effect of sysctls and limits on Taut. Pure: it assesses a snapshot.
+//! Assesses the effect of sysctls and limits on Taut. Pure: takes a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-/// The sysctls that are assessed.
+/// The assessed sysctls.
 pub(crate) const SYSCTLS: &[&str] = &[
     "fs.file-max",
     "fs.nr_open",
@@ -53,7 +53,7 @@ pub(crate) struct Host {
     /// Whether this process is root, which is exempt from some limits.
     pub(crate) root: bool,
     /// The state of the policy routes for IPv4 and IPv6 while a relay intercepts on this machine.
-    /// `None` if no relay intercepts or that is unknown.
+    /// `None` if no relay intercepts, or if that is unknown.
     pub(crate) intercepting: Option<[Presence; 2]>,
 }
 
@@ -64,7 +64,7 @@ impl Host {
         self.sysctls.get(name).map(String::as_str)
     }
 
-    /// Returns number `field`, from 0, of a sysctl with one or several numbers.
+    /// Returns number `field`, counted from 0, of a sysctl with one or more numbers.
     fn number(&self, name: &str, field: usize) -> Option<u64> {
         self.text(name)?.split(' ').nth(field)?.parse().ok()
     }

@@ -1,4 +1,4 @@
-//! The report as text of 80 columns, without colours.
+//! Renders the report as text of 80 columns, without colours.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ const WIDTH: usize = 80;
 /// Widths of the columns feature, state, used for and if missing, separated by one blank.
 const COLUMNS: [usize; 4] = [23, 10, 21, 23];
 
-/// Renders the report; with `all`, also the settings that are fine.
+/// Renders the report. With `all`, includes settings that are fine.
 pub(crate) fn render(report: &Report, all: bool) -> String {
     let mut out = String::new();
     heading(&mut out, report);
@@ -55,7 +55,7 @@ fn features(out: &mut String, findings: &[feature::Finding]) {
                 finding.if_missing,
             ],
         );
-        // The heading explains it once for all features.
+        // The heading explains the need for root once for all features.
         let detail = finding
             .detail
             .as_ref()
@@ -85,7 +85,7 @@ fn settings(out: &mut String, findings: &[setting::Finding], all: bool) {
             let _ = writeln!(out, "{:7} {id} = {value}", finding.severity.word());
             paragraph(out, "        ", "        ", why);
             if let Some(command) = &finding.command {
-                // Not wrapped and without a prompt, so that it can be copied.
+                // Neither wrapped nor prefixed by a prompt, so that the command can be copied.
                 let _ = writeln!(out, "        {command}");
             }
         }
@@ -146,7 +146,8 @@ fn row(out: &mut String, cells: [&str; 4]) {
     }
 }
 
-/// Writes text wrapped at the page width, with `first` before the first line and `rest` before the others.
+/// Writes text wrapped at the page width, with `first` before the first line and `rest` before the
+/// other lines.
 fn paragraph(out: &mut String, rest: &str, first: &str, text: &str) {
     let width = WIDTH - rest.len().max(first.len());
     for (i, line) in wrap(text, width).iter().enumerate() {

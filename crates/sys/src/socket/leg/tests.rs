@@ -25,7 +25,7 @@ fn pair(options: &LegOptions) -> (Stream, Stream) {
 
 #[test]
 fn both_ends_have_the_buffers_they_were_given() {
-    // Small enough that every machine grants them, with privilege or without.
+    // Small enough that every machine grants the sizes, with or without privilege.
     let options = LegOptions {
         send_buffer: Some(50_000),
         receive_buffer: Some(60_000),

@@ -14,7 +14,7 @@ const QEMU: (&str, &str) = ("qemu-system-aarch64", "apt-get install qemu-system-
 #[cfg(not(target_arch = "aarch64"))]
 const QEMU: (&str, &str) = ("qemu-system-x86_64", "apt-get install qemu-system-x86");
 
-/// A row: ID, name, used for, if missing, severity of its absence, probe.
+/// A row: ID, name, use, consequence if missing, severity of its absence, probe.
 type Row = (
     &'static str,
     &'static str,
@@ -132,7 +132,8 @@ pub(crate) const FEATURES: &[Feature] = &[
 /// Size of an unused ring buffer in bytes: a power of two and a multiple of every page size.
 const COPIES: u32 = 1 << 16;
 
-/// Probes whether the kernel accepts the programs of `taut snoop`. The error names the rejected part.
+/// Probes whether the kernel accepts the programs of `taut snoop`. The error names the rejected
+/// part.
 fn snoop_programs() -> Answer {
     match bpf::permitted() {
         Answer::Yes => match Copies::new(COPIES).and_then(|copies| Program::load(1, &copies)) {

@@ -13,9 +13,9 @@ const PIPE_BYTES: u64 = DataPath::DEFAULT.pipe_size as u64;
 const OTHER_DESCRIPTORS: u64 = 128;
 /// Descriptors of a fully loaded node.
 const DESCRIPTORS: u64 = SESSIONS * DESCRIPTORS_A_SESSION + PIPES * 2 + OTHER_DESCRIPTORS;
-/// The smallest limit with which a world of the lab with its servers can run.
+/// The smallest limit of descriptors that lets a world of the lab run with its servers.
 const FEWEST_DESCRIPTORS: u64 = 256;
-/// Length of a queue of incoming connections that holds the bursts a relay has to accept.
+/// The length of a queue of incoming connections that holds the bursts a relay must accept.
 const QUEUE: u64 = 1_024;
 
 pub(super) fn assess(host: &Host) -> Vec<Finding> {
@@ -131,7 +131,7 @@ fn ports(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.ip_local_port_range";
     let (low, high) = (host.number(ID, 0)?, host.number(ID, 1)?);
     let ports = (high + 1).saturating_sub(low);
-    // A port stays in TIME_WAIT for a minute after its connection, so twice as many are needed.
+    // A port stays in TIME_WAIT for a minute after its connection, so twice the number is needed.
     Some(match ports >= 2 * SESSIONS {
         true => Finding::fine(
             ID,

@@ -1,7 +1,7 @@
 //! Routing settings that an intercepting relay needs.
 //!
-//! On a machine without such a relay every value is fine, so that nobody is told to turn the machine into
-//! a router.
+//! On a machine without such a relay every value is fine, so that doctor does not advise anyone to
+//! turn the machine into a router.
 
 use taut_relay::intercept::{MARK, PRIORITY, Presence, TABLE};
 
@@ -31,8 +31,9 @@ fn forwarding(host: &Host, id: &'static str) -> Option<Finding> {
     })
 }
 
-/// With `rp_filter` and `src_valid_mark`, the kernel looks up a packet's source with its mark. For the
-/// relay's mark every address is local, and the kernel drops packets from a local source.
+/// Checks `src_valid_mark`. With it and `rp_filter`, the kernel looks up a packet's source with the
+/// packet's mark. For the relay's mark every address is local, and the kernel drops packets from a
+/// local source.
 fn src_valid_mark(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.conf.all.src_valid_mark";
     let value = host.number(ID, 0)?;

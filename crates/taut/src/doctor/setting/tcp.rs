@@ -63,8 +63,9 @@ fn switch(host: &Host, switch: &Switch) -> Option<Finding> {
     })
 }
 
-/// The kernel caches metrics of a connection for later ones to the same host. Since 5.6 it leaves out the
-/// slow-start threshold; otherwise one loss slows all later connections.
+/// Checks the metrics cache. The kernel caches metrics of a connection for later connections to the
+/// same host. Since Linux 5.6 it omits the slow-start threshold; with it, one loss slows all later
+/// connections.
 fn metrics_cache(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.tcp_no_metrics_save";
     let no_metrics = host.number(ID, 0)?;
@@ -80,7 +81,8 @@ fn metrics_cache(host: &Host) -> Option<Finding> {
     })
 }
 
-/// Off is the kernel's default and right unless a path is broken, so both values are fine.
+/// Reports MTU probing. Off is the kernel's default and right unless a path is broken, so both
+/// values are fine.
 fn mtu_probing(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.tcp_mtu_probing";
     let value = host.number(ID, 0)?;
@@ -94,7 +96,8 @@ fn mtu_probing(host: &Host) -> Option<Finding> {
     })
 }
 
-/// The effective filter is the maximum of `all` and the interface's own (ip-sysctl).
+/// Checks the reverse path filter. The effective value is the maximum of `all` and the interface's
+/// own (ip-sysctl).
 fn reverse_path(host: &Host) -> Option<Finding> {
     const STRICT: u64 = 1;
     let by_mark = host.number("net.ipv4.conf.all.src_valid_mark", 0) == Some(1);
@@ -109,7 +112,7 @@ fn reverse_path(host: &Host) -> Option<Finding> {
         STRICT if !by_mark => {
             let why =
                 "strict: the kernel drops replies that arrive on another path than the reverse";
-            // Loose overrides strict, because the kernel takes the larger number.
+            // Loose overrides strict, because the kernel uses the larger number.
             Finding::slows(id, value, why, set("net.ipv4.conf.all.rp_filter", 2))
         }
         STRICT => Finding::fine(id, value, "strict, but includes the mark (src_valid_mark)"),

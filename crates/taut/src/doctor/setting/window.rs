@@ -1,4 +1,4 @@
-//! Whether a connection's window can fill a path with a large bandwidth-delay product.
+//! Checks whether a connection's window can fill a path with a large bandwidth-delay product.
 
 use super::{Finding, Host, set};
 
@@ -7,16 +7,16 @@ const RTT_MS: u64 = 274;
 const BITS_A_SECOND: u64 = 1_000_000_000;
 /// The path's bandwidth-delay product in bytes.
 const IN_FLIGHT: u64 = BITS_A_SECOND / 8 / 1_000 * RTT_MS;
-/// The recommended buffer limit, in windows: the kernel uses up to half of a receive buffer for its own
-/// structures and aims at a send buffer of two windows.
+/// The recommended buffer limit, in windows: the kernel uses up to half of a receive buffer for its
+/// own structures, and aims at a send buffer of two windows.
 const WINDOWS_ENOUGH: u64 = 2;
 
 /// A buffer limit and its overhead.
 struct Buffer {
     id: &'static str,
-    /// Bytes of buffer per byte in flight. The kernel counts its structures towards both buffers. It
-    /// reserves half of a receive buffer for them (since 6.6 it measures them, and half is the worst
-    /// case); in a send buffer they are small compared to large writes.
+    /// Bytes of buffer per byte in flight. The kernel counts its own structures towards both
+    /// buffers. In a receive buffer it reserves half for them (since 6.6 it measures them, and half
+    /// is the worst case); in a send buffer they are small compared to large writes.
     per_byte: u64,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn assess(host: &Host) -> Vec<Finding> {
     BUFFERS.iter().filter_map(|b| assess_one(host, b)).collect()
 }
 
-/// Assesses the third number, the limit of auto-tuning.
+/// Assesses the third number, which is the limit of auto-tuning.
 fn assess_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
     let id = buffer.id;
     let (least, start, most) = (
