@@ -545,7 +545,8 @@ mod tests {
 
     use super::*;
 
-    /// Metrics and `taut snoop status` take the labels from the header: renaming a counter there renames it for users.
+    /// Metrics and `taut snoop status` take the labels from the header: renaming a counter there
+    /// renames it for users.
     #[test]
     fn every_counter_of_the_programs_is_in_the_guide() {
         let guide = include_str!("../../../docs/snoop.md");

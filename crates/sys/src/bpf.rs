@@ -44,8 +44,8 @@ impl RunTimes {
 pub fn run_time(program: BorrowedFd<'_>) -> Result<Duration, Errno> {
     let mut info = sys::bpf_prog_info::default();
     let mut len = size_of::<sys::bpf_prog_info>() as u32;
-    // SAFETY: the kernel writes at most `len` bytes, the size of `info`, and the length to `len`. All
-    // pointers in `info` are null with length 0, so it writes nowhere else.
+    // SAFETY: the kernel writes at most `len` bytes, the size of `info`, and the length to `len`.
+    // All pointers in `info` are null with length 0, so it writes nowhere else.
     let done =
         unsafe { sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut len) };
     if done < 0 {
@@ -95,9 +95,9 @@ pub fn hash_entries(
         let (mut keys, mut values) = (vec![0; size * key_size], vec![0; size * value_size]);
         let mut count = size as u32;
         let start = from.as_mut().map_or(ptr::null_mut(), ptr::from_mut::<u32>);
-        // SAFETY: `keys` and `values` have room for `count` elements of the map's sizes, which the caller
-        // guarantees; `start` and `next` point to a bucket's number, the position type of hash maps; all
-        // of them and `opts` outlive the call.
+        // SAFETY: `keys` and `values` have room for `count` elements of the map's sizes, which the
+        // caller guarantees; `start` and `next` point to a bucket's number, the position type of
+        // hash maps; all of them and `opts` outlive the call.
         let done = unsafe {
             sys::bpf_map_lookup_batch(
                 map.as_raw_fd(),
@@ -169,8 +169,8 @@ impl Object {
         }
     }
 
-    /// Parses the content of a `/proc/PID/fdinfo` file. Returns `None` if the descriptor does not refer
-    /// to a BPF program or map.
+    /// Parses the content of a `/proc/PID/fdinfo` file. Returns `None` if the descriptor does not
+    /// refer to a BPF program or map.
     pub fn of_fdinfo(text: &str) -> Option<Self> {
         text.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;

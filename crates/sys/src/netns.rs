@@ -1,8 +1,9 @@
 //! Named network namespaces, in the same place and form as those of `ip netns` (ip-netns(8)).
 //!
 //! A named namespace is a bind mount of a thread's `ns/net` on `/run/netns/NAME`. It exists until
-//! the mount is removed and its last user is gone. [`Netns::run`] enters a namespace on a new thread
-//! that ends afterwards, so the caller's threads never change namespace, even if the code panics.
+//! the mount is removed and its last user is gone. [`Netns::run`] enters a namespace on a new
+//! thread that ends afterwards, so the caller's threads never change namespace, even if the code
+//! panics.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

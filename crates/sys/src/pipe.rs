@@ -65,8 +65,8 @@ impl Pipe {
 
     /// Moves up to `len` bytes from the pipe to the socket's send queue.
     ///
-    /// `len` must not exceed the bytes in the pipe: with a larger value the kernel expects more data
-    /// and holds back the last partial segment for 200 ms, as with SPLICE_F_MORE.
+    /// `len` must not exceed the bytes in the pipe: with a larger value the kernel expects more
+    /// data and holds back the last partial segment for 200 ms, as with SPLICE_F_MORE.
     ///
     /// # Errors
     /// `EAGAIN` if the send queue is full; otherwise the socket's error.

@@ -1,9 +1,9 @@
 //! Probes of kernel features.
 //!
-//! Each function tries one feature. Kernel versions are not compared, because distributions backport
-//! features and configurations leave them out. A probe does not change the host: it creates devices,
-//! qdiscs and rules in a network namespace that ends with the probe's thread, and it does not run if
-//! it would make the kernel load a module (see [`Answer::NotLoaded`]).
+//! Each function tries one feature. Kernel versions are not compared, because distributions
+//! backport features and configurations leave them out. A probe does not change the host: it
+//! creates devices, qdiscs and rules in a network namespace that ends with the probe's thread, and
+//! it does not run if it would make the kernel load a module (see [`Answer::NotLoaded`]).
 
 use std::io;
 

@@ -49,8 +49,8 @@ pub(crate) fn set<T: Integer>(
     option: libc::c_int,
     value: T,
 ) -> Result<(), Errno> {
-    // SAFETY: the borrowed descriptor is open; the kernel reads `size_of::<T>()` bytes from `value`,
-    // which outlives the call.
+    // SAFETY: the borrowed descriptor is open; the kernel reads `size_of::<T>()` bytes from
+    // `value`, which outlives the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,7 +1,7 @@
 //! The routes of a network namespace: dump, change notifications, replacement (rtnetlink(7)).
 //!
-//! A route is the body of the kernel's message, a `struct rtmsg` and its attributes. This module does
-//! not interpret it, so no attribute gets lost.
+//! A route is the body of the kernel's message, a `struct rtmsg` and its attributes. This module
+//! does not interpret it, so no attribute gets lost.
 
 use std::os::fd::OwnedFd;
 
@@ -125,8 +125,8 @@ impl Routes {
         })
     }
 
-    /// Calls `each` with every route of the main table while `goes_on` returns true. Returns `false`
-    /// if the kernel flags the dump as incomplete.
+    /// Calls `each` with every route of the main table while `goes_on` returns true. Returns
+    /// `false` if the kernel flags the dump as incomplete.
     ///
     /// The kernel flags dumps of other objects but never those of routes. It resumes a dump by
     /// destination in IPv4, and by the number of routes already sent in IPv6. So if a route is
@@ -134,8 +134,8 @@ impl Routes {
     /// reports whether that happened.
     ///
     /// # Errors
-    /// `EAGAIN` if the kernel does not answer; `ETIMEDOUT` if `goes_on` returned false; `EMSGSIZE` if
-    /// an answer exceeds the buffer.
+    /// `EAGAIN` if the kernel does not answer; `ETIMEDOUT` if `goes_on` returned false; `EMSGSIZE`
+    /// if an answer exceeds the buffer.
     pub fn list(
         &mut self,
         family: Family,
@@ -176,8 +176,8 @@ impl Routes {
     /// NLM_F_CREATE).
     ///
     /// # Errors
-    /// `ENOENT` if there is no such route; `EPERM` without CAP_NET_ADMIN; otherwise the kernel's error
-    /// if it rejects the route. The existing route is unchanged then.
+    /// `ENOENT` if there is no such route; `EPERM` without CAP_NET_ADMIN; otherwise the kernel's
+    /// error if it rejects the route. The existing route is unchanged then.
     pub fn replace(&mut self, route: &[u8]) -> Result<(), Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         let flags = REQUEST | ACK | REPLACE;

@@ -135,8 +135,9 @@ impl SockDiag {
     /// order.
     ///
     /// # Errors
-    /// `ENOENT` if the kernel cannot dump TCP connections (CONFIG_INET_DIAG); `EAGAIN` if it does not
-    /// answer; `ETIMEDOUT` if the dump does not end; `EMSGSIZE` if an answer exceeds the buffer.
+    /// `ENOENT` if the kernel cannot dump TCP connections (CONFIG_INET_DIAG); `EAGAIN` if it does
+    /// not answer; `ETIMEDOUT` if the dump does not end; `EMSGSIZE` if an answer exceeds the
+    /// buffer.
     pub fn dump(&mut self, mut each: impl FnMut(Connection)) -> Result<DumpStats, Errno> {
         let mut listed = DumpStats::default();
         for family in [libc::AF_INET, libc::AF_INET6] {
@@ -315,7 +316,8 @@ fn parse(
 // === impl State ===
 
 impl State {
-    /// Converts the kernel's number (net/tcp_states.h). Returns `None` for states that are not dumped.
+    /// Converts the kernel's number (net/tcp_states.h). Returns `None` for states that are not
+    /// dumped.
     const fn of(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Established,

@@ -95,8 +95,8 @@ impl Listener {
     /// Accepts the next waiting connection and returns it with its peer's address.
     ///
     /// # Errors
-    /// `EAGAIN` if none is waiting; `ECONNABORTED` if the connection was aborted meanwhile; `EMFILE`,
-    /// `ENFILE`, `ENOBUFS` or `ENOMEM` if a resource is exhausted.
+    /// `EAGAIN` if none is waiting; `ECONNABORTED` if the connection was aborted meanwhile;
+    /// `EMFILE`, `ENFILE`, `ENOBUFS` or `ENOMEM` if a resource is exhausted.
     pub fn accept(&self) -> Result<(Stream, SocketAddr), Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (fd, peer) = rustix::net::acceptfrom_with(&self.0, flags)?;
@@ -144,8 +144,8 @@ impl Stream {
     /// failed; [`Stream::take_error`] returns the result.
     ///
     /// # Errors
-    /// Those that the kernel detects at once: `ENETUNREACH`, `EADDRNOTAVAIL` (no port left), `EMFILE`,
-    /// and `ECONNREFUSED` for local destinations.
+    /// Those that the kernel detects at once: `ENETUNREACH`, `EADDRNOTAVAIL` (no port left),
+    /// `EMFILE`, and `ECONNREFUSED` for local destinations.
     pub fn connect(addr: SocketAddr, options: &LegOptions) -> Result<Self, Errno> {
         let fd = tcp_socket(addr)?;
         options.apply(fd.as_fd())?;
@@ -193,10 +193,10 @@ impl Stream {
     }
 
     /// Sends a window probe, which the peer answers with its current receive window one round trip
-    /// later. The accepting end of a connection cannot advertise more than 64 kB in its SYN-ACK (RFC
-    /// 7323 2.2) and announces a larger window only with its next segment. Useful before sending much
-    /// data on a new connection; any byte in either direction has the same effect. The stream is
-    /// otherwise unchanged.
+    /// later. The accepting end of a connection cannot advertise more than 64 kB in its SYN-ACK
+    /// (RFC 7323 2.2) and announces a larger window only with its next segment. Useful before
+    /// sending much data on a new connection; any byte in either direction has the same effect. The
+    /// stream is otherwise unchanged.
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN; `EINVAL` or `ENOTCONN` if the stream is not connected.
@@ -205,8 +205,8 @@ impl Stream {
         // Leaving repair mode sends the probe (TCP_REPAIR_OFF).
         leg::set_repair(self.as_fd(), true)?;
         leg::set_repair(self.as_fd(), false)?;
-        // Repair mode clears SO_REUSEADDR. An accepted stream without it would keep the next process
-        // from listening on the port.
+        // Repair mode clears SO_REUSEADDR. An accepted stream without it would keep the next
+        // process from listening on the port.
         sockopt::set_socket_reuseaddr(&self.0, reuse)
     }
 
@@ -232,13 +232,13 @@ impl Stream {
         unacknowledged(self)
     }
 
-    /// Returns the number of bytes that were never sent (SIOCOUTQNSD), because the peer's window or the
-    /// congestion window is full.
+    /// Returns the number of bytes that were never sent (SIOCOUTQNSD), because the peer's window or
+    /// the congestion window is full.
     pub fn unsent(&self) -> usize {
         queue_length(self.as_fd(), SIOCOUTQNSD)
     }
 
-    /// Makes a close deliver the queued data and a FIN, even if this process ends without closing.
+    /// Makes the close, even that at the end of this process, deliver the queued data and a FIN.
     pub fn end_gracefully(&self) {
         // On failure the connection has already ended and only needs to be closed.
         let _ = sockopt::set_socket_linger(&self.0, None);
@@ -304,8 +304,8 @@ fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
 /// Returns the address that a listening TCP socket is bound to.
 ///
 /// # Errors
-/// `ENOTSOCK`; `EAFNOSUPPORT` if it is neither IPv4 nor IPv6; `EPROTOTYPE` if it is not TCP; `EINVAL`
-/// if it does not listen.
+/// `ENOTSOCK`; `EAFNOSUPPORT` if it is neither IPv4 nor IPv6; `EPROTOTYPE` if it is not TCP;
+/// `EINVAL` if it does not listen.
 pub fn listening_addr(socket: impl AsFd) -> Result<SocketAddr, Errno> {
     let family = sockopt::socket_domain(&socket)?;
     if family != AddressFamily::INET && family != AddressFamily::INET6 {

@@ -14,8 +14,8 @@ pub struct TapError {
     source: io::Error,
 }
 
-/// The header before each frame that is read from or written to the TAP: `struct virtio_net_hdr`, in
-/// the machine's byte order (virtio 1.2, 5.1.6, legacy layout).
+/// The header before each frame that is read from or written to the TAP: `struct virtio_net_hdr`,
+/// in the machine's byte order (virtio 1.2, 5.1.6, legacy layout).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VnetHeader {
     /// [`VnetHeader::NEEDS_CSUM`], [`VnetHeader::DATA_VALID`] or 0.
@@ -50,7 +50,8 @@ impl VnetHeader {
     /// Added to the type: CWR is set, for the first segment only.
     pub const GSO_ECN: u8 = 0x80;
 
-    /// Parses the header at the start of `bytes`. Returns `None` for fewer than [`Self::LEN`] bytes.
+    /// Parses the header at the start of `bytes`. Returns `None` for fewer than [`Self::LEN`]
+    /// bytes.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let b = bytes.first_chunk::<{ Self::LEN }>()?;
         let word = |at: usize| u16::from_ne_bytes([b[at], b[at + 1]]);
@@ -139,8 +140,8 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Makes the device persistent (TUNSETPERSIST) and closes it, so that another process can open it
-    /// by name. It is then removed with its network namespace.
+    /// Makes the device persistent (TUNSETPERSIST) and closes it, so that another process can open
+    /// it by name. It is then removed with its network namespace.
     ///
     /// # Errors
     /// The kernel's error.

@@ -1,7 +1,7 @@
 //! The kernel's statistics of a TCP connection (TCP_INFO, tcp(7)).
 //!
-//! `struct tcp_info` (linux/tcp.h) grows at its end every few releases; existing offsets never change.
-//! Fields that an older kernel does not fill are `None`.
+//! `struct tcp_info` (linux/tcp.h) grows at its end every few releases; existing offsets never
+//! change. Fields that an older kernel does not fill are `None`.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub struct TcpInfo {
     pub rtt: Option<Duration>,
     /// Mean deviation of the round-trip time; `None` before the first sample.
     pub rttvar: Option<Duration>,
-    /// Smallest round-trip time within `net.ipv4.tcp_min_rtt_wlen`; `None` before the first sample and
-    /// before Linux 4.6.
+    /// Smallest round-trip time within `net.ipv4.tcp_min_rtt_wlen`; `None` before the first sample
+    /// and before Linux 4.6.
     pub min_rtt: Option<Duration>,
     /// Round-trip time estimated by the receiver; `None` before the first sample.
     pub rcv_rtt: Option<Duration>,
@@ -45,8 +45,8 @@ pub struct TcpInfo {
     pub rcv_mss: u32,
     /// State of the congestion control (RFC 5681, RFC 6582).
     pub ca_state: CaState,
-    /// Window scales of the peer's window and of the advertised window; `None` if window scaling is not
-    /// in use (RFC 7323).
+    /// Window scales of the peer's window and of the advertised window; `None` if window scaling is
+    /// not in use (RFC 7323).
     pub window_scales: Option<(u8, u8)>,
     /// Whether timestamps are in use (RFC 7323).
     pub timestamps: bool,
@@ -211,8 +211,8 @@ impl TcpInfo {
         let mut answer = [0u8; BUFFER];
         #[expect(clippy::cast_possible_truncation, reason = "512 fits")]
         let mut len = BUFFER as libc::socklen_t;
-        // SAFETY: the borrowed descriptor is open; the kernel writes at most `len` bytes, the size of
-        // `answer`, and the length to `len`; both outlive the call.
+        // SAFETY: the borrowed descriptor is open; the kernel writes at most `len` bytes, the size
+        // of `answer`, and the length to `len`; both outlive the call.
         let rc = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),

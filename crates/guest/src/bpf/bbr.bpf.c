@@ -2,7 +2,7 @@
 /*
  * taut_bbr: the kernel's BBR, protected from samples that span an off-CPU gap.
  *
- * * While a guest is descheduled, acknowledgements wait. The guest handles
+ * While a guest is descheduled, acknowledgements wait. The guest handles
  * them all at once when it resumes, so every bandwidth sample of that round
  * spans the gap. BBR paces at the rate that it measured, but only while it
  * runs. So it measures a lower rate next, and the rate collapses (arXiv
@@ -11,16 +11,17 @@
  * with the kernel's arguments:
  *
  *   samples	A sample across a gap is replaced by the rate according to the
- *		receiver's clock: its timestamps (RFC 7323) tell when it sent each
- *		acknowledgement, however long that waited here. If that is unknown,
- *		the sample is marked as application-limited: it may raise BBR's
- *		model, not lower it. RTTs across a gap do not renew the minimum.
+ *		receiver's clock: its timestamps (RFC 7323) show when it sent each
+ *		acknowledgement, however long the acknowledgement waited here. If
+ *		that rate is unknown, the sample is marked as application-limited:
+ *		it may raise BBR's model, not lower it. RTTs across a gap do not
+ *		renew the minimum.
  *   pacing	Data that was due during the gap is sent faster afterwards, as far
  *		as the window allows.
  *   window	is wider by as much as the path drains during a gap, and less
  *		if segments are lost.
  *
- * * docs/design/guest.md gives figures and reasons.
+ * docs/design/guest.md gives figures and reasons.
  */
 #include "gap.h"
 
@@ -93,8 +94,8 @@ void bbr_set_state(struct sock *sk, __u8 new_state) __ksym;
 /* The time after which catching up ends. */
 #define CATCH_UP_NS	(NS_PER_SEC / 4)
 
-/* The maximum in bytes per second; products with microseconds do not overflow
- * below it.
+/* The maximum rate in bytes per second, low enough that products with
+ * microseconds do not overflow.
  */
 #define PACE_MAX	(1ULL << 40)
 

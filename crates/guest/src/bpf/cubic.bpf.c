@@ -3,7 +3,7 @@
  * taut_cubic: the kernel's Cubic, with window reductions after an off-CPU gap undone
  * when nothing was lost.
  *
- * * When a CPU resumes, its timers run before the waiting acknowledgements are
+ * When a CPU resumes, its timers run before the waiting acknowledgements are
  * handled (pvtcp V-A): a retransmission timeout reduces the window although
  * everything has arrived. The kernel undoes most of these reductions itself
  * (F-RTO, Eifel, DSACK). taut_cubic undoes the others if what follows shows
@@ -13,7 +13,7 @@
  *   been; or the receiver reported each retransmission as a duplicate (DSACK,
  *   RFC 2883).
  *
- * * HyStart, which ends slow start when delays grow, does not get delays that
+ * HyStart, which ends slow start when delays grow, does not get delays that
  * span a gap.
  */
 #include "gap.h"

@@ -12,7 +12,7 @@ use super::{TooManyRules, blocks, bounded, name};
 /// The allowed destinations. The default allows none, so a relay is never open by omission.
 ///
 /// The order of the checks:
-/// 1. A destination that matches a rule of `deny` is denied, whatever `allow` says.
+/// 1. A destination that matches a rule of `deny` is denied, even if `allow` matches it.
 /// 2. Loopback, link-local, metadata, multicast and reserved addresses, the addresses of this
 /// machine and those of the mesh are denied, unless a prefix in `allow` is at least as narrow as
 /// the block that contains the address. `127.0.0.1:8080` allows that one port; `0.0.0.0/0:*` allows

@@ -47,7 +47,7 @@ pub struct Ports {
     last: u16,
 }
 
-/// Why a text is not a rule.
+/// The reason why a text is not a valid rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// The text does not end in `:PORT`.

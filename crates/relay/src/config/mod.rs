@@ -56,7 +56,7 @@ pub struct Config {
     pub intercept: InterceptConfig,
     /// The node's part in a mesh of relays; `None`: none.
     pub mesh: Option<MeshConfig>,
-    /// The forwards: at least one, unless the node has a mesh port.
+    /// The forwards. Never empty, unless the node has a mesh port.
     pub forwards: Vec<Forward>,
 }
 
@@ -194,7 +194,7 @@ impl Forward {
     }
 }
 
-/// Why the configuration cannot be used.
+/// The reason why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.

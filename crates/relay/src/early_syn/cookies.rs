@@ -6,7 +6,7 @@ use std::io;
 /// Returns the number of SYN cookies sent so far in the network namespace of the calling thread.
 ///
 /// # Errors
-/// When `/proc` is missing or does not count cookies.
+/// If `/proc` is missing or does not count cookies.
 pub fn read_syncookies_sent() -> io::Result<u64> {
     const NETSTAT: &str = "/proc/thread-self/net/netstat";
     let text = std::fs::read_to_string(NETSTAT)?;

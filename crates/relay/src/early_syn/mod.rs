@@ -86,7 +86,7 @@ pub struct EarlySyn {
     object: Object,
 }
 
-/// Why SYNs cannot be watched.
+/// The reason why SYNs cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum EarlySynError {
     /// The kernel does not accept the program.

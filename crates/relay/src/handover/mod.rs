@@ -57,7 +57,7 @@ pub const STEP: Duration = Duration::from_secs(5);
 /// The time that the old process waits for the new one to serve.
 pub const START: Duration = Duration::from_secs(120);
 
-/// Why sockets were not handed over.
+/// The reason why sockets were not handed over.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoverError {
     /// A call on the Unix socket failed.

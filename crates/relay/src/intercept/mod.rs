@@ -49,7 +49,7 @@ pub(crate) struct Plan {
     pub(crate) method: Option<Method>,
 }
 
-/// Why interception cannot run.
+/// The reason why interception cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum InterceptError {
     /// The process may not open sockets with foreign addresses.

@@ -16,7 +16,7 @@ const NAME: &str = "taut_intercept";
 #[derive(Debug)]
 pub(super) struct Table(());
 
-/// Why nftables cannot be used.
+/// The reason why nftables cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
     /// `nft` is missing or cannot be run.

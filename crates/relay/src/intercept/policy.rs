@@ -33,7 +33,7 @@ pub(super) struct PolicyRoute {
     method: Method,
 }
 
-/// Why the policy route cannot be set up.
+/// The reason why the policy route cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// The netlink socket cannot be opened.

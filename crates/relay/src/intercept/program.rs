@@ -22,7 +22,7 @@ pub(super) struct Program {
     object: Object,
 }
 
-/// Why the program cannot be used.
+/// The reason why the program cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The kernel rejects the program.

@@ -35,7 +35,7 @@ pub struct Listen {
     pub any: bool,
 }
 
-/// Why a text is not a valid address.
+/// The reason why a text is not a valid address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddrError {
     /// The port is missing or not a port number.

@@ -16,7 +16,7 @@ pub(crate) struct Targets {
 
 pub(crate) type Addrs = Arc<[UpstreamAddr]>;
 
-/// Why a destination has no address.
+/// The reason why a destination has no address.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The look-up failed.

@@ -96,7 +96,7 @@ impl Drop for Reader {
     }
 }
 
-/// Why early SYN cannot run.
+/// The reason why early SYN cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ReaderError {
     /// SYNs cannot be watched.

@@ -44,7 +44,7 @@ pub enum Target {
     File(PathBuf),
 }
 
-/// Why the log cannot be opened.
+/// The reason why the log cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionLogError {
     /// The file cannot be opened.

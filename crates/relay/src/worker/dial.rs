@@ -76,8 +76,8 @@ impl Worker {
         self.end(slot, End::of_connect(last), Close::Reset);
     }
 
-    /// Gets the session a connection to its peer. The first try takes one from the pool; later tries
-    /// dial, because whatever broke a pooled connection may have broken all of them.
+    /// Gets the session a connection to its peer. The first try takes one from the pool; later
+    /// tries dial, because whatever broke a pooled connection may have broken all of them.
     fn ask_relay(&mut self, slot: Slot, at_first: bool, last: Errno) {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;

@@ -15,14 +15,14 @@
 #define RUNNING_TICKS	96
 
 /*
- * Whether the guest retracts its window, or says that it lacks what is in its
- * ring, so that it may have lost what was acknowledged early:
+ * Returns whether the guest retracts its window, or says that it lacks data that
+ * is in its ring. The guest may then have lost early-acknowledged data:
  *
- *   - it is behind, and its right edge retreats, or is before the end of what
- *     was put into the ring. A receiver must not shrink its window (RFC 9293
+ *   - the guest is behind, and its right edge retreats, or is before the end of
+ *     the data in its ring. A receiver must not shrink its window (RFC 9293
  *     3.8.6); Linux does so after it dropped data for lack of buffer.
- *   - it is behind, has been running long since the missing data was put into
- *     its ring, and repeats itself.
+ *   - the guest is behind, repeats itself, and has been running for long since
+ *     the missing data was put into its ring.
  *
  * @was_vm_seq, @was_edge: the flow's state before this segment.
  */
@@ -286,8 +286,9 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		return SNOOP_FG_DOUBT;
 	}
 	/*
-	 * The client's end of a connection exists already. Only the guest saw
-	 * data before the proof, so the flow starts with what the guest has.
+	 * If the guest is the client, its connection exists already. Only the
+	 * guest saw data before the proof, so the flow starts with what the
+	 * guest has.
 	 */
 	if (f->mode == SNOOP_UNPROVEN &&
 	    (proof || f->flags & SNOOP_F_VM_CLIENT)) {

@@ -1,5 +1,5 @@
-//! Programs of type SCHED_CLS at a device: attached by a tcx link where the kernel has tcx, otherwise as
-//! a filter of the clsact queueing discipline.
+//! Programs of type SCHED_CLS at a device: attached by a tcx link where the kernel has tcx,
+//! otherwise as a filter of the clsact queueing discipline.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -20,8 +20,8 @@ pub enum Attached {
     Filter(Filter),
 }
 
-/// A filter of clsact. If the process is killed, the filter keeps running until the next one with the
-/// same priority replaces it.
+/// A filter of clsact. If the process is killed, the filter keeps running until the next one with
+/// the same priority replaces it.
 #[derive(Debug)]
 pub struct Filter {
     program: OwnedFd,
@@ -47,8 +47,9 @@ pub enum AttachPoint {
     Egress,
 }
 
-/// Returns the number of programs attached by tcx links to this hook of device `ifindex` in the calling
-/// thread's network namespace; 0 if the kernel has no tcx. Filters of clsact are not counted.
+/// Returns the number of programs attached by tcx links to this hook of device `ifindex` in the
+/// calling thread's network namespace; 0 if the kernel has no tcx. Filters of clsact are not
+/// counted.
 ///
 /// # Errors
 /// `ENODEV` if there is no such device; `EPERM` without CAP_NET_ADMIN.
@@ -62,8 +63,8 @@ pub fn link_count(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
         sz: size_of::<sys::bpf_prog_query_opts>() as sys::size_t,
         ..Default::default()
     };
-    // SAFETY: the options outlive the call, contain their own size, and have no arrays for the kernel to
-    // fill.
+    // SAFETY: the options outlive the call, contain their own size, and have no arrays for the
+    // kernel to fill.
     let done = unsafe { sys::bpf_prog_query_opts(ifindex, kind, &raw mut options) };
     if done >= 0 {
         // SAFETY: both fields of the union are integers of the same size.
@@ -79,10 +80,10 @@ pub fn link_count(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
 // === impl Attached ===
 
 impl Attached {
-    /// Attaches `program` to device `ifindex` of the calling thread's network namespace, by a link where
-    /// the kernel has tcx. Otherwise it becomes a filter with this `priority`, which replaces a filter
-    /// of that priority left by a killed process. (The kernel assigns priorities from 49152 downwards to
-    /// filters without one.)
+    /// Attaches `program` to device `ifindex` of the calling thread's network namespace, by a link
+    /// where the kernel has tcx. Otherwise it becomes a filter with this `priority`, which replaces
+    /// a filter of that priority left by a killed process. (The kernel assigns priorities from
+    /// 49152 downwards to filters without one.)
     ///
     /// # Errors
     /// `ENODEV` if there is no such device; `EPERM` without CAP_NET_ADMIN and CAP_BPF.
@@ -182,7 +183,8 @@ pub fn attach_tcx(
         },
         ..Default::default()
     };
-    // SAFETY: the program's descriptor is open; the options outlive the call and contain their own size.
+    // SAFETY: the program's descriptor is open; the options outlive the call and contain their own
+    // size.
     let link =
         unsafe { sys::bpf_link_create(program.as_raw_fd(), ifindex, kind, &raw const options) };
     if link < 0 {

@@ -1,5 +1,5 @@
-//! Probes of BPF features. Programs are loaded, some are attached to the loopback device of a private
-//! network namespace, and all are released again.
+//! Probes of BPF features. Programs are loaded, some are attached to the loopback device of a
+//! private network namespace, and all are released again.
 
 use std::ffi::CStr;
 use std::io;
@@ -53,8 +53,8 @@ pub fn sk_reuseport() -> Answer {
     loaded(sys::BPF_PROG_TYPE_SK_REUSEPORT, 0, 0)
 }
 
-/// Probes for congestion controls written in BPF, with a map for a `tcp_congestion_ops`. The map stays
-/// empty, so no congestion control is registered.
+/// Probes for congestion controls written in BPF, with a map for a `tcp_congestion_ops`. The map
+/// stays empty, so no congestion control is registered.
 pub fn tcp_congestion_ops() -> Answer {
     when_permitted(|| {
         let Some((id, size)) = vmlinux_struct("bpf_struct_ops_tcp_congestion_ops") else {
@@ -221,8 +221,8 @@ fn map(
     })
 }
 
-/// Loads BTF with one type, `int`. The kernel requires a BTF descriptor for a struct_ops map but does
-/// not read it if the map's value is a type of the kernel.
+/// Loads BTF with one type, `int`. The kernel requires a BTF descriptor for a struct_ops map but
+/// does not read it if the map's value is a type of the kernel.
 fn own_types() -> io::Result<OwnedFd> {
     const MAGIC_AND_VERSION: u32 = u32::from_ne_bytes(if cfg!(target_endian = "little") {
         [0x9F, 0xEB, 1, 0]
@@ -250,7 +250,8 @@ fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
     }
-    // SAFETY: the call that returned this descriptor has just created it, and it has no other owner.
+    // SAFETY: the call that returned this descriptor has just created it, and it has no other
+    // owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -37,8 +37,8 @@ enum Modules {
     NoneCanLoad,
     /// The content of modules.dep.
     Listed(String),
-    /// This process runs in a container: the kernel loads modules from the host's file system, which
-    /// is not visible.
+    /// This process runs in a container: the kernel loads modules from the host's file system,
+    /// which is not visible.
     Hidden,
 }
 
@@ -78,8 +78,8 @@ fn is_present(module: &str) -> bool {
     Path::new("/sys/module").join(module).exists()
 }
 
-/// Returns whether modules.dep (`kernel/net/sched/sch_fq.ko.xz: ...`) lists `module`. A file name may
-/// contain a dash where the module name contains an underscore.
+/// Returns whether modules.dep (`kernel/net/sched/sch_fq.ko.xz: ...`) lists `module`. A file name
+/// may contain a dash where the module name contains an underscore.
 fn lists(index: &str, module: &str) -> bool {
     index.lines().any(|line| {
         let file = line.split(':').next().unwrap_or_default();

@@ -48,11 +48,11 @@ pub fn freezer() -> Answer {
     }
 }
 
-/// Probes for hardware virtualisation by creating a virtual machine with a processor, which is closed
-/// at once.
+/// Probes for hardware virtualisation by creating a virtual machine with a processor, which is
+/// closed at once.
 ///
-/// Under another hypervisor `/dev/kvm` may exist and creating the machine may succeed, while creating
-/// the processor fails.
+/// Under another hypervisor `/dev/kvm` may exist and creating the machine may succeed, while
+/// creating the processor fails.
 pub fn kvm() -> Answer {
     /// linux/kvm.h: `_IO(0xAE, 0x01)` and `_IO(0xAE, 0x41)`. They take the machine type and the
     /// processor number and return a descriptor.

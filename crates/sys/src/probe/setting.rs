@@ -4,8 +4,8 @@ use std::{fs, io};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Returns the value of the sysctl with this dotted name, with single blanks between fields. Returns
-/// `None` if this kernel has no such sysctl.
+/// Returns the value of the sysctl with this dotted name, with single blanks between fields.
+/// Returns `None` if this kernel has no such sysctl.
 ///
 /// # Errors
 /// Those of reading the file, except `NotFound`.

@@ -106,8 +106,8 @@ pub fn user_timeout() -> Answer {
     Answer::of(tcp_socket(AddressFamily::INET).and_then(|s| Ok(set_tcp_user_timeout(&s, 1000)?)))
 }
 
-/// Probes for source ports chosen at connect(2), when the destination is known, instead of at bind(2)
-/// (IP_BIND_ADDRESS_NO_PORT).
+/// Probes for source ports chosen at connect(2), when the destination is known, instead of at
+/// bind(2) (IP_BIND_ADDRESS_NO_PORT).
 pub fn bind_address_no_port() -> Answer {
     Answer::of(
         tcp_socket(AddressFamily::INET)

@@ -133,8 +133,8 @@ pub struct Connection {
 // === impl Connection ===
 
 impl Connection {
-    /// Parses a `struct inet_diag_msg` and its attributes. Returns `None` for a malformed message or a
-    /// state that was not requested.
+    /// Parses a `struct inet_diag_msg` and its attributes. Returns `None` for a malformed message
+    /// or a state that was not requested.
     pub(super) fn parse(message: &[u8]) -> Option<Self> {
         Self::parse_in(State::of(*message.get(1)?)?, message)
     }

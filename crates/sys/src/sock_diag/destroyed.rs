@@ -14,15 +14,15 @@ use crate::Errno;
 /// Groups SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY of linux/sock_diag.h, as bits.
 const GROUPS: u32 = 1 << 0 | 1 << 2;
 
-/// Size of the socket buffer in bytes, which the kernel doubles. Without CAP_NET_ADMIN it is limited
-/// by `net.core.rmem_max`.
+/// Size of the socket buffer in bytes, which the kernel doubles. Without CAP_NET_ADMIN it is
+/// limited by `net.core.rmem_max`.
 const BUFFER: usize = 4 << 20;
 
 /// A subscription to the destroyed TCP sockets of the network namespace where it was opened. The
 /// namespace exists while this value exists.
 ///
-/// The kernel destroys a socket after the last acknowledgement or when it enters TIME-WAIT. It does not
-/// report handshakes that were never completed.
+/// The kernel destroys a socket after the last acknowledgement or when it enters TIME-WAIT. It does
+/// not report handshakes that were never completed.
 #[derive(Debug)]
 pub struct DestroyedSockets {
     socket: OwnedFd,

@@ -68,8 +68,8 @@ impl LegOptions {
         self.apply(tcp_socket(any)?.as_fd())
     }
 
-    /// Sets the options. Must run before connect(2) or listen(2): the kernel chooses the window scale
-    /// for the SYN from the buffer at that time (RFC 7323 2.2).
+    /// Sets the options. Must run before connect(2) or listen(2): the kernel chooses the window
+    /// scale for the SYN from the buffer at that time (RFC 7323 2.2).
     pub(super) fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         // A relay must not delay data: bytes that one leg delivers, the other sends at once.
         sockopt::set_tcp_nodelay(fd, true)?;

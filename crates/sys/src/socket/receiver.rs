@@ -13,7 +13,8 @@ pub fn set_window_clamp(socket: impl AsFd, bytes: u32) -> Result<(), Errno> {
     raw_sockopt::set(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)
 }
 
-/// Makes a socket drop every incoming packet, or accept packets again (SO_ATTACH_FILTER, socket(7)).
+/// Makes a socket drop every incoming packet, or accept packets again (SO_ATTACH_FILTER,
+/// socket(7)).
 ///
 /// # Errors
 /// `ENOENT` if there is no filter to remove.
@@ -33,8 +34,8 @@ pub fn drop_input(socket: impl AsFd, drops: bool) -> Result<(), Errno> {
         len: 1,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: the borrowed descriptor is open; the kernel reads one `sock_fprog` and the program that it
-    // points to, and both outlive the call.
+    // SAFETY: the borrowed descriptor is open; the kernel reads one `sock_fprog` and the program
+    // that it points to, and both outlive the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

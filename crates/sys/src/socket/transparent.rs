@@ -10,9 +10,9 @@ use crate::{Errno, raw_sockopt};
 const ON: libc::c_int = 1;
 
 impl Listener {
-    /// Listens like [`Listener::bind`], but also accepts intercepted connections to other addresses.
-    /// An accepted stream has the client's original destination as its [`Stream::local_addr`] and
-    /// replies from that address.
+    /// Listens like [`Listener::bind`], but also accepts intercepted connections to other
+    /// addresses. An accepted stream has the client's original destination as its
+    /// [`Stream::local_addr`] and replies from that address.
     ///
     /// # Errors
     /// Those of [`Listener::bind`], and `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW.
@@ -26,12 +26,12 @@ impl Listener {
 }
 
 impl Stream {
-    /// Connects like [`Stream::connect`], but from the address `source`, which need not be local. The
-    /// kernel chooses a port that is free for this destination.
+    /// Connects like [`Stream::connect`], but from the address `source`, which need not be local.
+    /// The kernel chooses a port that is free for this destination.
     ///
     /// # Errors
-    /// Those of [`Stream::connect`]; `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW; `EAFNOSUPPORT` if
-    /// the two addresses are of different families.
+    /// Those of [`Stream::connect`]; `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW; `EAFNOSUPPORT`
+    /// if the two addresses are of different families.
     pub fn connect_from(
         addr: SocketAddr,
         source: IpAddr,

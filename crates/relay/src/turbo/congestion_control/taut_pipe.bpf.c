@@ -4,20 +4,20 @@
  *
  * "We essentially want a simple high-rate sending protocol capable of dealing with the very
  * rare loss events, without necessarily backing off" (pied-piper 3.1). So a connection starts
- * at the rate its leg is configured for, or the one last known to reach that peer; it is
- * paced, so that a window of megabytes is not a burst; a lost segment is retransmitted and has
- * no other effect; and idle time does not reduce the window, because the kernel does not touch
- * the window of a control with cong_control.
+ * at the configured rate of its leg, or at the rate last known to reach that peer. It is
+ * paced, so that a window of megabytes is not a burst. A lost segment is retransmitted and has
+ * no other effect. Idle time does not reduce the window, because the kernel does not touch the
+ * window of a control with cong_control.
  *
- * What makes that safe to run where the premise is wrong:
+ * Three rules keep this safe where the premise is wrong:
  *
- *  - Persistent loss. More than 2 % lost in each of three rounds in succession, a round
- *    being a round trip and at least 256 segments, hands the connection to the kernel's own
+ *  - Persistent loss. If more than 2 % is lost in each of three consecutive rounds (a round
+ *    is a round trip of 256 segments or more), the connection is handed to the kernel's own
  *    control, with a window of the bytes delivered in a round trip. The peer's known rate is
- *    lowered, so that the next connection does not learn it the same way.
- *  - A standing queue. When in three rounds in succession not one segment came back within
- *    twice the least round trip, and the queue is our own, the rate is lowered to the delivered
- *    one. That costs no throughput, and frees the queue for the flows that share it.
+ *    lowered, so that the next connection does not learn it in the same way.
+ *  - A standing queue. If in three consecutive rounds not one segment came back within twice
+ *    the least round trip, and the queue is our own, the rate is lowered to the delivered
+ *    rate. That costs no throughput, and frees the queue for the flows that share it.
  *  - The window is bounded by the least round trip, not by the smoothed one: a window that
  *    grows with the round trip would follow the queue that it causes.
  *

@@ -103,7 +103,7 @@ fn run(job: Job, stop: &Notify, tell: &SyncSender<Begun>) {
     }
 }
 
-/// Keeps the routes until told to stop.
+/// Keeps the routes until `stop` is notified.
 async fn follow(
     job: Job,
     stop: &Notify,

@@ -233,7 +233,7 @@ const THERE: Presence = Presence {
     route: true,
 };
 
-/// Returns findings like [`with`], but while a relay intercepts.
+/// Returns a stock host with these settings, on which a relay intercepts.
 fn intercepting(settings: &[(&str, &str)], presence: [Presence; 2]) -> Host {
     let mut host = stock();
     for (name, value) in settings {
@@ -261,7 +261,7 @@ fn a_reverse_path_filter_with_the_mark_is_reported_where_a_relay_intercepts() {
     let strict = ("net.ipv4.conf.all.rp_filter", "1");
     let host = intercepting(&[strict, (ID, "1")], [THERE; 2]);
     assert_eq!(command(&host, ID), format!("sysctl -w {ID}=0"));
-    // Only one of the two settings does no harm.
+    // Either setting alone does no harm.
     let host = intercepting(
         &[("net.ipv4.conf.default.rp_filter", "0"), (ID, "1")],
         [THERE; 2],
