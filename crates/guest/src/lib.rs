@@ -13,8 +13,8 @@
 //! use taut_guest::gaps::Gaps;
 //! use taut_guest::verdict::Descheduling;
 //!
-//! // 250 gaps of 30 ms in ten seconds: BBR loses its rate. let cpu = Gaps { count: 250, total:
-//! Duration::from_millis(7500), ticks: 1000, ..Gaps::default() };
+//! // 250 gaps of 30 ms in ten seconds: BBR loses its rate.
+//! let cpu = Gaps { count: 250, total: Duration::from_millis(7500), ticks: 1000, ..Gaps::default() };
 //! assert_eq!(Descheduling::of(&[cpu], Duration::from_secs(10)), Ok(Descheduling::Mostly));
 //! ```
 
