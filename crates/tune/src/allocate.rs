@@ -1,38 +1,38 @@
-//! Max-min fair shares of a budget (water-filling): small wants are met, and all larger ones get
-//! the same. Pure.
+//! Computes max-min fair shares of a budget (water-filling): small wants are satisfied, and all
+//! larger wants get equal shares. Pure.
 //!
-//! Water rises at one level in all vessels. A [`Want`] gets at least its `min`, whatever the level,
-//! and stops rising at its `max`. When a pool (the budget, or the bound of a cgroup or of a
-//! destination) is full, all of its members stop where they are, and the others go on (progressive
-//! filling: Bertsekas and Gallager, Data Networks, 6.5.2).
+//! Think of water that rises to the same level in all vessels. A [`Want`] gets at least its `min`
+//! whatever the level is, and stops rising at its `max`. When a pool (the budget, or the bound of a
+//! cgroup or a destination) is full, all its members stop at the current level and the other wants
+//! continue to rise (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What one direction of a connection may be granted, in bytes as the kernel accounts them.
+/// The limits of a grant to one direction of a connection, in bytes as the kernel accounts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
-    /// The smallest grant, whatever the budget is: queued bytes cannot be taken away.
+    /// The minimum grant, whatever the budget is: queued bytes cannot be taken away.
     pub min: u64,
-    /// The largest grant, if it is not below `min`.
+    /// The maximum grant. If it is below `min`, `min` applies.
     pub max: u64,
-    /// The pools that it is in besides the budget: indices of [`allocate`]'s `pools`.
+    /// The pools of the want besides the budget, as indices into [`allocate`]'s `pools`.
     pub pools: [Option<usize>; POOLS],
 }
 
-/// The number of pools that a [`Want`] can be in besides the budget: its cgroup's and its
-/// destination's.
+/// The number of pools of a [`Want`] besides the budget: one for its cgroup, one for its
+/// destination.
 pub const POOLS: usize = 2;
 
-/// How a budget was shared out.
+/// The division of a budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// The grant of each [`Want`], in their order.
     pub grants: Vec<u64>,
     /// The sum of the grants.
     pub granted: u64,
-    /// The level at which the budget was used up; `None` if all got their `max`, or what their
-    /// other pools allow.
+    /// The level at which the budget was used up; `None` if every want got its `max`, or as much as
+    /// its other pools allow.
     pub level: Option<u64>,
     /// The bytes by which the sum of the grants exceeds the budget, because no grant is below its
     /// `min`.
@@ -43,19 +43,19 @@ pub struct Shares {
 #[derive(Clone, Copy, Debug, Default)]
 struct Pool {
     bound: u64,
-    /// What the members hold that do not rise, not yet or not any more.
+    /// The sum of the bytes of the members that do not rise yet or no longer rise.
     still: u64,
     /// The number of members that rise.
     rising: u64,
-    /// The level at which the pool is checked next. It is never full before.
+    /// The level at which to check the pool next. It cannot be full before.
     next_check: Option<u64>,
     is_full: bool,
 }
 
-/// An event; those of one level happen in this order.
+/// An event of the filling. Events at the same level happen in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The level reaches the `min` of a want, which rises with it from then on.
+    /// The level reaches the `min` of a want; from then on the want rises with the level.
     Rises,
     /// The level reaches the `max` of a want.
     Stops,
@@ -79,16 +79,16 @@ struct Filling<'a> {
     states: Vec<State>,
     /// The caller's pools, and the budget as the last one.
     pools: Vec<Pool>,
-    /// The members of each pool except the budget, which has all.
+    /// The members of each pool except the budget, of which every want is a member.
     members: Vec<Vec<usize>>,
-    /// The levels at which pools are checked, with pools. Some are obsolete: the pool has a later
-    /// `next_check`.
+    /// The scheduled checks: a level and a pool each. A check is obsolete if the pool's
+    /// `next_check` differs.
     checks: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
-/// Shares `budget` out among `wants`, in bytes.
+/// Divides `budget` among `wants`, in bytes.
 ///
-/// The members of a pool together get at most its bound, unless the sum of their `min` exceeds it.
+/// The grants in a pool add up to at most its bound, unless its members' `min` already exceed it.
 /// Indices of pools that do not exist are ignored. Takes O(n log n) for n wants.
 pub fn allocate(wants: &[Want], pools: &[u64], budget: u64) -> Shares {
     Filling::of(wants, pools, budget).fill()
@@ -97,7 +97,7 @@ pub fn allocate(wants: &[Want], pools: &[u64], budget: u64) -> Shares {
 // === impl Want ===
 
 impl Want {
-    /// Returns the indices of its pools, and of the budget, which is `budget`.
+    /// Returns the indices of the want's pools, including the budget's index `budget`.
     fn pools(self, budget: usize) -> impl Iterator<Item = usize> {
         let own = self.pools.into_iter().flatten();
         let twice = self.pools[0] == self.pools[1];
@@ -115,8 +115,7 @@ impl Want {
 // === impl Pool ===
 
 impl Pool {
-    /// Returns the level at which the pool is full if nothing changes before; `None` if it never
-    /// is.
+    /// Returns the level at which the pool will be full if nothing else changes; `None` if never.
     fn full_at(&self) -> Option<u64> {
         (self.bound.saturating_sub(self.still)).checked_div(self.rising)
     }
@@ -151,7 +150,7 @@ impl<'a> Filling<'a> {
         filling
     }
 
-    /// Returns the indices of all wants, sorted by this level.
+    /// Returns the indices of all wants, sorted by `level`.
     fn sorted(&self, level: impl Fn(&Want) -> u64) -> std::vec::IntoIter<(u64, usize)> {
         let levels = self.wants.iter().map(level);
         let mut sorted: Vec<_> = levels.zip(0..).collect();
@@ -164,7 +163,7 @@ impl<'a> Filling<'a> {
         let mut level_of_budget = None;
         for pool in 0..self.pools.len() {
             let Pool { still, bound, .. } = self.pools[pool];
-            // The minimum grants use the pool up.
+            // The minimum grants alone use up the pool.
             if still >= bound {
                 self.freeze(pool, 0);
             }
@@ -240,7 +239,7 @@ impl<'a> Filling<'a> {
     }
 
     /// Schedules a check of a pool at the level at which it will be full, unless an earlier check
-    /// is scheduled. A check that comes too early schedules the next.
+    /// is scheduled. A check that comes too early schedules the next one.
     fn schedule_check(&mut self, pool: usize, level: u64) {
         let of = &mut self.pools[pool];
         if let (false, Some(full_at)) = (of.is_full, of.full_at()) {
@@ -256,7 +255,7 @@ impl<'a> Filling<'a> {
     /// Checks whether a pool is full at this level, for which a check was scheduled.
     fn is_full(&mut self, pool: usize, level: u64) -> bool {
         let of = &mut self.pools[pool];
-        // The check is obsolete.
+        // This check is obsolete.
         if of.is_full || of.next_check != Some(level) {
             return false;
         }
@@ -289,7 +288,7 @@ impl<'a> Filling<'a> {
     fn shares(self, level: Option<u64>) -> Shares {
         let grant = |(state, want): (&State, &Want)| match state {
             State::Granted(grant) => *grant,
-            // Not reached: each want stops at its `max`.
+            // Unreachable: each want stops at its `max`.
             State::Waits | State::Rises => want.min,
         };
         let grants: Vec<u64> = self.states.iter().zip(self.wants).map(grant).collect();
@@ -344,7 +343,7 @@ mod tests {
     fn the_minimum_is_granted_and_the_others_share_the_rest() {
         let shares = allocate(&[want(80, 100), want(0, 100), want(0, 100)], &[], 100);
         assert_eq!(shares.grants, [80, 10, 10]);
-        // The minimum exceeds the budget, and the others get nothing.
+        // The minimum grants exceed the budget, and the third want gets nothing.
         let shares = allocate(&[want(80, 100), want(40, 100), want(0, 100)], &[], 100);
         assert_eq!((&*shares.grants, shares.excess), (&[80, 40, 0][..], 20));
         assert_eq!(shares.level, Some(0));
@@ -415,9 +414,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// No pool exceeds its bound, except by minimum grants; and whatever gets less than its
-        /// maximum is in a full pool in which no other gets more, except by its minimum. That is
-        /// the definition of max-min fair.
+        /// No pool exceeds its bound, except by minimum grants. A want that gets less than its
+        /// maximum is in a full pool whose other members get no more, except by their minimum. This
+        /// is the definition of max-min fairness.
         #[test]
         fn shares_are_bounded_and_max_min_fair((wants, pools, budget) in wants()) {
             let shares = allocate(&wants, &pools, budget);
@@ -428,7 +427,7 @@ mod tests {
                 let granted: u64 = members().map(|(_, grant)| grant).sum();
                 let min: u64 = members().map(|(want, _)| want.min).sum();
                 prop_assert!(granted <= (*bound).max(min), "{pool}: {granted} of {bound}");
-                // Each grant is rounded down to a byte.
+                // Grants are rounded down to bytes.
                 full.push(granted + members().count() as u64 > *bound);
             }
             for (want, grant) in wants.iter().zip(&shares.grants) {
@@ -453,7 +452,7 @@ mod tests {
             prop_assert_eq!(shares, allocate(&turned, &pools, budget).grants);
         }
 
-        /// This holds without pools besides the budget.
+        /// The property holds only without pools besides the budget.
         #[test]
         fn a_larger_budget_makes_no_grant_smaller((mut wants, _, budget) in wants(), more in 0u64..1000) {
             for want in &mut wants {

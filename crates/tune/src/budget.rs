@@ -1,8 +1,8 @@
-//! A budget of memory, shared out among all buffers. Pure.
+//! Divides a budget of memory among all buffers. Pure.
 //!
-//! With a budget, the kernel tunes no active buffer: each is locked at its grant, until the grant
-//! changes. A grant is what a buffer may come to hold, so the sum of the grants bounds the memory
-//! in use.
+//! With a budget, the kernel tunes no active buffer: each is locked at its grant until the grant
+//! changes. A grant is the maximum that a buffer may hold, so the sum of the grants bounds the
+//! memory in use.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,29 +12,31 @@ use crate::demand::{Demand, Direction, Reason, WindowCap};
 use crate::hysteresis::settle;
 use crate::plan::{Change, maximum_for};
 
-/// The smallest budget: the minimum of a few connections would exceed a smaller one.
+/// The smallest budget: the minimum grants of a few connections would exceed a smaller one.
 pub const MIN_BUDGET: u64 = 1 << 20;
-/// One part in this many of a budget is granted to nobody: connections that begin or become active
-/// between two scans take from it.
+/// The divisor for the reserved part of a budget. It is not granted: connections that begin or
+/// become active between two scans use it.
 const RESERVED_PART: u64 = 8;
-/// What a send buffer holds beyond its size at most: the kernel compares the size before it takes a
-/// segment, of up to 64 KiB with overhead.
+/// The maximum that a send buffer holds beyond its size: the kernel checks the size before it
+/// accepts a segment, which has up to 64 KiB plus overhead.
 const SEND_EXCESS: u64 = 66 << 10;
-/// What a buffer needs to let anything through, however many there are (and [`SEND_EXCESS`], for a
-/// send buffer).
+/// The minimum size of a buffer that lets data through, however many buffers there are. A send
+/// buffer takes [`SEND_EXCESS`] in addition.
 const FLOOR: u64 = 16 << 10;
-/// The segments that a receive buffer needs: with less, the window would close before a segment
-/// fits, and each would wait for a timer.
+/// The number of segments that a receive buffer must hold. With fewer, the window would close
+/// before a segment fits, and each segment would wait for a timer.
 const FLOOR_SEGMENTS: u64 = 3;
-/// A larger idle buffer is shrunk to this, which few connections notice when they become active.
+/// The size to which a larger idle buffer is shrunk. Few connections notice it when they become
+/// active.
 const IDLE_SIZE: u64 = 128 << 10;
-/// The rest of a budget is divided among at least this many connections that may begin before the
-/// next scan,
+/// The minimum number of connections that may begin before the next scan and share the rest of a
+/// budget.
 const MIN_STARTS: u64 = 64;
-/// or among this many times those that began before this one.
+/// The assumed number of new connections is this multiple of those that began since the last scan,
+/// if larger than [`MIN_STARTS`].
 const STARTS_FACTOR: u64 = 2;
 
-/// The memory that all buffers may hold together, in bytes as the kernel accounts them.
+/// The bounds of the memory that all buffers hold together, in bytes as the kernel accounts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// The bound of all connections.
@@ -45,16 +47,16 @@ pub struct Bounds {
     pub per_destination: Option<u64>,
 }
 
-/// One direction of a connection, as a budget sees it.
+/// The claim of one direction of a connection on a budget.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
     /// The socket's cookie.
     pub cookie: u64,
     /// Which of its buffers.
     pub direction: Direction,
-    /// What the buffer has and needs.
+    /// The state and the needs of the buffer.
     pub demand: Demand,
-    /// Whether the buffer must not, or cannot, be resized. What it has still counts.
+    /// Whether the buffer must not, or cannot, be resized. Its bytes still count.
     pub is_left_alone: bool,
     /// The control group of the socket.
     pub cgroup: Option<u64>,
@@ -69,25 +71,25 @@ pub struct Budget {
     grants: HashMap<(u64, Direction), u64>,
 }
 
-/// The result of sharing out a budget.
+/// The result of dividing a budget.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shared {
     /// The buffers to resize.
     pub changes: Vec<Change>,
-    /// The bytes that all buffers may come to hold.
+    /// The maximum number of bytes that all buffers may hold.
     pub granted: u64,
-    /// The bytes by which what cannot be taken away exceeds the budget, or a part of it.
+    /// The bytes by which memory that cannot be taken away exceeds the budget, or one of its pools.
     pub excess: u64,
 }
 
-/// The pools of one kind, by what their members have in common.
+/// The pools of one kind, by the common key of their members.
 struct Pools<K> {
     bound: Option<u64>,
     indices: HashMap<K, usize>,
 }
 
-/// Returns the size to which an idle buffer is shrunk: at least what is in it, and what the peer
-/// may send by the window that it was offered.
+/// Returns the size to which an idle buffer is shrunk: at least its contents plus the data that the
+/// offered window allows the peer to send.
 pub(crate) fn idle_size(demand: &Demand) -> u64 {
     IDLE_SIZE
         .max(demand.committed)
@@ -105,10 +107,10 @@ impl Claim {
         self.demand.reason == Reason::Idle
     }
 
-    /// Returns the smallest buffer that lets anything through.
+    /// Returns the minimum size of the buffer that lets data through.
     fn floor(&self) -> u64 {
         match self.direction {
-            // The kernel takes one segment of any size.
+            // The kernel accepts one segment of any size.
             Direction::Send => FLOOR,
             Direction::Receive => FLOOR.max(FLOOR_SEGMENTS * self.demand.segment),
         }
@@ -137,8 +139,8 @@ impl Claim {
         }
         let floor = self.floor() + self.excess();
         let min = match self.direction {
-            // A send buffer may shrink below its contents: the application waits until they are
-            // sent.
+            // A send buffer may shrink below its contents: the application waits until the excess
+            // is sent.
             Direction::Send => floor,
             // A receive buffer below its contents would drop data.
             Direction::Receive => floor.max(queued),
@@ -150,7 +152,7 @@ impl Claim {
         }
     }
 
-    /// Returns the change that gives the buffer this grant, if it has another size.
+    /// Returns the change that gives the buffer this grant, unless it has that size already.
     fn change(&self, grant: u64) -> Option<Change> {
         let Demand { size, is_fixed, .. } = self.demand;
         let to = match self.is_idle() {
@@ -194,7 +196,7 @@ impl<K: std::hash::Hash + Eq> Pools<K> {
         }
     }
 
-    /// Returns the index of the key's pool in `bounds`, to which the bound of a new pool is added.
+    /// Returns the index of the key's pool in `bounds`. Appends the bound of a new pool.
     fn index(&mut self, key: K, bounds: &mut Vec<u64>) -> Option<usize> {
         let bound = self.bound?;
         Some(*self.indices.entry(key).or_insert_with(|| {
@@ -220,7 +222,7 @@ impl Budget {
         self.bounds.total - self.bounds.total / RESERVED_PART
     }
 
-    /// Shares the budget out among all claims.
+    /// Divides the budget among all claims.
     pub fn share(&mut self, claims: &[Claim]) -> Shared {
         let mut bounds = Vec::new();
         let mut cgroups = Pools::new(self.bounds.per_cgroup);
@@ -235,8 +237,8 @@ impl Budget {
             });
         }
         let fair = allocate(&wants, &bounds, self.usable());
-        // A send buffer that holds more than its share drains in its own time: until then the
-        // others have that much less.
+        // A send buffer above its share shrinks only as fast as its data drains. Until then the
+        // other buffers get that much less.
         for ((claim, want), share) in claims.iter().zip(&mut wants).zip(&fair.grants) {
             want.min = want.min.max(claim.demand.queued);
             want.max = match want.min > *share {
@@ -253,7 +255,7 @@ impl Budget {
         };
         let mut grants = HashMap::with_capacity(claims.len());
         for (index, claim) in claims.iter().enumerate() {
-            // At most the fair share, and at most what is available now.
+            // The smaller of the fair share and the currently available share.
             let share = now.grants[index].min(fair.grants[index]);
             if claim.is_left_alone {
                 continue;
@@ -273,10 +275,11 @@ impl Budget {
         shared
     }
 
-    /// Returns the maximum for send buffers of new connections, which the kernel tunes until the
+    /// Returns the maximum for send buffers of new connections, which the kernel tunes until a
     /// connection was scanned twice.
     ///
-    /// `granted`: to the connections that exist; `begun`: how many began since the last scan.
+    /// `granted`: the bytes granted to existing connections. `begun`: the number of connections
+    /// that began since the last scan.
     pub fn start_maximum(&self, granted: u64, begun: usize) -> u64 {
         let rest = self.bounds.total.saturating_sub(granted);
         let starts = MIN_STARTS.max((begun as u64).saturating_mul(STARTS_FACTOR));
@@ -361,7 +364,7 @@ mod tests {
         let shared = budget.share(&[giant, small]);
         assert_eq!(set(&shared), [(1, IDLE_SIZE)]);
         assert_eq!(shared.granted, 1 << 20);
-        // Unread data stay, and what the peer may send at once has room.
+        // Unread data stays, and there is room for the data that the peer may send at once.
         giant.direction = Direction::Receive;
         giant.demand.committed = 3 << 20;
         assert_eq!(set(&budget.share(&[giant])), [(1, 3 << 20)]);
@@ -375,7 +378,7 @@ mod tests {
         assert_eq!(set(&budget.share(&[of])), [(1, 294_000)]);
         of.demand.segment = 2172;
         assert_eq!(set(&budget.share(&[of])), [(1, FLOOR)]);
-        // In an idle buffer, too.
+        // An idle receive buffer has room for the same number of segments.
         let mut idle = claim(2, Direction::Receive, 0);
         (idle.demand.size, idle.demand.segment) = (1 << 20, 98_000);
         assert_eq!(set(&budget.share(&[idle])), [(2, 294_000)]);
@@ -408,7 +411,7 @@ mod tests {
             set(&shared),
             [(1, half - SEND_EXCESS), (2, (1 << 20) - SEND_EXCESS)]
         );
-        // It has drained.
+        // The send buffer has drained.
         bloated.demand.size = half - SEND_EXCESS;
         bloated.demand.queued = half - SEND_EXCESS;
         bloated.demand.is_fixed = Some(true);
@@ -461,7 +464,7 @@ mod tests {
             (claim.demand.size, claim.demand.is_fixed) = (to, Some(true));
         }
         assert_eq!(budget.share(&claims).changes, []);
-        // Not even if it is not known whether the buffer is fixed.
+        // This also holds if it is unknown whether the buffer is fixed.
         claims[0].demand.is_fixed = None;
         assert_eq!(budget.share(&claims).changes, []);
     }
@@ -498,7 +501,8 @@ mod tests {
     }
 
     proptest! {
-        /// Once resized, buffers hold at most what may be granted, and what cannot be taken away.
+        /// Once resized, buffers hold at most the usable budget plus the memory that cannot be
+        /// taken away.
         #[test]
         fn a_budget_is_never_granted_twice(claims in claims(), total in MIN_BUDGET..64 << 20) {
             let mut budget = Budget::new(Bounds { total, ..BOUNDS });

@@ -1,9 +1,9 @@
-//! What each direction of a connection needs, computed from its samples. Pure.
+//! Computes the needs of each direction of a connection from its samples. Pure.
 //!
-//! A buffer should be twice the bandwidth-delay product that the connection has shown, or is
-//! growing into: one half is in flight, and the window grows into the other within the next round
-//! trip (Semke et al. 1998; thesis 2.5.2). A sender needs at least twice its congestion window
-//! (thesis 5.4.1).
+//! A buffer should be twice the bandwidth-delay product that the connection has shown or is growing
+//! into: one half holds the data in flight, and the window grows into the other half within the
+//! next round trip (Semke et al. 1998; thesis 2.5.2). A sender needs at least twice its congestion
+//! window (thesis 5.4.1).
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use taut_sys::tcp_info::TcpInfo;
 
 /// The widest window that the thesis gives a connection (5.4.1), in bytes of payload.
 const MAX_WINDOW: u64 = 12_000_000;
-/// A longer path may have in flight what this rate, in bytes a second, carries in its round trip.
+/// A longer path may have more in flight: the amount that this rate, in bytes a second, carries in
+/// a round trip.
 const MAX_RATE: u64 = 125_000_000;
 /// A window that grew by this factor within the samples is still growing.
 const GROWTH: f64 = 1.3;
@@ -25,10 +26,10 @@ const LIMITING_TIME: f64 = 0.1;
 const OVERHEAD: f64 = 1.5;
 /// The bounds of a measured overhead.
 const OVERHEAD_BOUNDS: (f64, f64) = (1.0, 8.0);
-/// The bytes that must be queued to measure the overhead.
+/// The minimum number of queued bytes for measuring the overhead.
 const MEASURABLE: u32 = 64 << 10;
 
-/// The direction in which data flow, as seen from this host.
+/// The direction of data, as seen from this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
     /// From this host.
@@ -37,33 +38,32 @@ pub enum Direction {
     Receive,
 }
 
-/// What one direction of a connection has and needs, in bytes with overhead.
+/// The buffer and the needs of one direction of a connection, in bytes with overhead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
     /// The size of its buffer.
     pub size: u64,
     /// The bytes in its buffer.
     pub queued: u64,
-    /// The bytes in its buffer, and at a receiver those that the peer may send by the window that
-    /// it was offered. A smaller buffer would drop data.
+    /// The bytes in its buffer, plus, at a receiver, the bytes that the offered window allows the
+    /// peer to send. A smaller buffer would drop data.
     pub committed: u64,
     /// The memory of the largest segment that the path allows.
     pub segment: u64,
-    /// The buffer that it needs; zero if it is idle.
+    /// The buffer that the direction needs; zero if it is idle.
     pub wanted: u64,
-    /// The largest buffer that it could use: larger than `wanted` while it grows, or is limited by
-    /// its buffer.
+    /// The largest buffer that the direction could use. Larger than `wanted` while its window grows
+    /// or its buffer limits it.
     pub useful: u64,
-    /// Whether the buffer is locked, so that the kernel does not tune it; `None` if that is not
-    /// known.
+    /// Whether the buffer is locked, so that the kernel does not tune it; `None` if unknown.
     pub is_fixed: Option<bool>,
     /// Whether the buffer limits the connection, as far as this end can tell.
     pub is_limiting: bool,
-    /// Why it needs that.
+    /// The reason for the demand.
     pub reason: Reason,
 }
 
-/// What a demand results from, in bytes of payload.
+/// The reason for a demand, in bytes of payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reason {
     /// Nothing was sent in this direction.
@@ -84,8 +84,9 @@ pub enum Reason {
     },
 }
 
-/// The most that one connection may have in flight, in bytes of payload: 12 MB, and on paths of
-/// more than 96 ms what 1 Gbit/s carries in a round trip; or a configured window for all paths.
+/// The maximum that one connection may have in flight, in bytes of payload. By default 12 MB, or on
+/// paths longer than 96 ms the amount that 1 Gbit/s carries in a round trip; alternatively a
+/// configured window for all paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCap(Option<u64>);
 
@@ -158,8 +159,8 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let connection = &window.samples().last()?.connection;
     let info = window.last();
     let buffer = of_buffer(connection, Some(info), Direction::Receive)?;
-    // A host that only receives measures round trips by data that arrive a window later; without
-    // timestamps they last as long as a window takes to fill.
+    // A host that only receives measures a round trip from the data that arrives one window later.
+    // Without timestamps, the measurement includes the time to fill the window.
     let round_trip = match (info.rcv_rtt, info.min_rtt) {
         (Some(measured), Some(minimum)) => measured.min(minimum),
         (measured, minimum) => measured.or(minimum).unwrap_or_default(),
@@ -171,7 +172,7 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let reason = match window.more(|info| info.bytes_received) {
         0 => Reason::Idle,
         _ => {
-            // What the kernel saw the application read in a round trip.
+            // The bytes that the application read in a round trip, as measured by the kernel.
             let read = window
                 .range(|info| Some(info.rcv_space))
                 .map_or(0, |(_, highest)| highest);
@@ -193,7 +194,8 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     })
 }
 
-/// Returns what a buffer has, and no need; `None` if the kernel does not report its memory.
+/// Returns a demand with the state of the buffer and no needs; `None` if the kernel does not report
+/// its memory.
 fn of_buffer(
     connection: &Connection,
     info: Option<&TcpInfo>,
@@ -213,7 +215,7 @@ fn of_buffer(
             internals.map(|internals| internals.rcvbuf_locked),
         ),
     };
-    // An offered window is never taken back.
+    // The peer may use an offered window at any time: TCP never takes it back.
     let offered = match direction {
         Direction::Send => 0,
         Direction::Receive => info.and_then(|info| info.rcv_wnd).unwrap_or_default(),
@@ -243,7 +245,7 @@ fn wanted(reason: Reason, overhead: f64, cap: WindowCap) -> u64 {
     let payload = match reason {
         Reason::Idle => 0,
         Reason::Steady { window, .. } => window.saturating_mul(2),
-        // Twice the window of the next scan, or of one soon after.
+        // Assumes that the window doubles by the next scan or soon after.
         Reason::Growing { window, round_trip } => window
             .saturating_mul(4)
             .min(cap.on_path(round_trip).saturating_mul(2)),
@@ -284,7 +286,7 @@ mod tests {
     use super::*;
 
     /// Returns two samples, a second apart, of a connection with buffers of 1 MB. `set` changes
-    /// each, and gets its index.
+    /// each sample and receives its index.
     fn samples(set: impl Fn(u32, &mut Connection, &mut TcpInfo)) -> Vec<Sample> {
         let sample = |index: u32| {
             let mut info = TcpInfo::parse(&[0; 256]).unwrap();
@@ -389,7 +391,7 @@ mod tests {
                 info.bytes_acked = Some(u64::from(index));
             });
             assert_eq!(demand_of(&samples, Direction::Send).wanted, most);
-            // A configured window holds on all paths.
+            // A configured window applies to all paths.
             let chosen = demand_with(&samples, Direction::Send, WindowCap::of(1_000_000));
             assert_eq!((chosen.wanted, chosen.useful), (3_000_000, 3_000_000));
         }

@@ -1,16 +1,16 @@
-//! Hysteresis: a grant stays as it is while it is near its share. Pure.
+//! Hysteresis: keeps a grant unchanged while it is near its share. Pure.
 
-/// A grant that is below its share by at most one part in this many stays.
+/// A grant stays if it is below its share by at most the share divided by this.
 const STAYS_WITHIN: u64 = 4;
-/// A grant that must shrink becomes this part smaller than its share, so that the next small change
-/// does not move it again.
+/// A grant that must shrink drops below its share by the share divided by this, so that the next
+/// small change does not move it again.
 const SHRINKS_BELOW: u64 = 8;
 
-/// Returns the grant for a buffer that was granted `now` (`None`: nothing yet) and whose share is
-/// `share`; `least` of it cannot be taken away.
+/// Returns the new grant of a buffer with the present grant `now` (`None`: no grant yet) and the
+/// share `share`. `least` bytes cannot be taken away.
 ///
-/// The grant is at most the share, so that a budget bounds the grants too, and at least three
-/// quarters of it.
+/// The grant is between three quarters of the share and the whole share, so the budget also bounds
+/// the grants.
 pub fn settle(now: Option<u64>, share: u64, least: u64) -> u64 {
     match now {
         Some(now) if now <= share && now >= share - share / STAYS_WITHIN => now,

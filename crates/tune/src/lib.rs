@@ -1,13 +1,13 @@
-//! `taut tune`: gives each connection the buffers that its path can use.
+//! The library behind `taut tune`, which gives each connection the buffers that its path can use.
 //!
-//! [`tuner`] runs a scan after another. What decides is pure: [`demand`] computes what a connection
-//! needs, [`budget`] shares memory out by [`allocate`] and [`hysteresis`], [`pressure`] picks idle
-//! buffers to shrink, and [`plan`] has the changes. [`actuate`] makes a change after the
-//! [`journal`] has it. [`routes`] sets initial windows, and [`profile`] settings that are not about
-//! buffers. `report` and `render` tell what was done, and [`log`] keeps it for `taut why`.
-//! docs/design/tune.md explains why it is done like this.
+//! [`tuner`] runs one scan after another. The decisions are pure: [`demand`] computes the needs of
+//! a connection, [`budget`] divides memory with [`allocate`] and [`hysteresis`], [`pressure`]
+//! selects idle buffers to shrink, and [`plan`] defines the changes. [`actuate`] makes a change
+//! after writing it to the [`journal`]. [`routes`] sets initial windows, and [`profile`] changes
+//! settings other than buffers. `report` and `render` describe the changes, and [`log`] keeps them
+//! for `taut why`. docs/design/tune.md explains the design.
 //!
-//! A budget is shared by max-min fairness:
+//! A budget is divided by max-min fairness:
 //!
 //! ```
 //! use taut_tune::allocate::{Want, allocate};

@@ -1,7 +1,7 @@
-//! The log of changes made or advised, from which `taut why` tells why a connection is as it is.
+//! The log of changes made or advised. `taut why` uses it to explain the state of a connection.
 //!
-//! A file of JSON lines that begins with the id of the kernel's boot, because cookies of sockets
-//! repeat after a reboot. Nothing depends on it: changes are undone from the
+//! The log is a file of JSON lines. It begins with the kernel's boot id, because cookies of sockets
+//! repeat after a reboot. No other function depends on it: changes are undone from the
 //! [journal](crate::journal).
 
 use std::collections::HashMap;
@@ -21,11 +21,11 @@ use crate::trusted_file::{boot, is_ours, open_flags};
 pub const PATH: &str = "/run/taut/tune.log";
 /// The beginning of every log.
 const PREFIX: &[u8] = b"\n{\"log\"";
-/// A longer file is renamed and replaces the previous one, in bytes.
+/// The maximum size of a file, in bytes. A longer file is renamed and replaces the previous log.
 const MAX_BYTES: u64 = 1 << 20;
 /// The version of the format.
 const VERSION: u32 = 1;
-/// The most changes of one connection that are read: the last ones.
+/// The maximum number of changes to read for one connection; the last ones are kept.
 const MAX_PER_CONNECTION: usize = 4;
 
 /// A line of a file.
@@ -47,7 +47,7 @@ pub struct LoggedChange {
     pub at: Duration,
     /// The socket's cookie.
     pub cookie: u64,
-    /// What was changed.
+    /// A description of the change.
     pub change: String,
     /// Whether it was only advised.
     #[serde(skip)]
@@ -65,13 +65,13 @@ pub struct Log {
 // === impl Log ===
 
 impl Log {
-    /// Returns the log of changes beside a journal, which the caller must hold locked: there is one
-    /// writer at a time.
+    /// Returns the log of changes next to a journal. The caller must hold the journal's lock, so
+    /// that the log has one writer at a time.
     pub fn of(journal: &Path) -> Self {
         Self::at(journal.with_extension("log"))
     }
 
-    /// Returns the log of advice beside a journal.
+    /// Returns the log of advice next to a journal.
     pub fn of_advice(journal: &Path) -> Self {
         Self::at(advice(journal))
     }
@@ -84,11 +84,11 @@ impl Log {
         }
     }
 
-    /// Logs a change that was made or advised. Changes of namespaces are not logged: they are not
-    /// looked up by cookie.
+    /// Logs a change that was made or advised. Does not log changes of namespaces, which have no
+    /// socket cookie to look them up by.
     ///
     /// # Errors
-    /// The log cannot be written, which does not affect the change.
+    /// The log cannot be written. The change itself is not affected.
     pub fn note(&mut self, report: &ChangeReport) -> io::Result<()> {
         let Some(connection) = &report.connection else {
             return Ok(());
@@ -106,7 +106,8 @@ impl Log {
         }
     }
 
-    /// Removes the log and the previous one, because all changes are undone, or are advised again.
+    /// Removes the log and the previous log. Call this when all changes are undone, or will be
+    /// advised again.
     ///
     /// # Errors
     /// A file cannot be read or removed.
@@ -143,8 +144,8 @@ impl Log {
     }
 }
 
-/// Reads the last changes of each connection, oldest first, from the logs beside `path`, and skips
-/// a log that another user could have written.
+/// Reads the last changes of each connection, oldest first, from the logs next to `path`. Skips a
+/// log that another user could have written.
 ///
 /// # Errors
 /// A log cannot be read.
@@ -200,7 +201,7 @@ fn parse(text: &[u8], this_boot: &str, all: &mut HashMap<u64, Vec<LoggedChange>>
     }
 }
 
-/// Adds a change, and drops the oldest of its connection if there are too many.
+/// Adds a change, and drops the oldest change of its connection if there are too many.
 fn keep(change: LoggedChange, all: &mut HashMap<u64, Vec<LoggedChange>>) {
     let of = all.entry(change.cookie).or_default();
     if of.len() == MAX_PER_CONNECTION {
@@ -241,7 +242,7 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether the file begins as a log.
+/// Whether the file begins like a log.
 fn is_log(file: &mut File) -> io::Result<bool> {
     let mut first = [0; PREFIX.len()];
     let mut read = 0;
@@ -254,12 +255,12 @@ fn is_log(file: &mut File) -> io::Result<bool> {
     Ok(first == PREFIX)
 }
 
-/// Returns the log of advice beside a log or a journal.
+/// Returns the path of the log of advice next to a log or a journal.
 fn advice(path: &Path) -> PathBuf {
     path.with_extension("advice.log")
 }
 
-/// Returns the path of the log before this one.
+/// Returns the path of the previous log.
 fn previous(path: &Path) -> PathBuf {
     let mut previous = path.as_os_str().to_owned();
     previous.push(".1");
@@ -274,12 +275,12 @@ fn now() -> Duration {
 // === impl LoggedChange ===
 
 impl LoggedChange {
-    /// Returns a sentence: how long ago, and what.
+    /// Returns a sentence that says how long ago the change was made, and what it was.
     pub fn sentence(&self) -> String {
         let ago = now().saturating_sub(self.at).as_secs();
         let ago = humantime::format_duration(Duration::from_secs(ago));
         let what = if self.is_advice { "advised" } else { "tuned" };
-        // Logs written by root may still have control characters for a terminal.
+        // Even a log written by root may contain terminal control characters.
         format!(
             "{what} {ago} ago: {}",
             sanitize::text(self.change.as_bytes())
@@ -357,7 +358,7 @@ mod tests {
         assert_eq!(changes(&path, 7), ["to be", "one", "two"]);
         let all = read(&path).unwrap();
         assert!(all[&7][0].is_advice && !all[&7][1].is_advice);
-        // The last changes of both files.
+        // The last changes come from both files.
         for change in ["three", "four"] {
             log.note(&report(Some(7), change)).unwrap();
         }
@@ -404,7 +405,7 @@ mod tests {
         let mut all = HashMap::new();
         parse(&whole, "another boot", &mut all);
         assert!(all.is_empty());
-        // The next writer ends an incomplete line.
+        // The next writer terminates an incomplete line.
         fs::write(&path, [&whole[..], b"{\"applied\":{\"at\""].concat()).unwrap();
         Log::of(&path).note(&report(Some(1), "next")).unwrap();
         assert_eq!(changes(&path, 1), ["kept", "next"]);

@@ -1,16 +1,17 @@
-//! The time between scans. Pure.
+//! Computes the time between scans. Pure.
 
 use std::time::Duration;
 
-/// While nothing changes, scans take at most one part in this many of a core,
+/// While nothing changes, scans take at most one core divided by this, as far as [`MAX_INTERVAL`]
+/// allows.
 const CPU_PART: u32 = 100;
-/// unless the time between them would exceed this.
+/// The maximum time between scans to limit their processor time.
 pub const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The time between scans while no connection sends, receives, opens or closes.
 pub const QUIET: Duration = Duration::from_secs(10);
 
-/// Scans after which a change that is still due is reported, or tried, again.
+/// The number of scans after which a change that is still due is reported or tried again.
 pub(crate) const REPEAT_SCANS: u64 = 60;
 
 /// Returns the time from the start of one scan to the start of the next, which is at least

@@ -1,7 +1,8 @@
-//! The changes that a scan calls for. Pure.
+//! Defines the changes and decides which ones a scan requires. Pure.
 //!
-//! The kernel goes on tuning most buffers. Those that an application has fixed, and that limit
-//! their connection, are given back to it, and its maxima are raised to what long paths need.
+//! The kernel continues to tune most buffers. A buffer that an application has fixed and that
+//! limits its connection is unlocked, so that the kernel tunes it again. The kernel's maxima are
+//! raised to the needs of long paths.
 
 use crate::demand::{Demand, Direction, WindowCap};
 use crate::profile::interface_name::InterfaceName;
@@ -9,7 +10,7 @@ use crate::profile::settings::Setting;
 use crate::routes::message::RouteKey;
 use crate::routes::metrics::Metrics;
 
-/// The kernel's maximum of buffers, in multiples of the widest window of most paths. (With a
+/// The kernel's maximum for buffers, as a multiple of the widest window of most paths. (With a
 /// maximum of 24 MB, 7.6 MB were in flight: the kernel accounts three times the payload of a
 /// segment.)
 const MAXIMUM_PER_WINDOW: u64 = 5;
@@ -23,11 +24,11 @@ pub enum Change {
         cookie: u64,
         /// Which of its buffers.
         direction: Direction,
-        /// What the connection needs.
+        /// The needs of the connection.
         demand: Demand,
-        /// The size to start from, in bytes with overhead. From its present size it would not grow:
-        /// the kernel enlarges a receive buffer when more is read in a round trip than ever before,
-        /// which the buffer itself prevents.
+        /// The size to start from, in bytes with overhead. From its present size the buffer would
+        /// not grow: the kernel enlarges a receive buffer only when more is read in a round trip
+        /// than ever before, and the small buffer itself prevents that.
         to: u64,
     },
     /// Enlarge a fixed buffer that stays fixed, because no process is known to have the socket.
@@ -36,7 +37,7 @@ pub enum Change {
         cookie: u64,
         /// Which of its buffers.
         direction: Direction,
-        /// What the connection needs.
+        /// The needs of the connection.
         demand: Demand,
         /// The new size, in bytes with overhead.
         to: u64,
@@ -47,7 +48,7 @@ pub enum Change {
         cookie: u64,
         /// Which of its buffers.
         direction: Direction,
-        /// What the connection needs.
+        /// The needs of the connection.
         demand: Demand,
         /// The new size, in bytes with overhead.
         to: u64,
@@ -58,7 +59,7 @@ pub enum Change {
         cookie: u64,
         /// Which of its buffers.
         direction: Direction,
-        /// What the connection has.
+        /// The state of the buffer.
         demand: Demand,
         /// The new size, in bytes with overhead.
         to: u64,
@@ -77,9 +78,9 @@ pub enum Change {
         /// The new maximum, in bytes.
         to: u64,
     },
-    /// Raise a namespace's maximum of buffers: the third value of `tcp_rmem` or `tcp_wmem`.
+    /// Raise a namespace's maximum for buffers: the third value of `tcp_rmem` or `tcp_wmem`.
     Maximum {
-        /// Which of them.
+        /// The direction of the buffers: `tcp_rmem` or `tcp_wmem`.
         direction: Direction,
         /// The present maximum, in bytes.
         from: u64,
@@ -90,7 +91,7 @@ pub enum Change {
     Setting {
         /// The setting.
         setting: Setting,
-        /// The name of the interface that has it, if one has.
+        /// The name of the interface that the setting belongs to, if any.
         interface: Option<InterfaceName>,
         /// The present value.
         from: i64,
@@ -125,8 +126,8 @@ impl Change {
     }
 }
 
-/// Returns the change that gives a buffer back to the kernel, if it is fixed and limits its
-/// connection.
+/// Returns the change that lets the kernel tune a buffer again, if the buffer is fixed and limits
+/// its connection.
 pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
     let is_limiting = demand.is_fixed == Some(true) && demand.is_limiting;
     // The socket option has 31 bits, and the kernel doubles it.
@@ -139,8 +140,8 @@ pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Chan
     })
 }
 
-/// Returns the change that can be made without a process that has the socket: the buffer cannot be
-/// unlocked, so it becomes as large as its path can use, and at most `limit`.
+/// Returns the change that is possible without a process that has the socket. The buffer cannot be
+/// unlocked, so it becomes as large as its path can use, up to `limit`.
 pub fn without_owner(change: Change, limit: impl Fn(Direction) -> u32) -> Change {
     match change {
         Change::Unlock {
@@ -219,7 +220,7 @@ mod tests {
             }),
             None
         );
-        // It is not known whether the buffer is fixed.
+        // It is unknown whether the buffer is fixed.
         assert_eq!(
             to(Demand {
                 is_fixed: None,

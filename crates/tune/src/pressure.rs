@@ -1,9 +1,9 @@
-//! Relief when TCP memory runs short: which idle buffers are shrunk. Pure, except for reading how
-//! much is in use.
+//! Selects idle buffers to shrink when TCP memory runs short. Pure, except for reading the memory
+//! in use.
 //!
-//! The kernel is under memory pressure from the second value of `tcp_mem` on: no buffer grows any
-//! more, and senders wait, whichever connection took the memory. Before it comes to that, idle
-//! buffers with unused room are shrunk, the largest first.
+//! The kernel is under memory pressure above the second value of `tcp_mem`: buffers no longer grow,
+//! and senders wait, whichever connection took the memory. Before that happens, idle buffers with
+//! unused room are shrunk, the largest first.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::plan::Change;
 const SHORT_EIGHTHS: u64 = 7;
 /// Memory is no longer short when fewer than this many eighths are in use.
 const RELIEVED_EIGHTHS: u64 = 6;
-/// The most buffers that are shrunk in one scan.
+/// The maximum number of buffers to shrink in one scan.
 pub const MAX_AT_ONCE: usize = 1_000;
 
 /// The memory of TCP in all network namespaces.
@@ -25,7 +25,7 @@ pub const MAX_AT_ONCE: usize = 1_000;
 pub struct Memory {
     /// The bytes in use.
     pub in_use: u64,
-    /// The bytes from which on the kernel is under pressure.
+    /// The number of bytes at which the kernel comes under pressure.
     pub pressure: u64,
 }
 
@@ -69,8 +69,8 @@ impl Memory {
     }
 }
 
-/// Returns the changes that shrink idle buffers until they give up `excess` bytes: the largest
-/// first, and none below its contents.
+/// Returns the changes that shrink idle buffers until they free `excess` bytes. Takes the largest
+/// buffers first and shrinks none below its contents.
 pub fn relieve(claims: &[Claim], excess: u64) -> Vec<Change> {
     let mut idle: Vec<(u64, &Claim)> = claims
         .iter()
@@ -101,7 +101,7 @@ pub fn relieve(claims: &[Claim], excess: u64) -> Vec<Change> {
         .collect()
 }
 
-/// Returns the size to shrink to, which is even because the kernel doubles the socket option.
+/// Returns the size to shrink to. It is even, because the kernel doubles the socket option.
 fn shrunk(claim: &Claim) -> u64 {
     idle_size(&claim.demand).next_multiple_of(2)
 }

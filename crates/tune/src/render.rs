@@ -1,4 +1,4 @@
-//! The English of a change: what it is, why it is made, and what it is expected to bring.
+//! Describes a change in English: the change itself, its reason, and its expected effect.
 
 use std::fmt;
 use std::time::Duration;
@@ -80,7 +80,7 @@ pub(crate) fn change(change: &Change) -> String {
     }
 }
 
-/// Says why the change is made.
+/// Returns the reason for the change.
 pub(crate) fn reason(change: &Change) -> String {
     match change {
         Change::Unlock { demand, .. } | Change::Enlarge { demand, .. } => limit(demand),
@@ -110,7 +110,7 @@ pub(crate) fn reason(change: &Change) -> String {
     }
 }
 
-/// Says what the change is expected to bring.
+/// Returns the expected effect of the change.
 pub(crate) fn expected(change: &Change) -> String {
     match change {
         Change::Unlock { direction, .. } => format!(
@@ -183,7 +183,7 @@ fn maximum(direction: Direction, from: u64, to: u64) -> String {
     )
 }
 
-/// Says how the buffer limits its connection.
+/// Explains how the buffer limits its connection.
 fn limit(demand: &Demand) -> String {
     match demand.reason {
         Reason::Idle => IDLE.to_owned(),
@@ -196,7 +196,7 @@ fn limit(demand: &Demand) -> String {
     }
 }
 
-/// Says what the connection needs, and why.
+/// Explains the needs of the connection.
 fn need(demand: &Demand) -> String {
     let Demand {
         wanted,

@@ -1,4 +1,4 @@
-//! What is reported about a change that was made, advised, or given up.
+//! Reports on changes that were made, advised or abandoned.
 
 use std::net::SocketAddr;
 
@@ -10,21 +10,21 @@ use crate::render;
 /// A change, with its reason and its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChangeReport {
-    /// The connection that is changed; `None` for a change of a namespace.
+    /// The changed connection; `None` for a change of a namespace.
     pub connection: Option<Connection>,
     /// The network namespace, by name.
     pub netns: String,
     /// The change.
     pub change: String,
-    /// Why it is made.
+    /// The reason for the change.
     pub reason: String,
-    /// What it is expected to bring.
+    /// The expected effect of the change.
     pub expected: String,
-    /// What became of it.
+    /// The outcome of the change.
     pub outcome: Outcome,
 }
 
-/// A connection, as it is reported.
+/// A connection in a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Connection {
     /// The socket's cookie.
@@ -37,19 +37,19 @@ pub struct Connection {
     pub process: Option<(String, u32)>,
 }
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It was only advised.
+    /// The change was only advised.
     Advised,
-    /// It was made.
+    /// The change was made.
     Applied,
     /// The connection, the namespace or the route does not exist any more.
     Gone,
     /// No process is known to have the socket.
     NoOwner,
-    /// It could not be made, for this reason.
+    /// The change failed, for this reason.
     Failed(String),
 }
 

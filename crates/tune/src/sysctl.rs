@@ -1,4 +1,4 @@
-//! Settings of a network namespace: files below /proc/sys.
+//! Reads and writes settings of a network namespace: files below /proc/sys.
 
 use std::fs;
 use std::io;
@@ -31,8 +31,8 @@ pub enum SysctlError {
     Journal(#[from] JournalWriteError),
 }
 
-/// Returns the path below /proc/sys of the minimum, default and maximum of buffers in this
-/// direction.
+/// Returns the path below /proc/sys of the setting with the minimum, default and maximum size of
+/// buffers in this direction.
 pub(crate) fn buffer_limits(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net/ipv4/tcp_wmem",
@@ -40,7 +40,7 @@ pub(crate) fn buffer_limits(direction: Direction) -> &'static str {
     }
 }
 
-/// Returns the name of the same setting for sysctl(8).
+/// Returns the sysctl(8) name of the [`buffer_limits`] setting.
 pub(crate) fn buffer_limits_name(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net.ipv4.tcp_wmem",
@@ -57,7 +57,7 @@ pub(crate) fn is_same(one: &str, other: &str) -> bool {
     one.split_whitespace().eq(other.split_whitespace())
 }
 
-/// Reads the cookie of a namespace, and a setting; `None` if the namespace has ended.
+/// Reads the cookie and a setting of a namespace; `None` if the namespace has ended.
 pub(crate) fn read(
     namespace: &Namespace,
     name: &str,
@@ -72,7 +72,7 @@ pub(crate) fn read(
 }
 
 /// Writes a setting. Returns `false` if the namespace with this cookie has ended, even if another
-/// one has its inode.
+/// namespace has taken its inode.
 pub(crate) fn write(
     namespace: &Namespace,
     cookie: u64,
@@ -119,7 +119,7 @@ pub(crate) fn maxima(namespace: &Namespace) -> Result<Option<[(Direction, u64); 
     Ok(Some(found))
 }
 
-/// Returns the text of a setting with another third value, which is at most `i32::MAX`.
+/// Returns the text of a setting with its third value replaced by `maximum`, capped at `i32::MAX`.
 pub(crate) fn with_maximum(text: &str, maximum: u64) -> String {
     let mut values: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
     if let Some(third) = values.get_mut(2) {

@@ -1,4 +1,4 @@
-//! What tests of several modules share.
+//! Helpers for the tests of several modules.
 
 use taut_observe::namespaces::{self, Namespace};
 use taut_sys::netns::{self, Netns};
@@ -6,7 +6,7 @@ use taut_sys::netns::{self, Netns};
 use crate::actuate::Actuators;
 use crate::journal::Journal;
 
-/// A network namespace that is deleted with this.
+/// A network namespace that is deleted when the value is dropped.
 pub(crate) struct TestNetns(Netns);
 
 impl TestNetns {

@@ -1,4 +1,4 @@
-//! Files below /run that are believed only if no other user can have written them.
+//! Checks for files below /run, which are trusted only if no other user can have written them.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,21 +7,20 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Returns the id of this boot of the kernel. Cookies of sockets and namespaces repeat after a
-/// reboot.
+/// Returns the kernel's boot id. Cookies of sockets and namespaces repeat after a reboot.
 pub(crate) fn boot() -> io::Result<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim_end().to_owned())
 }
 
-/// Returns the flags for opening a file that another user may have replaced: by a symbolic link, or
+/// Returns the flags for opening a file that another user may have replaced by a symbolic link, or
 /// by a pipe, which would block.
 pub(crate) fn open_flags() -> i32 {
     let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
     flags.bits().cast_signed()
 }
 
-/// Whether only this user and root can have written the file, or put it into its directory.
+/// Whether only this user or root can have written the file or placed it in its directory.
 pub(crate) fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
     let me = rustix::process::geteuid().as_raw();
     let directory = match path.parent() {

@@ -3,23 +3,23 @@
 /// The outcome of undoing one change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UndoOutcome {
-    /// It has its value from before.
+    /// The original value is restored.
     Restored,
-    /// It, or its namespace, does not exist any more.
+    /// The target or its namespace no longer exists.
     Gone,
-    /// Another program or an administrator has changed it since, and it is left as it is.
+    /// Another program or an administrator has changed the value since, so it is left as it is.
     Foreign,
 }
 
-/// How many changes were undone, by outcome.
+/// The number of changes by the outcome of undoing them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UndoSummary {
-    /// Values that are as before.
+    /// Changes whose original values are restored.
     pub restored: usize,
-    /// Changes of what does not exist any more.
+    /// Changes whose targets no longer exist.
     pub gone: usize,
-    /// Values that others have changed since, and that are left as they are.
+    /// Changes whose values others have changed since; they are left as they are.
     pub foreign: usize,
-    /// Changes that could not be undone, and stay in the journal.
+    /// Changes that could not be undone. They stay in the journal.
     pub failed: usize,
 }

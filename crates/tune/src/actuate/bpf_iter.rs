@@ -1,5 +1,5 @@
-//! Resizes buffers from inside the kernel, without a process that has the socket (a BPF iterator
-//! with bpf_setsockopt(), Linux 5.15).
+//! Resizes buffers of sockets that no process is known to have, from inside the kernel (a BPF
+//! iterator with bpf_setsockopt(), Linux 5.15).
 
 use std::fmt;
 use std::io::{self, Read as _};
@@ -13,7 +13,7 @@ use crate::demand::Direction;
 taut_bpf::bindings!(mod raw from "set");
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/set.bpf.o"));
-/// The most requests of one run.
+/// The maximum number of requests in one run.
 pub(super) const MAX_REQUESTS: usize = raw::REQUESTS as usize;
 
 /// The BPF iterator, which can run in any network namespace.
@@ -30,16 +30,16 @@ pub(super) struct BufferRequest {
     pub(super) cookie: u64,
     /// Which of its buffers.
     pub(super) direction: Direction,
-    /// The new size, in bytes with overhead; zero: the buffer is only to be found.
+    /// The new size, in bytes with overhead; zero: only search for the buffer.
     pub(super) to: u32,
-    /// The sizes that the buffer may have before; `None`: any.
+    /// The sizes that the buffer may have now; `None`: any size.
     pub(super) expect: Option<[u32; 2]>,
 }
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestOutcome {
-    /// The namespaces have no such connection.
+    /// No namespace has this connection.
     NotFound,
     /// The buffer was resized.
     Set { from: u32, now: u32 },
@@ -49,7 +49,7 @@ pub(super) enum RequestOutcome {
     NotFixed,
     /// bpf_setsockopt() failed with this error.
     Failed(i32),
-    /// The buffer exists, and was only to be found.
+    /// The buffer exists, and the request was only to search for it.
     Found,
 }
 
@@ -71,8 +71,8 @@ impl BufferIter {
     }
 
     /// Handles up to [`MAX_REQUESTS`] requests in all of these namespaces. Returns the outcomes in
-    /// the order of the requests, and whether all namespaces were searched: otherwise a buffer that
-    /// was not found may exist.
+    /// the order of the requests, and whether all namespaces were searched. If not, a buffer that
+    /// was not found may still exist.
     ///
     /// # Errors
     /// The iterator failed; some buffers may have been resized.
@@ -86,7 +86,7 @@ impl BufferIter {
             for namespace in namespaces {
                 match namespace.run(|| iterate(&self.link)) {
                     Ok(Some(result)) => result?,
-                    // The namespace has ended, or only the process by which it was known.
+                    // The namespace has ended, or only the process that it was known by.
                     Ok(None) => is_whole = false,
                     Err(error) => {
                         tracing::debug!(%error, "a namespace cannot be entered");
@@ -97,7 +97,7 @@ impl BufferIter {
             requests.iter().map(|request| self.read(request)).collect()
         });
         for request in requests {
-            // A request that could not be written is not in the map.
+            // Fails for a request that could not be written, which is not in the map.
             let _ = self.requests.remove(&key(request));
         }
         Ok((outcomes?, is_whole))

@@ -9,7 +9,7 @@ use crate::sysctl::SysctlError;
 /// Why a change was not made or not undone.
 #[derive(Debug, thiserror::Error)]
 pub enum ActuateError {
-    /// A socket could not be borrowed from its process, or not be changed.
+    /// A socket could not be borrowed from its process, or could not be changed.
     #[error("process {pid}: its socket cannot be changed: {error}{}", socket_hint(*error))]
     Socket {
         /// The process.
@@ -17,10 +17,10 @@ pub enum ActuateError {
         /// The kernel's error.
         error: Errno,
     },
-    /// A setting of a namespace.
+    /// A setting of a namespace could not be read or written.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// A route.
+    /// A route could not be changed.
     #[error(transparent)]
     Route(#[from] RouteError),
     /// The BPF program for sockets without a known owner failed.

@@ -1,5 +1,5 @@
-//! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No
-//! policy is here.
+//! Makes and undoes changes: sizes of buffers, by borrowing their sockets, and the kernel's maxima.
+//! Contains no policy.
 
 mod bpf_iter;
 mod error;
@@ -27,8 +27,8 @@ use crate::routes;
 use crate::sysctl::{self, SysctlError};
 use crate::undo::{UndoOutcome, UndoSummary};
 
-/// The most settings of a namespace whose failure to be undone is logged; of more, only the number
-/// is.
+/// The maximum number of settings of a namespace whose failed undo is logged one by one. Further
+/// failures are only counted.
 const MAX_LOGGED: usize = 8;
 
 /// A socket, and a process that has it.
@@ -47,21 +47,21 @@ pub struct Socket {
 pub enum BufferOutcome {
     /// The buffer has a new size, in bytes with overhead.
     Set {
-        /// The size before.
+        /// The old size.
         from: u32,
-        /// The size after.
+        /// The new size.
         to: u32,
     },
     /// The process has ended, or has closed the socket.
     Gone,
 }
 
-/// Makes changes, each after the journal has it, and undoes them.
+/// Writes each change to the journal, makes it, and can undo it.
 #[derive(Debug)]
 pub struct Actuators {
     journal: Journal,
     owners: SocketOwners,
-    /// Loaded when it is first needed.
+    /// The BPF iterator, loaded on first use.
     iter: Option<BufferIter>,
 }
 
@@ -81,18 +81,19 @@ impl Actuators {
         &mut self.journal
     }
 
-    /// Returns the journal, which has the changes that are to be undone.
+    /// Returns the journal, which contains the changes to undo.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Begins a round: processes may have opened, closed and passed on sockets since the last one.
+    /// Begins a round. Processes may have opened, closed and passed on sockets since the last
+    /// round.
     pub fn begin_round(&mut self) {
         self.owners.begin_round();
     }
 
-    /// Unlocks a buffer, so that the kernel tunes it again from this size on, in bytes with
-    /// overhead; never from less than its present size.
+    /// Unlocks a buffer, so that the kernel tunes it again, starting from this size in bytes with
+    /// overhead, or from its present size if that is larger.
     ///
     /// # Errors
     /// [`ActuateError`].
@@ -118,7 +119,7 @@ impl Actuators {
         self.change(socket, direction, |_| to, true)
     }
 
-    /// `to` computes the new size from the present one.
+    /// Changes a buffer. `to` computes the new size from the present size.
     fn change(
         &mut self,
         socket: &Socket,
@@ -170,8 +171,8 @@ impl Actuators {
         sysctl::write(namespace, cookie, name, &after)
     }
 
-    /// Notes that a new namespace has inherited a maximum that another one was given, and gets
-    /// `original` at the end. Returns `false` if the namespace has ended.
+    /// Records that a new namespace has inherited a maximum that was set in another namespace, and
+    /// must get `original` at the end. Returns `false` if the namespace has ended.
     ///
     /// # Errors
     /// [`SysctlError`].
@@ -192,7 +193,7 @@ impl Actuators {
         Ok(true)
     }
 
-    /// Notes a change of a buffer, from one size and lock to another.
+    /// Records a change of a buffer's size and lock in the journal.
     fn note_buffer(
         &mut self,
         socket: &Socket,
@@ -206,7 +207,8 @@ impl Actuators {
             .entry(&target)
             .is_some_and(|entry| !undo::is_as_made(entry, from, was_fixed));
         if was_changed_by_application {
-            // The buffer goes back to what the application has set since.
+            // Forgets the earlier change: undoing must restore the value that the application has
+            // set since.
             self.journal.undone(&target)?;
         }
         let value = |bytes, is_fixed| Value::Buffer {
@@ -218,7 +220,8 @@ impl Actuators {
         Ok(self.journal.note(entry)?)
     }
 
-    /// Restores one buffer. One without an entry in the journal is as before.
+    /// Restores one buffer. A buffer without an entry in the journal already has its original
+    /// state.
     ///
     /// # Errors
     /// [`ActuateError`]; the entry stays in the journal.
@@ -232,24 +235,25 @@ impl Actuators {
             return Ok(UndoOutcome::Restored);
         };
         let outcome = undo_buffer(&mut self.owners, cookie, direction, &entry)?;
-        // A socket without an owner may still exist: at the end it is searched in the kernel.
+        // A socket without an owner may still exist, so the entry stays: the final undo searches
+        // the kernel for it.
         if outcome != UndoOutcome::Gone {
             self.journal.undone(&target)?;
         }
         Ok(outcome)
     }
 
-    /// Undoes all changes of the journal. Those that fail stay in it.
+    /// Undoes all changes in the journal. Changes that cannot be undone stay in it.
     pub fn undo(&mut self) -> UndoSummary {
         let mut summary = UndoSummary::default();
         self.begin_round();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
-        // A machine may have thousands of namespaces: they are entered once, and only if an entry
-        // needs one.
+        // A machine may have thousands of namespaces, so they are entered only once, and only if an
+        // entry needs one.
         let needs_index = entries.iter().any(|entry| entry.target.netns().is_some());
         let index = needs_index.then(NamespaceIndex::read);
-        // Routes come last, because they take time, and together, because a list has all routes of
-        // a namespace.
+        // Routes are undone last, because they take time, and together, because a list contains all
+        // routes of a namespace.
         let (routes, mut entries): (Vec<_>, Vec<_>) = entries
             .into_iter()
             .partition(|entry| matches!(entry.target, Target::Route { .. }));
@@ -286,7 +290,7 @@ impl Actuators {
                 }
             };
             if buffer.is_some() && matches!(outcome, Ok(UndoOutcome::Gone)) {
-                // No process has the socket, which may still exist.
+                // No process has the socket, but it may still exist.
                 ownerless.push(entry);
                 continue;
             }
@@ -376,8 +380,8 @@ impl Actuators {
     }
 }
 
-/// Raises the window clamp to this many bytes. It is never lowered: the kernel raises it only
-/// together with a buffer that becomes larger than ever before.
+/// Raises the window clamp to this many bytes. Never lowers it: the kernel raises the clamp only
+/// when the buffer grows larger than ever before.
 fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     match borrowed.window_clamp()? < to {
         true => borrowed.set_window_clamp(to),
@@ -385,8 +389,8 @@ fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     }
 }
 
-/// Sorts entries into the order in which they are undone: by the rank of their namespace, those of
-/// one namespace together, and buffers after the own namespace.
+/// Sorts entries for undoing: by the rank of their namespace, with the entries of a namespace
+/// together, and buffers after this program's own namespace.
 pub(crate) fn sort_for_undo(entries: &mut [Entry], index: &NamespaceIndex) {
     entries.sort_by_cached_key(|entry| {
         let is_setting = matches!(entry.target, Target::Setting(..));

@@ -1,4 +1,4 @@
-//! Buffers of sockets that no process is known to have.
+//! Resizes and restores buffers of sockets that no process is known to have.
 
 use std::fs;
 
@@ -11,9 +11,9 @@ use crate::journal::{Entry, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
 use crate::undo::UndoOutcome;
 
-/// How often all namespaces are searched if some end meanwhile.
+/// The maximum number of searches through all namespaces if some end meanwhile.
 const TRIES: usize = 3;
-/// The limit that is assumed if the kernel's cannot be read: its long-time default.
+/// The assumed limit if the kernel's limit cannot be read: the kernel's long-time default.
 const DEFAULT_LIMIT: u32 = 212_992;
 
 /// A buffer of a socket that no process is known to have.
@@ -25,8 +25,8 @@ pub struct OwnerlessBuffer {
     pub inode: u32,
     /// Which of its buffers.
     pub direction: Direction,
-    /// The size that was seen, in bytes with overhead. If it has changed since, the buffer is left
-    /// alone.
+    /// The size at the last scan, in bytes with overhead. If it has changed since, the buffer is
+    /// left alone.
     pub size: u32,
     /// The new size.
     pub to: u32,
@@ -50,8 +50,8 @@ fn is_ownerless(entry: &Entry) -> bool {
     matches!(entry.after, Value::Buffer { owner: (0, _), .. })
 }
 
-/// Returns the request that undoes a change. A buffer that was not fixed is only searched: it
-/// cannot be unlocked this way.
+/// Returns the request that undoes a change. For a buffer that was not fixed, only searches for it:
+/// the BPF program cannot unlock a buffer.
 fn undo_request(entry: &Entry) -> Option<BufferRequest> {
     let (cookie, direction) = entry.target.as_buffer()?;
     let Value::Buffer {
@@ -70,8 +70,8 @@ fn undo_request(entry: &Entry) -> Option<BufferRequest> {
 }
 
 impl Actuators {
-    /// Resizes fixed buffers, which stay fixed. `None`: the buffer was left alone, because its size
-    /// has changed, or could not be restored.
+    /// Resizes fixed buffers, which stay fixed. The result is `None` if the buffer was left alone,
+    /// because its size has changed or could not be restored later.
     ///
     /// # Errors
     /// [`ActuateError`], for each buffer.
@@ -103,7 +103,8 @@ impl Actuators {
         let limit = |direction| (direction, max_size(direction));
         let limits = [limit(Direction::Send), limit(Direction::Receive)];
         let mut requests = Vec::new();
-        // For each request, the index of its buffer, and whether the journal gets its first entry.
+        // For each request, the index of its buffer, and whether this is the buffer's first entry
+        // in the journal.
         let mut places = Vec::new();
         for (index, of) in buffers.iter().enumerate() {
             let limit = limits.iter().find(|limit| limit.0 == of.direction);
@@ -163,7 +164,7 @@ impl Actuators {
                 Ok(outcomes) => results.extend(outcomes),
                 Err(error) => {
                     let text = error.to_string();
-                    // Most sockets that had an owner have ended with it.
+                    // Most sockets that had an owner have ended with their owner.
                     results.extend(chunk.iter().map(|entry| match is_ownerless(entry) {
                         true => Err(ActuateError::Ownerless(text.clone())),
                         false => Ok(UndoOutcome::Gone),
@@ -182,7 +183,7 @@ impl Actuators {
         let requests: Vec<BufferRequest> = entries.iter().filter_map(undo_request).collect();
         let mut outcomes = vec![RequestOutcome::NotFound; requests.len()];
         let mut is_whole = false;
-        // A namespace may be known by a process that ends while another is still in it.
+        // A namespace may be known by a process that ends while other processes stay in it.
         for _ in 0..TRIES {
             let index = NamespaceIndex::read();
             let waiting: Vec<usize> = (0..requests.len())

@@ -1,4 +1,4 @@
-//! Sockets of other processes, and their buffers.
+//! Borrows sockets of other processes and resizes their buffers.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,9 +11,10 @@ use taut_sys::pidfd_socket::{Buffers, Pidfd, PidfdSocket};
 use super::Socket;
 use crate::demand::Direction;
 
-/// The most descriptors of a process that are read; a process with more fails.
+/// The maximum number of descriptors to read of a process; a process with more fails.
 const MAX_DESCRIPTORS: usize = 1 << 20;
-/// The most processes whose sockets are remembered; with more, all are read again.
+/// The maximum number of processes whose sockets are remembered; beyond it, all are forgotten and
+/// read again.
 const MAX_PROCESSES: usize = 10_000;
 
 /// Sets the size and the lock of a buffer.
@@ -55,30 +56,31 @@ pub(super) fn is_fixed(buffers: &Buffers, direction: Direction) -> bool {
     }
 }
 
-/// The processes that have sockets, and their descriptors: read once for many sockets.
+/// The processes that have sockets, and their descriptors. Read once for many sockets.
 #[derive(Debug, Default)]
 pub(super) struct SocketOwners {
     processes: HashMap<u32, ProcessSockets>,
-    /// The processes that have each socket, by inode: read once a round, when it is first needed.
+    /// The processes that have each socket, by inode. Read at most once a round, on first use.
     by_inode: Option<HashMap<u32, Vec<u32>>>,
     round: u64,
 }
 
-/// The sockets of a process, as they were read.
+/// The sockets of a process, when they were last read.
 #[derive(Debug)]
 struct ProcessSockets {
     /// The descriptors by inode, or why they cannot be read.
     descriptors: Result<HashMap<u32, Vec<RawFd>>, Errno>,
-    /// The round in which they were read.
+    /// The round that read the descriptors.
     read: u64,
-    /// The last round in which they were used.
+    /// The last round that used the descriptors.
     used: u64,
 }
 
 // === impl SocketOwners ===
 
 impl SocketOwners {
-    /// Begins a round: what is remembered may be wrong from now on, and is read again where it is.
+    /// Begins a round. Remembered descriptors may be out of date from now on, and are read again if
+    /// they turn out wrong.
     pub(super) fn begin_round(&mut self) {
         let last = self.round;
         self.round += 1;
@@ -97,8 +99,8 @@ impl SocketOwners {
             for descriptor in descriptors {
                 match pidfd.socket(descriptor, socket.cookie) {
                     Ok(Some(borrowed)) => return Ok(Some(borrowed)),
-                    // The descriptor is another socket by now; the socket may have another
-                    // descriptor.
+                    // The descriptor now refers to another socket; the wanted socket may have
+                    // another descriptor.
                     Ok(None) => {}
                     Err(Errno::SRCH) => return Ok(None),
                     Err(error) => return Err(error),
@@ -126,7 +128,7 @@ impl SocketOwners {
             match self.borrow(&Socket { pid, ..*socket }) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
-                // Another process may have it, too.
+                // Another process may have the socket, too.
                 Err(error) => last = Err(error),
             }
         }
@@ -157,7 +159,7 @@ impl SocketOwners {
     }
 }
 
-/// Reads which processes have which sockets, by inode.
+/// Reads the processes that have each socket, by inode.
 fn processes_by_inode() -> Result<HashMap<u32, Vec<u32>>, Errno> {
     let entries =
         fs::read_dir("/proc").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -165,7 +167,7 @@ fn processes_by_inode() -> Result<HashMap<u32, Vec<u32>>, Errno> {
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut all: HashMap<u32, Vec<u32>> = HashMap::new();
     for pid in pids {
-        // Nothing was borrowed from a process that may not be inspected.
+        // A process that may not be inspected can be skipped: no socket was ever borrowed from it.
         for inode in read_descriptors(pid).unwrap_or_default().into_keys() {
             all.entry(inode).or_default().push(pid);
         }

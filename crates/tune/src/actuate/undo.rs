@@ -34,7 +34,7 @@ pub(crate) fn undo_maximum(
     let Some((of, now)) = sysctl::read(namespace, name)? else {
         return Err(failed("the namespace cannot be entered any more"));
     };
-    // Another namespace has its inode, so it has ended.
+    // Another namespace has this inode, so the wanted namespace has ended.
     if of != cookie {
         return Ok(UndoOutcome::Gone);
     }
@@ -52,9 +52,9 @@ pub(crate) fn undo_maximum(
     }
 }
 
-/// Whether a buffer is as this program made it last, or the time before, or is on the way there or
-/// back: it is resized first, which locks it, and then unlocked. An unlocked buffer may have any
-/// size.
+/// Whether a buffer is in a state that this program produced: by its last change, by the change
+/// before, or halfway through a change or its undo. A change first resizes the buffer, which locks
+/// it, and then unlocks it. An unlocked buffer may have any size.
 pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
     let is = |value: &Value| match value {
         Value::Buffer {
@@ -108,7 +108,7 @@ pub(super) fn undo_buffer(
         (false, Direction::Receive) => before.max(now).max(entry.largest),
         _ => before,
     };
-    // The contents stay; the peer retransmits what does not fit.
+    // The contents stay; the peer retransmits data that does not fit.
     resize(&borrowed, &buffers, direction, to, was_fixed).map_err(failed)?;
     Ok(UndoOutcome::Restored)
 }

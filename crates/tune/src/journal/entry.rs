@@ -1,4 +1,4 @@
-//! The entries of the journal: what was changed, from what, to what.
+//! The entries of the journal: the target of each change and its values.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,13 +7,13 @@ use crate::profile::settings::Setting;
 use crate::routes::message::RouteKey;
 use crate::routes::metrics::Metrics;
 
-/// What a change is made to.
+/// The target of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
-    /// The maximum of send buffers in a network namespace, which has this cookie.
+    /// The maximum of send buffers in the network namespace with this cookie.
     SendMaximum(u64),
-    /// The maximum of receive buffers in a network namespace, which has this cookie.
+    /// The maximum of receive buffers in the network namespace with this cookie.
     ReceiveMaximum(u64),
     /// The send buffer of the socket with this cookie.
     SendBuffer(u64),
@@ -21,7 +21,7 @@ pub enum Target {
     ReceiveBuffer(u64),
     /// A setting of a profile, in the namespace with this cookie.
     Setting(u64, Setting),
-    /// The metrics of a route that set initial windows, and nothing else of the route.
+    /// The metrics of a route that set initial windows. The rest of the route is never changed.
     Route {
         /// The namespace's cookie.
         netns: u64,
@@ -34,19 +34,19 @@ pub enum Target {
 /// A change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What was changed.
+    /// The target of the change.
     #[serde(rename = "thing")]
     pub target: Target,
     /// The value before the first change.
     pub before: Value,
     /// The value of the last change. If the current value differs, another program has changed it,
-    /// and it is left alone.
+    /// and undo leaves it alone.
     pub after: Value,
-    /// The value of the change before the last. It is in place if the writer ended between the line
-    /// in the journal and the last change.
+    /// The value of the change before the last. The target still has this value if the writer ended
+    /// after writing the line and before making the last change.
     #[serde(default)]
     pub earlier: Option<Value>,
-    /// For a buffer: the largest size that it was ever given, in bytes.
+    /// For a buffer: the largest size that any change gave it, in bytes.
     #[serde(default)]
     pub largest: u32,
 }
@@ -66,7 +66,7 @@ pub enum Value {
         #[serde(rename = "other")]
         companion: String,
     },
-    /// The metrics of a route; one that is `None` was not set before, or is not changed.
+    /// The metrics of a route. A metric is `None` if it was not set before, or is not changed.
     Route(Metrics),
     /// The state of a socket's buffer.
     Buffer {
@@ -116,8 +116,8 @@ impl Target {
         }
     }
 
-    /// Returns the cookie of the namespace that this ends with. A socket may outlive its
-    /// namespace's name and processes.
+    /// Returns the cookie of the namespace that the target ends with. `None` for a socket, which
+    /// may outlive its namespace's name and processes.
     pub fn netns(&self) -> Option<u64> {
         match self {
             Self::SendMaximum(netns)
@@ -132,7 +132,7 @@ impl Target {
 // === impl Entry ===
 
 impl Entry {
-    /// Describes a first change.
+    /// Returns the entry of a target's first change.
     pub fn new(target: Target, before: Value, after: Value) -> Self {
         Self {
             target,
@@ -147,7 +147,7 @@ impl Entry {
 // === impl Value ===
 
 impl Value {
-    /// Returns the size of a buffer, and zero for anything else.
+    /// Returns the size of a buffer; zero for other values.
     pub(crate) fn bytes(&self) -> u32 {
         match self {
             Self::Buffer { bytes, .. } => *bytes,

@@ -1,10 +1,10 @@
-//! The journal: values from before each change, written before the change is made, so that it can
+//! The journal: records the original value of each target before a change, so that the change can
 //! be undone.
 //!
 //! The journal is a file that the tuning process keeps locked. A free lock means that the process
-//! has ended: whoever gets the lock undoes the entries. The first line names the boot of the
-//! kernel, because cookies of sockets and namespaces repeat after a reboot. A file that is no
-//! journal, or that another user could have written, is neither believed nor changed.
+//! has ended; the next process that gets the lock undoes the entries. The first line contains the
+//! kernel's boot id, because cookies of sockets and namespaces repeat after a reboot. A file that
+//! is not a journal, or that another user could have written, is neither trusted nor changed.
 
 mod entry;
 
@@ -23,12 +23,12 @@ use crate::trusted_file::{boot, is_ours, open_flags};
 
 /// The default path.
 pub const PATH: &str = "/run/taut/tune.journal";
-/// The most targets that are changed at one time; more are left as they are.
+/// The maximum number of changed targets at one time; further targets are left as they are.
 const MAX_ENTRIES: usize = 1_000_000;
-/// The longest file that is read, in bytes. This program writes no longer one: at most three lines
-/// of 300 bytes for each target.
+/// The maximum size of a file to read, in bytes. This program never writes a longer file: it writes
+/// at most three lines of 300 bytes for each target.
 const MAX_BYTES: u64 = 1 << 30;
-/// Obsolete lines that stay in the file, in addition to as many as there are current ones.
+/// The file is compacted when it has more obsolete lines than current ones plus this number.
 const MAX_OBSOLETE: usize = 1000;
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -55,7 +55,7 @@ pub struct Journal {
     file: File,
     entries: HashMap<Target, Entry>,
     lines: usize,
-    /// Whether the last line may be incomplete, so that the next one must not continue it.
+    /// Whether the last line may be incomplete, so that a newline must precede the next line.
     is_cut: bool,
 }
 
@@ -84,7 +84,7 @@ pub enum JournalError {
     },
 }
 
-/// A line could not be written.
+/// A line of the journal could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("the journal cannot be written, and nothing is changed without it: {0}")]
 pub struct JournalWriteError(#[from] io::Error);
@@ -92,7 +92,8 @@ pub struct JournalWriteError(#[from] io::Error);
 // === impl Journal ===
 
 impl Journal {
-    /// Opens and locks the journal. [`Journal::entries`] are what an ended process has left in it.
+    /// Opens and locks the journal. [`Journal::entries`] then returns the entries that an ended
+    /// process has left.
     ///
     /// # Errors
     /// [`JournalError`].
@@ -153,9 +154,9 @@ impl Journal {
                 version: VERSION,
                 boot: of,
             })) if of == boot => {}
-            // The entries are of an earlier boot, or the file is empty.
+            // The entries are from an earlier boot, or the file is empty.
             Some(Ok(Line::Journal { .. })) | None => return self.begin(boot).map_err(failed),
-            // Its writer ended while it wrote the first line.
+            // The writer ended while writing the first line.
             Some(_) if !text.contains(&b'\n') && text.starts_with(PREFIX) => {
                 return self.begin(boot).map_err(failed);
             }
@@ -169,7 +170,7 @@ impl Journal {
                     self.entries.remove(&target);
                 }
                 Ok(Line::Journal { .. }) => {}
-                // The writer of an incomplete line ended before it changed anything.
+                // The writer of an incomplete line ended before making that change.
                 Err(error) => tracing::warn!(%error, "a line of the journal cannot be read"),
             }
         }
@@ -186,7 +187,7 @@ impl Journal {
         })
     }
 
-    /// Adds an entry to those in memory. The value from before the first change stays.
+    /// Adds an entry in memory. Keeps the original value of an earlier entry.
     fn take(&mut self, entry: Entry) {
         match self.entries.get_mut(&entry.target) {
             Some(first) => {
@@ -201,7 +202,7 @@ impl Journal {
         }
     }
 
-    /// Writes an entry down. Call this before `entry.target` is changed.
+    /// Writes an entry to the journal. Call this before changing `entry.target`.
     ///
     /// # Errors
     /// The entry cannot be written; the caller must not make the change.
@@ -215,7 +216,7 @@ impl Journal {
         self.compact_if_long()
     }
 
-    /// Removes the entry of a target that is as before, or does not exist any more.
+    /// Removes the entry of a target that has its original value, or no longer exists.
     ///
     /// # Errors
     /// The line cannot be written.
@@ -238,7 +239,7 @@ impl Journal {
         }
     }
 
-    /// Iterates over the changes that are to be undone.
+    /// Iterates over the changes to undo.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
@@ -280,12 +281,12 @@ impl Journal {
         }
     }
 
-    /// Replaces the file by one without obsolete lines.
+    /// Replaces the file with one without obsolete lines.
     fn compact(&mut self) -> io::Result<()> {
         let mut path = self.path.clone().into_os_string();
         path.push(".new");
         let path = PathBuf::from(path);
-        // A process that ended while it compacted has left one.
+        // A process that ended while compacting may have left a temporary file.
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -323,8 +324,8 @@ impl Journal {
         }
     }
 
-    /// Opens a journal. Waits while a program that another test has just started still has
-    /// inherited the descriptors of this process.
+    /// Opens a journal. Waits while a program that another test has just started still has the
+    /// inherited descriptors of this process.
     pub(crate) fn free(path: &Path) -> Result<Self, JournalError> {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {

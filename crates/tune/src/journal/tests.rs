@@ -20,7 +20,7 @@ fn the_value_from_before_the_first_change_is_kept() {
         .note(entry(Target::ReceiveMaximum(1), "8", "9"))
         .unwrap();
     journal.undone(&Target::ReceiveMaximum(1)).unwrap();
-    // As by kill -9.
+    // Simulates kill -9.
     drop(journal);
     let journal = Journal::free(&path).unwrap();
     let left: Vec<_> = journal.entries().cloned().collect();
@@ -98,7 +98,7 @@ fn the_file_grows_with_current_entries_only() {
         journal.undone(&target).unwrap();
     }
     assert!(fs::read_to_string(&path).unwrap().lines().count() < 1100);
-    // It is still locked, and can still be written.
+    // The journal is still locked and can still be written.
     assert!(matches!(Journal::open(&path), Err(JournalError::Held(_))));
     journal
         .note(entry(Target::ReceiveMaximum(1), "1", "2"))

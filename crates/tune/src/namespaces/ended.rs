@@ -1,9 +1,9 @@
-//! Removes the entries of namespaces that have ended from the journal, so that it does not grow
+//! Removes the entries of ended namespaces from the journal, so that the journal does not grow
 //! where namespaces come and go.
 //!
-//! The kernel does not tell whether a namespace exists: one without a name and without a process
-//! may live by a file that has it open, and be entered again. So a namespace is taken to have ended
-//! only after a long while, or when another one has its inode.
+//! The kernel does not report whether a namespace exists: an open file may keep alive a namespace
+//! without a name and without processes, and processes may enter it again. So a namespace counts as
+//! ended only after a long time, or when another namespace has its inode.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,14 +13,14 @@ use taut_sys::netns::{self, NetnsId};
 use super::index::NamespaceIndex;
 use crate::journal::Journal;
 
-/// Complete scans in which a namespace is missing before its entries are removed.
+/// The number of complete scans that must miss a namespace before its entries are removed.
 const MISSING_SCANS: u32 = 60;
-/// Scans between two in which the cookies of all namespaces are read: another namespace may have
-/// the inode of one that has ended.
+/// The number of scans between two readings of all cookies. A changed cookie shows that another
+/// namespace has taken the inode of an ended one.
 const COOKIE_SCANS: u64 = 60;
 
-/// The namespaces that were seen, each with its cookie and the number of complete scans in which it
-/// was missing since.
+/// The known namespaces, each with its cookie and the number of complete scans that have missed it
+/// since.
 #[derive(Debug, Default)]
 pub(crate) struct EndedNamespaces {
     seen: HashMap<NetnsId, (u64, u32)>,
@@ -30,10 +30,10 @@ pub(crate) struct EndedNamespaces {
 // === impl EndedNamespaces ===
 
 impl EndedNamespaces {
-    /// Compares a list of namespaces with earlier ones. Call this in each scan, before anything is
-    /// changed.
+    /// Compares a list of namespaces with earlier lists. Call this in each scan, before making
+    /// changes.
     ///
-    /// `is_whole`: the list has all namespaces.
+    /// `is_whole`: the list contains all namespaces.
     pub(crate) fn scan(&mut self, namespaces: &[Namespace], is_whole: bool, journal: &mut Journal) {
         let mut ended = HashSet::new();
         let reads_all = self.scans.is_multiple_of(COOKIE_SCANS);
@@ -46,7 +46,7 @@ impl EndedNamespaces {
                     continue;
                 }
             }
-            // In a namespace that cannot be entered nothing is changed.
+            // Nothing was changed in a namespace that cannot be entered.
             let Ok(Some(Ok(cookie))) = namespace.run(netns::cookie) else {
                 continue;
             };
@@ -67,7 +67,7 @@ impl EndedNamespaces {
     }
 }
 
-/// Removes the entries of all namespaces that do not exist now.
+/// Removes the entries of all namespaces that no longer exist.
 pub(crate) fn forget_ended_namespaces(journal: &mut Journal) {
     let index = NamespaceIndex::read();
     journal.forget_namespaces(|cookie| matches!(index.get(cookie), Ok(None)));
@@ -81,7 +81,7 @@ mod tests {
     use crate::routes::message::RouteKey;
     use crate::testing::TestNetns;
 
-    /// Everything that the journal can have of a namespace.
+    /// Returns a target of each kind that the journal can contain for a namespace.
     fn targets(netns: u64) -> [Target; 5] {
         [
             Target::SendMaximum(netns),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use taut_observe::namespaces::{self, Namespace};
 use taut_sys::netns;
 
-/// How often the namespaces are listed if some end meanwhile.
+/// The maximum number of lists if namespaces end meanwhile.
 const TRIES: usize = 3;
 
 /// The network namespaces that existed a moment ago, by cookie.
@@ -23,14 +23,14 @@ impl NamespaceIndex {
             by_cookie: HashMap::new(),
             is_partial: true,
         };
-        // A namespace is listed by a process in it. If that has ended, the next list may have
-        // another.
+        // A list names a namespace by a process in it. If that process has ended, the next list may
+        // name another process.
         for _ in 0..TRIES {
             let Ok(found) = namespaces::all() else {
                 return index;
             };
-            // A process that may not be inspected does not count: nothing was changed in its
-            // namespace, unless that has a name.
+            // A process that may not be inspected does not matter: nothing was changed in its
+            // namespace, unless the namespace has a name and is listed by it.
             index.is_partial = found.left_out > 0;
             let mut has_vanished = false;
             for namespace in found.namespaces {
@@ -70,8 +70,8 @@ impl NamespaceIndex {
         self.by_cookie.values()
     }
 
-    /// Returns the rank of a namespace when changes are undone: the own one first, then those with
-    /// a name, then the others. A container cannot delay the host.
+    /// Returns the rank of a namespace for undoing: first this program's own, then named ones, then
+    /// the others. So a container cannot delay the host.
     pub(crate) fn rank(&self, cookie: u64) -> u8 {
         match self.by_cookie.get(&cookie) {
             Some(namespace) if namespace.is_own() => 0,
@@ -89,7 +89,7 @@ impl NamespaceIndex {
     /// Returns the namespace with this cookie; `None` if it has ended.
     ///
     /// # Errors
-    /// It may be one of those that could not be entered.
+    /// The namespace may be one of those that could not be entered.
     pub(crate) fn get(&self, cookie: u64) -> Result<Option<&Namespace>, &'static str> {
         match self.by_cookie.get(&cookie) {
             None if self.is_partial => Err("not all namespaces could be entered"),
