@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Resizes buffers of sockets that no process is known to have: the kernel's own
- * (NFS, iSCSI), one in transit from one process to another, one of a process
- * that may not be inspected.
+ * (NFS, iSCSI), a socket in transit from one process to another, or a socket of
+ * a process that may not be inspected.
  *
- * bpf_setsockopt() is limited to twice net.core.{w,r}mem_max, and can lock a
- * buffer, but not unlock it. So only buffers that are locked already are
- * resized: that can be undone.
+ * bpf_setsockopt() is limited to twice net.core.{w,r}mem_max. It can lock a
+ * buffer, but not unlock it. So the program resizes only buffers that are locked
+ * already, because only that change can be undone.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -40,7 +40,7 @@ enum {
 	STATE_LISTEN = 10,
 };
 
-/* asm-generic/socket.h, which x86-64 and arm64 have, and linux/tcp.h. */
+/* From asm-generic/socket.h, which x86-64 and arm64 use, and linux/tcp.h. */
 enum {
 	LEVEL_SOCKET = 1,
 	LEVEL_TCP = 6,
@@ -67,7 +67,7 @@ static __always_inline void resize(struct tcp_sock *tp, struct request *request,
 {
 	struct sock *sk = (struct sock *)tp;
 	__u8 lock = send ? SNDBUF_LOCK : RCVBUF_LOCK;
-	/* The kernel doubles the option. */
+	/* The kernel doubles the value of the option. */
 	int half = request->to / 2, clamp = request->to;
 
 	request->from = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
@@ -90,7 +90,7 @@ static __always_inline void resize(struct tcp_sock *tp, struct request *request,
 				     &half, sizeof(half));
 	request->now = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
 	request->outcome = request->error ? REQUEST_FAILED : REQUEST_SET;
-	/* The initial buffer has bounded the window. */
+	/* Raise the window clamp, too: the initial buffer has bounded it. */
 	if (!send && !request->error && request->now > request->from &&
 	    tp->window_clamp < request->to)
 		bpf_setsockopt(tp, LEVEL_TCP, OPTION_WINDOW_CLAMP, &clamp,

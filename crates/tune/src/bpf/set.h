@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What set.bpf.c shares with its loader (actuate/bpf_iter.rs). */
+/* Definitions that set.bpf.c shares with its loader (actuate/bpf_iter.rs). */
 #ifndef TAUT_SET_H
 #define TAUT_SET_H
 
 #include <linux/types.h>
 
-/* The most requests of one run. */
+/* The maximum number of requests in one run. */
 #define REQUESTS 4096
 
 struct request_key {

@@ -14,8 +14,8 @@ pub struct InterfaceName {
 // === impl InterfaceName ===
 
 impl InterfaceName {
-    /// Returns `None` for a name that is no directory of an interface's settings. (An interface may
-    /// be called `all` or `default`, but these directories are not its own.)
+    /// Returns `None` if the name is not a directory of an interface's settings. (An interface may
+    /// be called `all` or `default`, but the directories with these names do not belong to it.)
     pub fn new(name: &[u8]) -> Option<Self> {
         let is_path = name == b"." || name == b".." || name.iter().any(|b| matches!(b, b'/' | 0));
         let is_none = name.is_empty() || name == b"all" || name == b"default";

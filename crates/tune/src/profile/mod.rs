@@ -1,8 +1,8 @@
-//! Profiles: settings that are not about buffers, and that are changed only on request.
+//! Profiles: settings other than buffers, which are changed only on request.
 //!
-//! [`settings`] decides what is too lax and is pure. [`visit`] examines one namespace and
-//! [`setting_file`] its files, [`undo`] takes changes back, and [`watch`] remembers what was
-//! examined.
+//! [`settings`] decides which settings are too lax and is pure. [`visit`] examines one namespace
+//! and [`setting_file`] its files, [`undo`] restores settings, and [`watch`] remembers the examined
+//! namespaces.
 
 pub mod interface_name;
 pub(crate) mod setting_file;

@@ -1,10 +1,10 @@
 //! The file of a setting.
 //!
-//! An interface is identified by its index: it may have been renamed, and another may have its old
-//! name. A file that was opened by the name of an interface is the right one if the interface
-//! *still* has that name after opening. The kernel removes the files of a name when an interface
-//! gives the name up, before another can take it, and removed files can be neither read nor
-//! written.
+//! An interface is identified by its index, because it may have been renamed and another interface
+//! may have its old name. A file that was opened by an interface's name is the right one if the
+//! interface *still* has that name after opening. When an interface gives up a name, the kernel
+//! removes the files of that name before another interface can take it, and removed files can be
+//! neither read nor written.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -84,7 +84,7 @@ pub(super) fn value(number: i64, companion: Option<&str>) -> Value {
     }
 }
 
-/// Reads the setting with which the kernel changes this one, if there is one.
+/// Reads the companion setting, if there is one.
 pub(super) fn read_companion(setting: Setting) -> io::Result<Option<String>> {
     let text = setting.companion().map(fs::read_to_string).transpose()?;
     Ok(text.map(|text| text.trim_end().to_owned()))
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(open.number().unwrap(), None);
         assert!(!open.write("0").unwrap());
         assert_eq!(host.get(REDIRECTS), "1");
-        // The file of an interface that took the name is not opened.
+        // The file of another interface with the same name is not opened.
         let open = || SettingFile::open(setting, name, true).unwrap();
         assert!(host.0.run(open).unwrap().is_none());
     }

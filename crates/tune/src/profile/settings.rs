@@ -1,7 +1,7 @@
-//! The settings of each profile: the value that each should have, and why. Pure.
+//! The settings of each profile, with the required values and the reasons. Pure.
 //!
-//! `security` has the settings of the thesis (5.4.1, at its end), as they are in today's kernels. A
-//! setting that is as strict already, or stricter, stays.
+//! `security` contains the settings of the thesis (end of 5.4.1), as they exist in today's kernels.
+//! A setting that is already as strict, or stricter, stays.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -20,8 +20,8 @@ pub enum Profile {
     Security,
 }
 
-/// A setting of a namespace, or of one of its interfaces by index. The journal has these and no
-/// paths, so that no other file is ever written.
+/// A setting of a namespace, or of one of its interfaces by index. The journal stores these values
+/// instead of paths, so that no other file is ever written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
@@ -43,18 +43,18 @@ pub enum Setting {
 
 /// The values that a setting may have.
 enum Allowed {
-    /// Only zero.
+    /// Only zero is allowed.
     Off,
-    /// Anything but zero.
+    /// Any value except zero is allowed.
     On,
-    /// This, or less.
+    /// This value or a smaller one is allowed.
     AtMost(i64),
 }
 
 // === impl Profile ===
 
 impl Profile {
-    /// Returns the settings that a namespace has once.
+    /// Returns the settings that exist once in a namespace.
     pub fn of_namespace(self) -> &'static [Setting] {
         match self {
             Self::Security => &[
@@ -81,7 +81,7 @@ impl Profile {
 // === impl Setting ===
 
 impl Setting {
-    /// Returns the index of the interface that has the setting, if one has.
+    /// Returns the index of the interface that the setting belongs to, if any.
     pub fn interface(self) -> Option<u32> {
         match self {
             Self::InterfaceRedirects(index) | Self::InterfaceIpv6Redirects(index) => Some(index),
@@ -89,7 +89,7 @@ impl Setting {
         }
     }
 
-    /// Returns the protocol that the setting is about; `None` for TCP over both.
+    /// Returns the protocol that the setting applies to; `None` for TCP over both.
     pub fn family(self) -> Option<Family> {
         match self {
             Self::InterfaceRedirects(_) | Self::SourceRoutes | Self::Redirects => Some(Family::V4),
@@ -111,7 +111,8 @@ impl Setting {
         }
     }
 
-    /// Returns the path of the file; `None` for a setting of an interface without the name of one.
+    /// Returns the path of the file; `None` if the setting belongs to an interface and `interface`
+    /// is `None`.
     pub fn path(self, interface: Option<InterfaceName>) -> Option<PathBuf> {
         let (directory, name) = self.place();
         let mut path = PathBuf::from("/proc/sys/net");
@@ -168,7 +169,7 @@ impl Setting {
         }
     }
 
-    /// Says why the setting is changed.
+    /// Returns the reason for changing the setting.
     pub fn reason(self) -> &'static str {
         match self {
             Self::SynCookies => {
@@ -197,7 +198,7 @@ impl Setting {
         }
     }
 
-    /// Says what the change is expected to bring.
+    /// Returns the expected effect of the change.
     pub fn expected(self) -> &'static str {
         match self {
             Self::SynCookies => {
@@ -245,7 +246,7 @@ mod tests {
             (Setting::KeepaliveTime, 60, None),
             (Setting::SourceRoutes, 1, Some(0)),
             (Setting::SourceRoutes, 0, None),
-            // Any value but zero is on for the kernel.
+            // The kernel treats any value except zero as on.
             (Setting::SourceRoutes, -1, Some(0)),
             (Setting::Ipv6SourceRoutes, 1, Some(-1)),
             (Setting::Ipv6SourceRoutes, 0, Some(-1)),

@@ -69,7 +69,7 @@ impl Host {
                     let path = entry.path().display().to_string();
                     match entry.file_type().unwrap().is_dir() {
                         true => directories.push(path),
-                        // Some can only be written.
+                        // Some settings are write-only.
                         false => all.extend(fs::read_to_string(&path).ok().map(|is| (path, is))),
                     }
                 }
@@ -77,7 +77,7 @@ impl Host {
             all
         };
         let mut all = self.0.run(read).unwrap();
-        // This one is random.
+        // This setting is random.
         all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
         all
     }
@@ -99,7 +99,7 @@ pub(crate) fn room() -> Room {
     }
 }
 
-/// Visits the namespace, and tightens what is too lax.
+/// Visits the namespace and tightens lax settings.
 pub(crate) fn tighten(
     host: &Host,
     visited: &mut VisitedNamespace,

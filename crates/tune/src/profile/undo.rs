@@ -14,8 +14,8 @@ use crate::namespaces::index::NamespaceIndex;
 use crate::sysctl::{SysctlError, is_same};
 use crate::undo::UndoOutcome;
 
-/// The pauses between attempts to open files that do not exist although their interfaces do: an
-/// interface that is being renamed has none. For all interfaces of a namespace together.
+/// The pauses between attempts to open missing files of existing interfaces: an interface that is
+/// being renamed has no files. They apply to all interfaces of a namespace together.
 const PAUSES: [Duration; 6] = [
     Duration::from_millis(1),
     Duration::from_millis(2),
@@ -24,10 +24,11 @@ const PAUSES: [Duration; 6] = [
     Duration::from_millis(16),
     Duration::from_millis(32),
 ];
-/// The most time in a namespace that is not this program's own. What remains stays in the journal.
+/// The maximum time in a namespace that is not this program's own. Remaining entries stay in the
+/// journal.
 const MAX_VISIT: Duration = Duration::from_secs(1);
-/// The most time in all of them together, so that a service manager need not follow SIGTERM with
-/// SIGKILL (systemd waits for 90 s).
+/// The maximum time in all such namespaces together, so that a service manager need not follow
+/// SIGTERM with SIGKILL (systemd waits for 90 s).
 const MAX_VISITS: Duration = Duration::from_secs(60);
 
 /// Why a setting stays in the journal: its namespace took too long.
@@ -43,13 +44,13 @@ pub(crate) struct Deadline(Duration);
 // === impl Deadline ===
 
 impl Deadline {
-    /// Starts with the time for all of them.
+    /// Returns the time for all namespaces.
     pub(crate) fn new() -> Self {
         Self(MAX_VISITS)
     }
 
-    /// Returns the end of a visit that starts now; `None` for the own namespace, which has no
-    /// limit.
+    /// Returns the end of a visit that starts now; `None` for this program's own namespace, which
+    /// has no limit.
     fn end_of_visit(&self, namespace: &Namespace, now: Instant) -> Option<Instant> {
         (!namespace.is_own()).then(|| now + MAX_VISIT.min(self.0))
     }
@@ -111,7 +112,7 @@ fn setting_of(entry: &Entry) -> Option<Setting> {
     }
 }
 
-/// Undoes each entry. Those without a result yet are waited for together.
+/// Undoes each entry. Waits for all entries without a result together.
 fn undo_all(
     entries: &[Entry],
     until: Option<Instant>,
@@ -141,7 +142,8 @@ fn undo_all(
         .collect()
 }
 
-/// Undoes an entry, in its namespace. `None`: its interface is being renamed, and has no files now.
+/// Undoes an entry, in its namespace. Returns `None` if its interface is being renamed and has no
+/// files now.
 fn undo_once(entry: &Entry) -> io::Result<Option<UndoOutcome>> {
     let Some(setting) = setting_of(entry) else {
         return Err(io::Error::other("the entry is no setting"));
@@ -163,8 +165,8 @@ fn undo_once(entry: &Entry) -> io::Result<Option<UndoOutcome>> {
     Ok(is_gone(setting)?.then_some(UndoOutcome::Gone))
 }
 
-/// Whether a setting without a file does not exist any more. The kernel removes the settings of an
-/// interface whose MTU is too small for the protocol, and later makes new ones. An interface that
+/// Whether a setting without a file no longer exists. The kernel removes the settings of an
+/// interface whose MTU is too small for the protocol, and creates new ones later. An interface that
 /// is being renamed has no files, but keeps its settings.
 pub(super) fn is_gone(setting: Setting) -> io::Result<bool> {
     match (setting.interface(), setting.family()) {
@@ -193,7 +195,7 @@ fn restore(file: &SettingFile, setting: Setting, entry: &Entry) -> io::Result<Op
         (None, None) => true,
         _ => false,
     };
-    // A change of the companion has set this setting too, to whatever it is.
+    // A change of the companion has also set this setting, whatever its value is.
     if now != after || !is_companion_unchanged {
         return Ok(Some(UndoOutcome::Foreign));
     }
@@ -202,7 +204,7 @@ fn restore(file: &SettingFile, setting: Setting, entry: &Entry) -> io::Result<Op
         .then_some(UndoOutcome::Restored))
 }
 
-/// Returns the number, and the companion's text.
+/// Returns the number and the companion's text.
 fn parse(value: &Value) -> Option<(i64, Option<&str>)> {
     match value {
         Value::Text(text) => Some((text.trim().parse().ok()?, None)),

@@ -19,11 +19,11 @@ use crate::journal::{Entry, Journal, JournalWriteError, Target};
 use crate::plan::Change;
 use crate::sysctl::{SysctlError, file_error};
 
-/// The most interfaces of one namespace that are examined; more are left as they are.
+/// The maximum number of interfaces to examine in one namespace; further ones are left as they are.
 pub(crate) const MAX_INTERFACES: usize = 1024;
 
-/// What was examined in a namespace. Each setting is examined once: what is set after that is left
-/// alone.
+/// The examined settings of a namespace. Each setting is examined once; a value that is set later
+/// is left alone.
 #[derive(Debug, Default)]
 pub(crate) struct VisitedNamespace {
     cookie: u64,
@@ -31,14 +31,14 @@ pub(crate) struct VisitedNamespace {
     examined: HashSet<Setting>,
 }
 
-/// How much more may be examined and changed.
+/// The remaining room for interfaces and changes.
 #[derive(Debug)]
 pub(crate) struct Room {
     /// The number of interfaces.
     pub(crate) interfaces: usize,
     /// The number of entries of the journal.
     pub(crate) entries: usize,
-    /// Whether there was no room for something.
+    /// Whether an interface or a setting did not fit.
     pub(crate) is_short: bool,
 }
 
@@ -65,9 +65,9 @@ enum SettingOutcome {
         from: i64,
         to: i64,
     },
-    /// Another program has just made it as strict.
+    /// Another program has just made the setting as strict.
     AlreadyStrict,
-    /// The setting does not exist any more, or its interface has another name.
+    /// The setting no longer exists, or its interface has another name.
     NotThere,
 }
 
@@ -94,8 +94,9 @@ impl VisitedNamespace {
     }
 }
 
-/// Examines what was not examined before in this namespace. With a journal, changes what is too
-/// lax, each setting after the journal has it. Returns nothing if the namespace has ended.
+/// Examines the settings of this namespace that were not examined before. With a journal, changes
+/// lax settings and writes each change to the journal first. Returns an empty list if the namespace
+/// has ended.
 ///
 /// # Errors
 /// [`SysctlError`]: the namespace cannot be entered.
@@ -116,7 +117,7 @@ pub(crate) fn visit(
     let done = namespace.run(|| visit.all())?;
     let found = std::mem::take(&mut visit.found).into_iter();
     if let Some(Err(error)) = done {
-        // The changes before the error are still reported.
+        // Changes made before the error are still reported.
         tracing::debug!(%error, netns = %namespace.name, "not all settings were examined");
     }
     let lax = |change: Change, result: Option<Result<(), ChangeError>>| {
@@ -143,7 +144,7 @@ fn name_of(change: &Change) -> String {
 // === impl Visit ===
 
 impl Visit<'_> {
-    /// Examines everything. Call this in the namespace.
+    /// Examines all settings. Call this in the namespace.
     fn all(&mut self) -> io::Result<()> {
         let cookie = netns::cookie()?;
         // The kernel reuses inodes of namespaces, but not cookies.
@@ -157,7 +158,7 @@ impl Visit<'_> {
         for &setting in self.profile.of_namespace() {
             self.examine_once(setting, None);
         }
-        // Interfaces of a container for which there is no room are not even listed.
+        // If there is no room for a container's interfaces, they are not even listed.
         if self.visited.interfaces.is_empty() && (self.room.interfaces == 0 || self.is_full()) {
             self.room.is_short = true;
             return Ok(());
@@ -180,8 +181,8 @@ impl Visit<'_> {
         Ok(())
     }
 
-    /// Whether the journal has had no room for a setting of this namespace. Further attempts in
-    /// each scan would only cost time.
+    /// Whether the journal had no room for a setting of this namespace. Further attempts in each
+    /// scan would only cost time.
     fn is_full(&self) -> bool {
         self.journal.is_some() && self.room.entries == 0 && self.room.is_short
     }
@@ -198,8 +199,8 @@ impl Visit<'_> {
         has_room
     }
 
-    /// Forgets interfaces that do not exist any more: nothing of them is to be undone, and a later
-    /// one with the same index is another.
+    /// Forgets interfaces that no longer exist: they leave nothing to undo, and a later interface
+    /// with the same index is a different one.
     fn forget_removed_interfaces(&mut self, there: &[(u32, InterfaceName)]) {
         let there: HashSet<u32> = there.iter().map(|(index, _)| *index).collect();
         let is_missing = |index: &u32| !there.contains(index);
@@ -215,8 +216,8 @@ impl Visit<'_> {
         }
     }
 
-    /// Forgets settings that the kernel has removed while their interfaces stay (an MTU that is too
-    /// small for the protocol): the settings that it makes later are new ones.
+    /// Forgets settings that the kernel has removed although their interfaces exist (because the
+    /// MTU is too small for the protocol): settings that the kernel creates later are new.
     fn forget_recreated_settings(&mut self, there: &[(u32, InterfaceName)]) {
         let names: HashMap<u32, InterfaceName> = there.iter().copied().collect();
         let has_file = |setting: Setting, index| {
@@ -241,8 +242,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Forgets a setting that does not exist any more, so that a later one in its place is
-    /// examined.
+    /// Forgets a setting that no longer exists, so that a new setting in its place is examined.
     fn forget(&mut self, setting: Setting) {
         self.visited.examined.remove(&setting);
         let target = Target::Setting(self.visited.cookie, setting);
@@ -257,7 +257,7 @@ impl Visit<'_> {
             return;
         }
         match self.examine(setting, interface) {
-            // The kernel does not have it, or the interface is being made, removed, or renamed.
+            // The kernel lacks the setting, or the interface is being created, removed or renamed.
             Ok(false) => {}
             Ok(true) => {
                 self.visited.examined.insert(setting);
@@ -269,7 +269,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Examines a setting. Returns whether it is done with it.
+    /// Examines a setting. Returns whether the examination is complete.
     fn examine(&mut self, setting: Setting, interface: Option<InterfaceName>) -> io::Result<bool> {
         let Some(file) = SettingFile::open(setting, interface, false)? else {
             return Ok(false);
@@ -292,8 +292,8 @@ impl Visit<'_> {
         };
         let target = Target::Setting(self.visited.cookie, setting);
         if journal.entry(&target).is_some() {
-            // It was examined before its namespace was missing for a while, or it could not be
-            // undone.
+            // The setting was examined before its namespace was missing for a while, or it could
+            // not be undone.
             return Ok(true);
         }
         if self.room.entries == 0 {
@@ -313,7 +313,7 @@ impl Visit<'_> {
     }
 }
 
-/// Writes the change to the journal, and makes it.
+/// Writes the change to the journal and makes it.
 fn tighten(
     target: &Target,
     setting: Setting,
@@ -323,8 +323,8 @@ fn tighten(
     let Some(file) = SettingFile::open(setting, interface, true).map_err(ChangeError::File)? else {
         return Ok(SettingOutcome::NotThere);
     };
-    // The companion is read first. If it changes between the two reads, it differs at the end, and
-    // the setting is left alone then.
+    // The companion is read first. If the companion changes between the two reads, its value
+    // differs at the end, and the setting is then left alone.
     let companion = read_companion(setting).map_err(ChangeError::File)?;
     let Some(from) = file.number().map_err(ChangeError::File)? else {
         return Ok(SettingOutcome::NotThere);
@@ -340,7 +340,7 @@ fn tighten(
     journal.note(entry).map_err(ChangeError::Journal)?;
     let written = file.write(&to.to_string());
     if !matches!(written, Ok(true)) {
-        // Nothing was changed, so nothing is to be undone.
+        // The setting was not changed, so there is nothing to undo.
         journal.undone(target).map_err(ChangeError::Journal)?;
     }
     match written {
@@ -350,8 +350,8 @@ fn tighten(
     }
 }
 
-/// Lists the interfaces of the calling thread's namespace that have settings: at most one more than
-/// may be examined.
+/// Lists the interfaces of the calling thread's namespace that have settings. Stops one beyond the
+/// number that may be examined.
 fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
     let lookup = InterfaceLookup::open()?;
     let mut found = Vec::new();

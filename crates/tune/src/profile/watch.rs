@@ -1,4 +1,4 @@
-//! Visits all namespaces in each scan, and examines what a profile has settings for and was not
+//! Visits all namespaces in each scan, and examines the settings of a profile that were not
 //! examined before.
 
 use std::collections::{HashMap, HashSet};
@@ -12,27 +12,27 @@ use super::visit::{LaxSetting, MAX_INTERFACES, Room, VisitedNamespace, visit};
 use crate::journal::{Journal, Target};
 use crate::namespaces::ended::forget_ended_namespaces;
 
-/// The most interfaces of all namespaces that are examined.
+/// The maximum number of interfaces to examine in all namespaces.
 const MAX_ALL_INTERFACES: usize = 16 * MAX_INTERFACES;
-/// The most settings in the journal at one time; with more, nothing is changed.
+/// The maximum number of settings in the journal at one time; beyond it, no setting is changed.
 const MAX_SETTINGS: usize = 1 << 16;
-/// The interfaces that are reserved for this program's own namespace.
+/// The number of interfaces that are reserved for this program's own namespace.
 const OWN_INTERFACES: usize = MAX_INTERFACES;
-/// The settings in the journal that are reserved for this program's own namespace: two for each
-/// interface, and some more.
+/// The number of journal entries that are reserved for settings of this program's own namespace:
+/// two for each interface, and some more.
 const OWN_SETTINGS: usize = 4 * MAX_INTERFACES;
-/// Scans after which a namespace that is missing is forgotten.
+/// The number of scans after which a missing namespace is forgotten.
 const MISSING_SCANS: u32 = 5;
-/// Scans between two in which a full journal is searched for namespaces that have ended.
+/// The number of scans between two searches of a full journal for ended namespaces.
 const SWEEP_SCANS: u64 = 60;
 
 /// The examined settings of all namespaces.
 #[derive(Debug)]
 pub(crate) struct ProfileWatch {
     profile: Profile,
-    /// The visited namespaces, and in how many scans each was missing since.
+    /// The visited namespaces, and the number of scans that have missed each since.
     namespaces: HashMap<NetnsId, (VisitedNamespace, u32)>,
-    /// The scan in which a full journal is searched again.
+    /// The next scan that searches a full journal.
     next_sweep: u64,
     scans: u64,
 }
@@ -42,7 +42,7 @@ pub(crate) struct ProfileWatch {
 pub(crate) struct ProfileScan {
     /// Settings that are too lax, with the name of their namespace.
     pub(crate) lax: Vec<(String, LaxSetting)>,
-    /// Namespaces in which there was no room for some.
+    /// Namespaces with settings that did not fit.
     pub(crate) short: Vec<Arc<str>>,
 }
 
@@ -58,7 +58,7 @@ impl ProfileWatch {
         }
     }
 
-    /// Examines everything that was not examined before; with a journal, changes what is too lax.
+    /// Examines all settings that were not examined before. With a journal, changes lax settings.
     pub(crate) fn scan(
         &mut self,
         namespaces: &[Namespace],
@@ -73,7 +73,7 @@ impl ProfileWatch {
         });
         let own = namespaces.iter().find(|namespace| namespace.is_own());
         let entries = self.room_in_journal(own, journal.as_deref_mut());
-        // The own namespace and all others have separate room.
+        // This program's own namespace has its own room; all others share another.
         let [mut room_of_own, mut room_of_others] =
             [(true, entries[0]), (false, entries[1])].map(|(is_own, entries)| {
                 let visited = self.namespaces.iter();
@@ -122,7 +122,8 @@ impl ProfileWatch {
         scan
     }
 
-    /// Returns how many more settings the journal may have: of the own namespace, and of others.
+    /// Returns how many more settings the journal may contain: for this program's own namespace,
+    /// and for others.
     fn room_in_journal(
         &mut self,
         own: Option<&Namespace>,
@@ -149,7 +150,7 @@ impl ProfileWatch {
     }
 }
 
-/// Counts the settings in the journal: of the namespace with the cookie `own`, and of others.
+/// Counts the settings in the journal, for the namespace with the cookie `own` and for all others.
 pub(super) fn count_settings(journal: &Journal, own: Option<u64>) -> [usize; 2] {
     let namespaces = journal.entries().filter_map(|entry| match entry.target {
         Target::Setting(cookie, _) => Some(cookie),

@@ -1,4 +1,4 @@
-//! Sets the metrics of routes, each after the journal has the change.
+//! Sets the metrics of routes, and writes each change to the journal first.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,11 @@ use super::metrics::Metrics;
 use super::table::{RouteOutcome, RouteTable};
 use crate::journal::{Entry, Journal, Target, Value};
 
-/// Sets the metrics of a route of the last list to `to`; `ours` are the ones that this program owns
-/// then.
+/// Sets the metrics of a route of the last list to `to`; `ours` are the metrics that this program
+/// owns afterwards.
 ///
 /// # Errors
-/// [`RouteError`]; the kernel's refusal is an error here.
+/// [`RouteError`], also if the kernel refuses the change.
 pub(crate) fn set(
     journal: &mut Journal,
     table: &mut RouteTable,
@@ -20,7 +20,7 @@ pub(crate) fn set(
     to: Metrics,
     ours: Metrics,
 ) -> Result<RouteOutcome, RouteError> {
-    // A route that is not going to be changed gets no line in the journal.
+    // A route that will not be changed gets no line in the journal.
     if table.has_changed(&route.key)? {
         return Ok(RouteOutcome::ChangedMeanwhile);
     }
@@ -29,7 +29,7 @@ pub(crate) fn set(
     let is_first = journal.entry(&target).is_none();
     journal.note(Entry::new(target.clone(), before, Value::Route(ours)))?;
     let outcome = table.set(route, to)?;
-    // Whatever another program makes of it now is that program's to keep.
+    // The route was not changed, so later changes belong to other programs.
     if is_first && outcome != RouteOutcome::Set {
         journal.undone(&target)?;
     }
@@ -63,7 +63,7 @@ pub(super) fn target(cookie: u64, key: RouteKey) -> Target {
     Target::Route { netns: cookie, key }
 }
 
-/// Returns the metrics of the entry's last change and of the one before.
+/// Returns the metrics of the entry's last change and of the change before it.
 pub(super) fn made(entry: &Entry) -> Vec<Metrics> {
     let values = [Some(&entry.after), entry.earlier.as_ref()];
     let metrics = |value: &Value| match value {

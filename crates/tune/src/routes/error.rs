@@ -6,7 +6,7 @@ use taut_sys::netns::NetnsError;
 use super::message::{Obstacle, RouteKey};
 use crate::journal::JournalWriteError;
 
-/// Why a route, or all routes of a namespace, were left as they are.
+/// Why a route, or all routes of a namespace, were left unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
     /// The routes of a namespace could not be listed.
@@ -25,7 +25,7 @@ pub enum RouteError {
         /// The kernel's error.
         error: Errno,
     },
-    /// A route that must not be replaced.
+    /// The route must not be replaced.
     #[error("route {route}: {obstacle}")]
     LeftAlone {
         /// The route.
@@ -33,24 +33,24 @@ pub enum RouteError {
         /// Why it must not be replaced.
         obstacle: Obstacle,
     },
-    /// The kernel acknowledged the request but kept the route, or made another one.
+    /// The kernel acknowledged the request but kept the route or created another one.
     #[error("route {route}: the kernel acknowledged the change but did not make it")]
     NotApplied {
         /// The route.
         route: RouteKey,
     },
-    /// Every list may have missed routes, because others came and went meanwhile.
+    /// Every list may have missed routes, because other routes were added or removed meanwhile.
     #[error("routes of namespace {netns}: they change faster than they can be listed")]
     Unsteady {
         /// The namespace's name.
         netns: String,
     },
-    /// More routes match than are handled in one namespace.
+    /// More routes match than the limit for one namespace.
     #[error("routes of namespace {netns}: more than {limit} of them match: none is changed")]
     TooMany {
         /// The namespace's name.
         netns: String,
-        /// The most routes that are handled.
+        /// The maximum number of routes.
         limit: usize,
     },
     /// A route of another program was replaced by accident and may not have been restored exactly.
@@ -63,7 +63,7 @@ pub enum RouteError {
         /// What may be missing.
         why: String,
     },
-    /// The change stays in the journal, because its namespace failed as a whole.
+    /// The change stays in the journal, because none of its namespace's routes could be handled.
     #[error("route {route}: {why}")]
     NotUndone {
         /// The route.

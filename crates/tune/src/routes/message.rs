@@ -1,8 +1,8 @@
-//! The kernel's message about a route: read, and edited for sending back. Pure.
+//! Parses the kernel's message about a route, and edits it for sending back. Pure.
 //!
-//! The kernel replaces a route as a whole. So its own message is sent back byte for byte, except
-//! for two metrics. A route that would not come back unchanged has an [`Obstacle`] and is left
-//! alone.
+//! The kernel replaces a route as a whole. So Taut sends the kernel's own message back byte for
+//! byte, except for two metrics. A route that would not survive this unchanged has an [`Obstacle`]
+//! and is left alone.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -22,7 +22,7 @@ const RTPROT_KERNEL: u8 = 2;
 const RTPROT_RA: u8 = 9;
 const RTM_F_CLONED: u32 = 0x200;
 /// The flags that a request may set: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The kernel sets all
-/// others and accepts none of them back.
+/// other flags and rejects them in requests.
 const REQUEST_FLAGS: u8 = 2 | 4;
 
 const RTA_DST: u16 = 1;
@@ -39,16 +39,16 @@ const RTA_VIA: u16 = 18;
 const RTA_PREF: u16 = 20;
 const RTA_NH_ID: u16 = 30;
 
-/// Bytes of `struct rtmsg`.
+/// The size of `struct rtmsg`, in bytes.
 const HEADER: usize = 12;
-/// Bytes of `struct rtnexthop`, which the attributes of a next hop follow.
+/// The size of `struct rtnexthop`, in bytes. The attributes of a next hop follow it.
 const NEXT_HOP: usize = 8;
-/// The most bytes of a route's metrics that are read; the kernel has 17 of 8 bytes each.
+/// The maximum size of a route's metrics, in bytes; the kernel has 17 metrics of 8 bytes each.
 const MAX_METRICS: usize = 4096;
 /// The offset of `rta_expires` in `struct rta_cacheinfo`.
 const EXPIRES: usize = 8;
 
-/// What identifies a route of the main table. IPv4 and IPv6 number their priorities separately.
+/// The identity of a route in the main table. IPv4 and IPv6 number their priorities separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouteKey {
     /// The first address of the destination.
@@ -57,14 +57,14 @@ pub struct RouteKey {
     pub length: u8,
     /// The type of service that the route is for.
     pub tos: u8,
-    /// The priority, of which the kernel prefers the lowest. `ip route` calls it metric.
+    /// The priority. The kernel prefers the lowest one. `ip route` calls it metric.
     pub priority: u32,
 }
 
 /// A route of the main table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// What identifies it.
+    /// Its identity.
     pub key: RouteKey,
     /// Its metrics.
     pub metrics: Metrics,
@@ -75,7 +75,7 @@ pub struct Route {
     obstacle: Option<Obstacle>,
 }
 
-/// An attribute as received, with its header and without its padding.
+/// An attribute as received, with its header but without padding.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Attribute {
     kind: u16,
@@ -85,21 +85,22 @@ struct Attribute {
 /// Why a route is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Obstacle {
-    /// The route expires. A replaced one would not.
+    /// The route expires. Its replacement would not.
     #[error("it expires, which a change would prevent")]
     Expires,
-    /// The kernel recognizes the routes that it made from router advertisements by marks that no
-    /// request can set. A network manager's have the same protocol.
+    /// The route comes from a router advertisement. The kernel recognizes the routes that it made
+    /// from advertisements by marks that no request can set. The routes of a network manager have
+    /// the same protocol.
     #[error(
         "it comes from a router advertisement, and its owner (the kernel or a network manager) may no longer maintain a changed one"
     )]
     Advertised,
-    /// The kernel made the route for itself.
+    /// The kernel created the route for its own use.
     #[error("the kernel made it and would no longer maintain a changed one")]
     KernelMade,
-    /// The kernel shares the inside of IPv4 routes that look alike, and does not compare the
-    /// metrics of those with a nexthop object: other routes would get the metrics and not lose them
-    /// again.
+    /// The route uses a nexthop object. The kernel shares internal data between IPv4 routes that
+    /// look alike, and ignores their metrics in the comparison if they use a nexthop object. So
+    /// other routes would also get the metrics, and would keep them after an undo.
     #[error(
         "its next hop is a nexthop object, and the kernel would change other routes that use it"
     )]
@@ -107,8 +108,8 @@ pub enum Obstacle {
     /// The route has a source prefix, which is not part of [`RouteKey`].
     #[error("it is for some sources only")]
     Source,
-    /// An attribute that the kernel may not accept back unchanged: an encapsulation, or one of a
-    /// newer kernel.
+    /// The route has an attribute that the kernel may not accept back unchanged: an encapsulation,
+    /// or an attribute of a newer kernel.
     #[error("it has attribute {0}, which may not come back unchanged")]
     Attribute(u16),
     /// Several routes have the same key, and the kernel replaces one of them.
@@ -116,12 +117,12 @@ pub enum Obstacle {
     Ambiguous,
 }
 
-/// What a route message says about the place of its route in a dump.
+/// The position of a message's route in a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DumpPosition {
     /// The address family; `None`: neither IPv4 nor IPv6.
     pub(super) family: Option<Family>,
-    /// The first address of the destination; `None`: it cannot be read.
+    /// The first address of the destination; `None`: unreadable.
     pub(super) destination: Option<IpAddr>,
     /// The routing table.
     pub(super) table: u32,
@@ -156,8 +157,8 @@ impl fmt::Display for RouteKey {
 // === impl Route ===
 
 impl Route {
-    /// Parses the kernel's message; `None` if it is not about a route of the main table, or cannot
-    /// be read.
+    /// Parses the kernel's message; `None` if the message is not about a route of the main table,
+    /// or is unreadable.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let (header, rest) = message.split_first_chunk::<HEADER>()?;
         let [
@@ -196,17 +197,17 @@ impl Route {
         })
     }
 
-    /// Returns why the route must be left alone, if it must.
+    /// Returns the reason to leave the route alone, if any.
     pub fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle
     }
 
-    /// Returns the message that replaces the route by one with the metrics `to` and everything else
-    /// unchanged.
+    /// Returns the message that replaces the route with one that has the metrics `to` and is
+    /// otherwise unchanged.
     pub fn with(&self, to: Metrics) -> Vec<u8> {
         let mut message = self.header.to_vec();
         let has_object = find(&self.attributes, RTA_NH_ID).is_some();
-        // A nexthop object has these flags itself.
+        // The nexthop object stores these flags itself.
         let accepted = match has_object {
             true => 0,
             false => u32::from(REQUEST_FLAGS),
@@ -235,10 +236,10 @@ impl Route {
     }
 }
 
-/// Returns the unicast routes of a dump once each, and marks those that the kernel could mistake
-/// for one another.
+/// Returns each unicast route of a dump once, and marks routes that the kernel could confuse with
+/// one another.
 pub fn unicast(mut routes: Vec<Route>) -> Vec<Route> {
-    // A dump may report a route twice; no two routes of the kernel's are equal.
+    // A dump may report a route twice, but no two routes in the kernel are equal.
     let mut reported = HashSet::new();
     routes.retain(|route| reported.insert((route.header, route.attributes.clone())));
     let mut counts = HashMap::<RouteKey, usize>::new();
@@ -254,7 +255,7 @@ pub fn unicast(mut routes: Vec<Route>) -> Vec<Route> {
     routes
 }
 
-/// Returns the place of the message's route in a dump; `None` if the message cannot be read.
+/// Returns the position of the message's route in a dump; `None` if the message is unreadable.
 pub(super) fn dump_position(message: &[u8]) -> Option<DumpPosition> {
     let (header, rest) = message.split_first_chunk::<HEADER>()?;
     let attributes = attributes(rest)?;
@@ -266,8 +267,8 @@ pub(super) fn dump_position(message: &[u8]) -> Option<DumpPosition> {
     })
 }
 
-/// Returns the first address of a destination; a missing attribute is a default route. `None` if
-/// its length is wrong.
+/// Returns the first address of a destination; a missing attribute means a default route. `None` if
+/// the attribute's length is wrong.
 fn destination(family: Family, attribute: Option<&[u8]>) -> Option<IpAddr> {
     Some(match (family, attribute) {
         (Family::V4, None) => Ipv4Addr::UNSPECIFIED.into(),
@@ -277,8 +278,7 @@ fn destination(family: Family, attribute: Option<&[u8]>) -> Option<IpAddr> {
     })
 }
 
-/// Returns the route's table: the attribute, if there is one, because the header has room for 8
-/// bits only.
+/// Returns the route's table. Prefers the attribute, because the header has room for only 8 bits.
 fn route_table(header: u8, attributes: &[Attribute]) -> u32 {
     let attribute = find(attributes, RTA_TABLE).and_then(number);
     attribute.unwrap_or(header.into())
@@ -300,7 +300,7 @@ fn obstacle(
     if family == Family::V4 && find(attributes, RTA_NH_ID).is_some() {
         return Some(Obstacle::NexthopObject);
     }
-    // The kernel finds its own IPv4 routes by their contents, not by marks.
+    // The kernel identifies its own IPv4 routes by their contents, not by marks.
     match (family, protocol) {
         (Family::V6, RTPROT_RA) => return Some(Obstacle::Advertised),
         (Family::V6, RTPROT_KERNEL | RTPROT_REDIRECT) => return Some(Obstacle::KernelMade),
@@ -351,7 +351,8 @@ fn metrics(nest: &[u8]) -> Option<Metrics> {
     ))
 }
 
-/// Returns the value of the metrics attribute, with these two metrics and the others of `before`.
+/// Returns the value of the metrics attribute: the two metrics in `to`, and the other metrics of
+/// `before`.
 fn metrics_nest(before: &[u8], to: Metrics) -> Vec<u8> {
     let mut nest = Vec::new();
     let is_other = |of: &Attribute| ATTRIBUTES.iter().all(|(kind, _)| *kind != of.kind);
@@ -369,7 +370,7 @@ fn metrics_nest(before: &[u8], to: Metrics) -> Vec<u8> {
 
 /// Appends an attribute. `kind` includes the kernel's flags, such as `NLA_F_NESTED`.
 fn put(message: &mut Vec<u8>, kind: &[u8], value: &[u8]) {
-    // The value was an attribute before, or is short.
+    // Cannot overflow: the value was an attribute before, or is short.
     let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
     message.extend(length.to_ne_bytes());
     message.extend(kind);
@@ -415,7 +416,7 @@ fn unknown_in_next_hops(bytes: &[u8]) -> Option<u16> {
             return Some(unknown.kind);
         }
     }
-    // Bytes after the last next hop that can be read.
+    // Unreadable bytes follow the last next hop.
     (end < bytes.len()).then_some(RTA_MULTIPATH)
 }
 

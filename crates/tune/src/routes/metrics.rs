@@ -1,11 +1,10 @@
-//! The two metrics of a route that set the initial windows of connections, and whose they are.
-//! Pure.
+//! The two metrics of a route that set the initial windows of connections, and their owners. Pure.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The largest initial window, in segments: 1.4 MB. RFC 6928 has 10; large networks serve with some
+/// The maximum initial window, in segments: 1.4 MB. RFC 6928 specifies 10; large networks use some
 /// tens.
 pub const MAX_INITIAL_WINDOW: u32 = 1000;
 
@@ -26,7 +25,7 @@ pub struct Metrics {
     pub initrwnd: Option<u32>,
 }
 
-/// What to do with a route's metrics.
+/// How to change a route's metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The route already has the requested metrics.
@@ -35,19 +34,19 @@ pub enum Step {
     Set {
         /// All metrics of the new route.
         to: Metrics,
-        /// The ones that Taut owns then, and takes back at the end.
+        /// The metrics that Taut owns afterwards and takes back at the end.
         ours: Metrics,
     },
-    /// Another program or an administrator has set them.
+    /// Another program or an administrator has set the metrics.
     Foreign,
 }
 
-/// What to do with a route's metrics at the end.
+/// How to restore a route's metrics at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restoration {
     /// All metrics of the restored route.
     pub to: Metrics,
-    /// Whether another program has changed one of them since, which stays as it is.
+    /// Whether another program has changed a metric since; that metric stays as it is.
     pub is_foreign: bool,
 }
 
@@ -62,16 +61,16 @@ impl Metrics {
         Self { initcwnd, initrwnd }
     }
 
-    /// Returns these metrics, restricted to those that `others` has.
+    /// Returns these metrics, restricted to those that are set in `others`.
     #[must_use]
     pub fn among(self, others: Self) -> Self {
         let (these, others) = (self.values(), others.values());
         Self::of([0, 1].map(|at| others[at].and(these[at])))
     }
 
-    /// Decides what to do with a route that has the metrics `now`, if these metrics are requested.
+    /// Decides how to change a route with the metrics `now` if these metrics are requested.
     ///
-    /// `made`: the values that this program has set on the route, of which each may be in place.
+    /// `made`: the values that this program has set on the route; any of them may be in place.
     pub fn step(self, now: Self, made: &[Self]) -> Step {
         let (requested, now) = (self.values(), now.values());
         let is_made = |at: usize| {
@@ -97,8 +96,8 @@ impl Metrics {
         }
     }
 
-    /// Decides how to restore a route that has the metrics `now` and had these before this program
-    /// set `made`.
+    /// Decides how to restore a route with the metrics `now`. These metrics are the ones from
+    /// before this program set `made`.
     pub fn restore(self, now: Self, made: &[Self]) -> Restoration {
         let (before, now) = (self.values(), now.values());
         let mut to = now;

@@ -1,8 +1,8 @@
 //! The initial windows of connections, set on routes of network namespaces.
 //!
 //! [`metrics`], [`message`] and [`selection`] decide and are pure. [`table`] lists and replaces the
-//! routes of one namespace, [`apply`] journals a change before [`table`] makes it, [`undo`] takes
-//! changes back, and [`scan`] visits all namespaces.
+//! routes of one namespace, [`apply`] journals a change before [`table`] makes it, [`undo`]
+//! restores routes, and [`scan`] visits all namespaces.
 
 pub(crate) mod apply;
 pub mod error;

@@ -1,5 +1,4 @@
-//! Visits the routes of all namespaces, and sets the requested metrics or reports what it would
-//! set.
+//! Visits the routes of all namespaces, and sets or advises the requested metrics.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -18,31 +17,31 @@ use crate::pace::REPEAT_SCANS;
 use crate::plan::Change;
 use crate::report::{ChangeReport, Outcome};
 
-/// The most routes of all namespaces in the journal, except the first one, which has room of its
-/// own: containers leave room for everything else.
+/// The maximum number of routes in the journal for all namespaces except the first, which has its
+/// own room. So containers cannot use up the journal.
 const MAX_ROUTES_OF_OTHERS: usize = 16 * MAX_ROUTES;
-/// Scans after which a namespace is visited again if its routes could not be listed, or not all be
-/// set.
+/// The number of scans after which a namespace is visited again if its routes could not be listed,
+/// or could not all be set.
 const RETRY_SCANS: u64 = 5;
-/// The most time for the first namespace, this program's own or the requested one.
+/// The maximum time for the first namespace, which is this program's own or the requested one.
 const FIRST_TIME: Duration = Duration::from_secs(20);
-/// The most time for another namespace.
+/// The maximum time for another namespace.
 const OTHER_TIME: Duration = Duration::from_secs(1);
-/// The most time for all other namespaces together.
+/// The maximum time for all other namespaces together.
 const OTHERS_TIME: Duration = Duration::from_secs(5);
-/// The most routes of one namespace that are reported as left alone.
+/// The maximum number of routes of one namespace to report as left alone.
 const MAX_REPORTED: usize = 1000;
-/// The same of all namespaces together, except the first.
+/// The maximum number of such reports for all namespaces except the first.
 const MAX_REPORTED_OF_OTHERS: usize = 100 * MAX_REPORTED;
 
-/// Sets the initial windows on the selected routes of all namespaces, or reports what it would set.
+/// Sets or advises the initial windows on the selected routes of all namespaces.
 #[derive(Debug)]
 pub struct RouteTuner {
     selectors: Vec<Selector>,
     requested: Metrics,
     destinations: Destinations,
     namespaces: HashMap<NetnsId, NamespaceState>,
-    /// Which selector has matched a route, by index.
+    /// Whether each selector has matched a route.
     matched: Vec<bool>,
     /// Whether the routes of all namespaces were listed.
     is_whole: bool,
@@ -50,10 +49,10 @@ pub struct RouteTuner {
     has_reported_unmatched: bool,
 }
 
-/// What is remembered of a namespace.
+/// The remembered state of a namespace.
 #[derive(Debug)]
 struct NamespaceState {
-    /// The kernel reuses inodes of namespaces, but not cookies.
+    /// The cookie, which the kernel never reuses, unlike the inode.
     cookie: u64,
     /// The number of the scan that visits it next.
     due: u64,
@@ -72,7 +71,7 @@ enum Problem {
     Failed,
     /// The journal has no room for all changes.
     JournalFull,
-    /// More routes are left alone than are reported.
+    /// Some of the routes that are left alone are not reported.
     Unreported,
 }
 
@@ -92,7 +91,7 @@ struct Visit<'a> {
     goes_on: &'a dyn Fn() -> bool,
 }
 
-/// The numbers of routes in the journal, by namespace and in total, once they were counted.
+/// The number of routes in the journal, by namespace and in total; `None` before counting.
 #[derive(Debug, Default)]
 struct JournalRoom(Option<(HashMap<u64, usize>, usize)>);
 
@@ -125,11 +124,12 @@ impl RouteTuner {
         }
     }
 
-    /// Visits namespaces that are new or due: a route that was replaced since has lost the metrics.
+    /// Visits namespaces that are new or due, because a route that was replaced since has lost the
+    /// metrics.
     ///
     /// The first namespace is this program's own, or the requested one. A namespace without an
-    /// entry in `cookies` has ended, or cannot be entered. `ends`: whether to stop before the scan
-    /// is complete.
+    /// entry in `cookies` has ended, or cannot be entered. `ends` returns whether to stop before
+    /// the scan is complete.
     pub(crate) fn scan(
         &mut self,
         number: u64,
@@ -143,8 +143,8 @@ impl RouteTuner {
         let mut scan = RouteScan::default();
         let mut room = JournalRoom::default();
         let mut end_of_others = None;
-        // After the first, the namespace that has waited longest: a slow one delays no other for
-        // ever.
+        // After the first namespace, the one that has waited longest comes next, so a slow
+        // namespace cannot delay another forever.
         let mut order: Vec<(usize, &Namespace)> = namespaces.iter().enumerate().collect();
         order.sort_by_key(|(at, namespace)| {
             let state = self.namespaces.get(&namespace.id);
@@ -165,7 +165,7 @@ impl RouteTuner {
                 false => (now + OTHER_TIME).min(*end_of_others.get_or_insert(now + OTHERS_TIME)),
             };
             let goes_on = || !ends() && Instant::now() < end;
-            // A namespace for which there is no time now stays due.
+            // If there is no time for a namespace now, it stays due.
             if number >= state.due && goes_on() {
                 let visit = Visit {
                     namespace,
@@ -196,8 +196,8 @@ impl RouteTuner {
         scan
     }
 
-    /// Returns, once, the selectors that matched no route when all namespaces were visited for the
-    /// first time.
+    /// Returns the selectors that matched no route when all namespaces were visited for the first
+    /// time. Returns them only once.
     pub(crate) fn unmatched(&mut self) -> Vec<String> {
         if !self.is_whole || std::mem::replace(&mut self.has_reported_unmatched, true) {
             return Vec::new();
@@ -209,7 +209,7 @@ impl RouteTuner {
             .collect()
     }
 
-    /// Visits a namespace. Returns `false` if something is left to do.
+    /// Visits a namespace. Returns `false` if the visit is incomplete.
     fn visit(
         &mut self,
         visit: &Visit<'_>,
@@ -287,7 +287,8 @@ impl RouteTuner {
         matches!(step, Step::Set { .. }) && route.obstacle().is_none()
     }
 
-    /// Whether it was not reported yet that the route is left alone for this reason, and may be.
+    /// Whether to report that the route is left alone for this reason: it was not reported yet, and
+    /// the limit allows it.
     fn is_unreported(
         &self,
         visit: &Visit<'_>,
@@ -391,7 +392,7 @@ impl NamespaceState {
 // === impl JournalRoom ===
 
 impl JournalRoom {
-    /// Whether the journal may have another route of this namespace.
+    /// Whether the journal has room for another route of this namespace.
     fn has_room(&mut self, is_first: bool, journal: &Journal, cookie: u64) -> bool {
         let (counts, total) = self.0.get_or_insert_with(|| {
             let counts = apply::count_by_namespace(journal);

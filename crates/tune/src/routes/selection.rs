@@ -21,11 +21,11 @@ pub struct Selector {
 #[derive(Clone, Debug, Default)]
 pub struct Destinations {
     nets: HashSet<IpNet>,
-    /// The first address of each.
+    /// The first address of each destination.
     addresses: HashSet<IpAddr>,
 }
 
-/// A text that names no destination of a route.
+/// Why a text is not a destination of a route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// The text is neither a prefix nor an address.
@@ -39,7 +39,7 @@ pub enum SelectorError {
 // === impl Selector ===
 
 impl Selector {
-    /// Returns the destinations that this selects.
+    /// Returns the selected destinations.
     pub fn destinations(&self) -> &[IpNet] {
         &self.destinations
     }
@@ -109,18 +109,18 @@ impl Destinations {
             .is_some_and(|prefix| self.nets.contains(&prefix))
     }
 
-    /// Whether there are destinations of IPv4, and of IPv6.
+    /// Whether there are IPv4 destinations, and whether there are IPv6 destinations.
     pub fn families(&self) -> [bool; 2] {
         let has = |is: fn(&IpAddr) -> bool| self.addresses.iter().any(is);
         [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)]
     }
 
-    /// Whether a list of these may miss a route, because the route of `message` came or went while
-    /// it was read.
+    /// Whether a list of these destinations may miss a route, because the route of `message` was
+    /// added or removed while the list was read.
     ///
-    /// The kernel continues a dump of IPv4 after the destination that it had reached, and counts
-    /// only the routes of that destination, in any table. It continues a dump of IPv6 by counting
-    /// the routes of the whole table.
+    /// The kernel continues an IPv4 dump after the last destination reached, and counts only the
+    /// routes of that destination, in any table. It continues an IPv6 dump by counting the routes
+    /// of the whole table.
     pub fn may_miss(&self, message: &[u8]) -> bool {
         let Some(position) = dump_position(message) else {
             return true;

@@ -1,5 +1,5 @@
-//! The main routing table of one network namespace: its selected routes are listed, and one route
-//! at a time is replaced.
+//! Lists the selected routes in the main routing table of one network namespace, and replaces one
+//! route at a time.
 
 use std::collections::HashSet;
 
@@ -13,13 +13,15 @@ use super::message::{Route, RouteKey, unicast};
 use super::metrics::Metrics;
 use super::selection::Destinations;
 
-/// The most routes of one namespace that are changed. If more match, all are left alone.
+/// The maximum number of routes to change in one namespace. If more routes match, all are left
+/// alone.
 pub(crate) const MAX_ROUTES: usize = 4096;
 
-/// How often a dump is repeated that may have missed routes, because others came or went meanwhile.
+/// The maximum number of dumps for a list. A dump is repeated if it may have missed routes, because
+/// other routes were added or removed meanwhile.
 pub(crate) const LIST_TRIES: usize = 3;
 
-/// The selected routes of a namespace, which can be listed and replaced as long as this lives.
+/// The selected routes of a namespace. Lists and replaces them.
 #[derive(Debug)]
 pub(crate) struct RouteTable {
     cookie: u64,
@@ -37,12 +39,12 @@ pub(crate) struct RouteTable {
 pub(crate) enum RouteOutcome {
     /// The route has the new metrics.
     Set,
-    /// The route does not exist any more.
+    /// The route no longer exists.
     Gone,
-    /// Another program changed the route meanwhile. Its change stays, and the route is to be listed
+    /// Another program changed the route meanwhile. That change stays, and the route must be listed
     /// again.
     ChangedMeanwhile,
-    /// The kernel refused the new route, and the old one stays.
+    /// The kernel refused the new route; the old one stays.
     Refused(Errno),
 }
 
@@ -53,7 +55,7 @@ struct Notifications {
     theirs: Option<Route>,
     /// The requested route as this program made it.
     own: Option<Route>,
-    /// Whether a list made meanwhile may miss routes.
+    /// Whether a list that was read meanwhile may miss routes.
     may_miss: bool,
 }
 
@@ -100,16 +102,16 @@ impl RouteTable {
     /// Lists all selected unicast routes, while `goes_on`.
     ///
     /// # Errors
-    /// [`RouteError::Unsteady`]: in each of `tries` dumps other routes came or went, so that a
-    /// selected route may be missing. A missing route could be taken for one that is gone, and its
-    /// namesake for the only one of its key.
+    /// [`RouteError::Unsteady`]: other routes were added or removed during each of `tries` dumps,
+    /// so a selected route may be missing. The caller could mistake a missing route for a removed
+    /// one, and another route with its key for the only one.
     pub(crate) fn list(
         &mut self,
         tries: usize,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<Vec<Route>, RouteError> {
         for _ in 0..tries {
-            // The dump includes what changed before it.
+            // The dump includes earlier changes.
             self.read_notifications(None)?;
             self.changed.clear();
             self.has_lost_notifications = false;
@@ -154,7 +156,7 @@ impl RouteTable {
             let Some(route) = Route::parse(change.route) else {
                 return;
             };
-            // A namespace may change routes without end: only selected ones are remembered.
+            // A namespace may change routes without end, so only selected routes are remembered.
             if !destinations.contains(&route.key) {
                 return;
             }
@@ -195,7 +197,7 @@ impl RouteTable {
         match self.routes.replace(&route.with(to)) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::SRCH) => return Ok(RouteOutcome::Gone),
-            // The answer was lost, not necessarily the request.
+            // The answer was lost, but the kernel may have handled the request.
             Err(error @ (Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE | Errno::BADMSG)) => {
                 return Err(RouteError::Replace { route: key, error });
             }
@@ -205,7 +207,7 @@ impl RouteTable {
         let Some(theirs) = theirs else {
             return match self.has_lost_notifications || own.is_some_and(|own| own.metrics == to) {
                 true => Ok(RouteOutcome::Set),
-                // The kernel took another route for this one.
+                // The kernel confused this route with another one.
                 false => Err(RouteError::NotApplied { route: key }),
             };
         };

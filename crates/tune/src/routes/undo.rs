@@ -1,4 +1,4 @@
-//! Takes the changes of routes back.
+//! Undoes the changes of routes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use crate::journal::{Entry, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
 use crate::undo::UndoOutcome;
 
-/// How often a dump is repeated that may have missed routes. At the end there is no later scan.
+/// The maximum number of dumps for a list. Higher than in a scan, because no later scan follows.
 const LIST_TRIES: usize = 50;
-/// How often routes are listed if some are missing, or change meanwhile.
+/// The maximum number of lists if routes are missing or change meanwhile.
 const LISTS: usize = 5;
-/// The most time for this program's own namespace.
+/// The maximum time for this program's own namespace.
 const OWN_TIME: Duration = Duration::from_secs(20);
-/// The most time for all other namespaces together.
+/// The maximum time for all other namespaces together.
 const OTHERS_TIME: Duration = Duration::from_secs(40);
 
 /// The result for each entry.
 type Results = Vec<(Entry, Result<UndoOutcome, RouteError>)>;
 
-/// Undoes all changes of routes, those of this program's own namespace first. What the time does
-/// not suffice for fails, and stays in the journal.
+/// Undoes all changes of routes, those of this program's own namespace first. Changes for which the
+/// time runs out fail and stay in the journal.
 pub(crate) fn undo(index: &NamespaceIndex, entries: Vec<Entry>) -> Results {
     let mut by_cookie: HashMap<u64, Vec<(RouteKey, Entry)>> = HashMap::new();
     for entry in entries {
@@ -43,8 +43,8 @@ pub(crate) fn undo(index: &NamespaceIndex, entries: Vec<Entry>) -> Results {
     undone
 }
 
-/// Gives each namespace an even part of the remaining time, and a second turn after all others if
-/// that was too little: a slow namespace delays no other.
+/// Gives each namespace an equal part of the remaining time, and a second turn after all others if
+/// that was too short. So a slow namespace delays no other.
 fn undo_in_turn(
     index: &NamespaceIndex,
     mut waiting: Vec<(u64, Vec<(RouteKey, Entry)>)>,
@@ -91,7 +91,7 @@ fn undo_in(
     };
     let destinations = entries.iter().filter_map(|(key, _)| key.prefix());
     let mut table = match RouteTable::open(namespace, destinations.collect()) {
-        // Another namespace has its inode, so it has ended.
+        // Another namespace has this inode, so the wanted namespace has ended.
         Ok(Some(table)) if table.cookie() != cookie => return all(&|| Ok(UndoOutcome::Gone)),
         Ok(Some(table)) => table,
         Ok(None) => return all(&unknown),
@@ -123,7 +123,7 @@ fn undo_in(
                 continue;
             }
             *result = match by_key.get(key) {
-                // A list may miss a route: it is gone if two lists in a row do not have it.
+                // A list may miss a route, so the route counts as gone only if two lists lack it.
                 None if missing.insert(*key) => None,
                 None => Some(Ok(UndoOutcome::Gone)),
                 Some(routes) => undo_route(&mut table, *key, routes, entry).transpose(),
@@ -150,8 +150,8 @@ fn not_undone(route: RouteKey, why: &RouteError) -> Result<UndoOutcome, RouteErr
     })
 }
 
-/// Restores the route with this key, or the one of several that needs it. `None`: another program
-/// is changing it.
+/// Restores the route with this key. If several routes have the key, restores the one that was
+/// changed. Returns `None` if another program is changing the route.
 fn undo_route(
     table: &mut RouteTable,
     key: RouteKey,

@@ -1,4 +1,4 @@
-//! Makes planned changes, and reports them.
+//! Makes planned changes and reports them.
 
 use super::planned::Planned;
 use super::{MAX_ATTEMPTS, Tuner};
@@ -81,8 +81,8 @@ impl Tuner {
         ChangeReport::new(&change, Some(connection), netns, outcome)
     }
 
-    /// Makes the changes that are possible without a process that has the socket, all at once,
-    /// because each run of the BPF program visits all connections. Returns the other changes.
+    /// Makes the changes that are possible without a process that has the socket. Makes them all at
+    /// once, because each run of the BPF program visits all connections. Returns the other changes.
     pub(super) fn apply_ownerless(
         &mut self,
         planned: Vec<Planned>,

@@ -1,4 +1,4 @@
-//! The kernel's maxima of buffers, in each namespace.
+//! Sets the kernel's maxima for buffers in each namespace.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Tuner {
             };
             for (direction, maximum) in found {
                 self.adopt_maximum(namespace, direction, maximum);
-                // Under a budget it is set_start_maximum's.
+                // Under a budget, set_start_maximum() sets this maximum.
                 if direction == Direction::Send && self.budget.is_some() {
                     continue;
                 }
@@ -59,10 +59,11 @@ impl Tuner {
         reports
     }
 
-    /// Sets the maximum for send buffers of new connections, where it is far from `to`.
+    /// Sets the maximum for send buffers of new connections to `to` in each namespace where it
+    /// differs much.
     ///
     /// The maximum bounds all buffers that the kernel tunes. So in the `kernel_tuned` namespaces it
-    /// does not fall below its original.
+    /// does not fall below its original value.
     pub(super) fn set_start_maximum(
         &mut self,
         to: u64,
@@ -77,7 +78,7 @@ impl Tuner {
             let to = match kernel_tuned.contains(&namespace.name) {
                 true => {
                     let key = (namespace.id, Direction::Send);
-                    // The maximum was never changed, and stays.
+                    // The maximum was never changed and stays as it is.
                     let Some(original) = self.originals.get(&key) else {
                         continue;
                     };
@@ -108,7 +109,7 @@ impl Tuner {
                     self.start_maxima.insert(namespace.id, Some(to));
                 }
                 Outcome::Gone => continue,
-                // The failure is reported once, and the change not tried again.
+                // The failure is reported once; the change is not tried again.
                 _ => {
                     self.start_maxima.insert(namespace.id, None);
                 }
@@ -119,7 +120,7 @@ impl Tuner {
         reports
     }
 
-    /// Sets a maximum; without actuators it is only advised.
+    /// Sets a maximum; without actuators, only advises it.
     fn set_maximum(
         &mut self,
         namespace: &Namespace,
@@ -144,8 +145,8 @@ impl Tuner {
         Outcome::Applied
     }
 
-    /// Takes over a maximum that a new namespace has inherited from the first one: at the end it
-    /// gets the original.
+    /// Adopts a maximum that a new namespace has inherited from the first one, so that the original
+    /// is restored at the end.
     fn adopt_maximum(&mut self, namespace: &Namespace, direction: Direction, found: u64) {
         let is_it = |raised: &&(Direction, u64, u64)| (raised.0, raised.1) == (direction, found);
         let (Some(actuators), Some((_, _, original))) =

@@ -28,15 +28,15 @@ use crate::report::{ChangeReport, Outcome};
 use crate::routes::scan::RouteTuner;
 use crate::undo::UndoSummary;
 
-/// The most attempts that are remembered. Beyond it, no change is reported or tried.
+/// The maximum number of attempts to remember. Beyond it, no change is reported or tried.
 const MAX_ATTEMPTS: usize = 100_000;
-/// The most raised maxima that are remembered.
+/// The maximum number of raised maxima to remember.
 const MAX_RAISED: usize = 64;
-/// Complete scans in which a connection is missing before it is taken to have ended: a list may
-/// miss one.
+/// The number of complete scans that must miss a connection before it counts as ended, because a
+/// list may miss a connection.
 const MISSING_SCANS: u32 = 5;
 
-/// The samples that are kept of each connection. A demand is the highest of what they show.
+/// The number of samples to keep of each connection. A demand uses their highest figures.
 pub const SAMPLES: usize = 4;
 
 /// Which connections are tuned.
@@ -54,7 +54,7 @@ pub struct Tuner {
     observer: Observer,
     selection: Selection,
     cap: WindowCap,
-    /// `None`: it only reports.
+    /// `None`: the tuner only reports.
     actuators: Option<Actuators>,
     budget: Option<Budget>,
     routes: Option<RouteTuner>,
@@ -63,21 +63,22 @@ pub struct Tuner {
     /// another program sets it.
     start_maxima: HashMap<NetnsId, Option<u64>>,
     /// The namespaces whose maxima were examined, with their cookies, because the kernel reuses
-    /// inodes of namespaces. Each is examined once: what is set after that is left alone.
+    /// inodes of namespaces. Each namespace is examined once; a maximum that is set later is left
+    /// alone.
     cookies: HashMap<NetnsId, u64>,
     /// The maxima of namespaces before they were changed.
     originals: HashMap<(NetnsId, Direction), u64>,
-    /// The last maxima that were set: direction, new value, original. A new namespace inherits
-    /// those of the first one.
+    /// The last maxima that were set: direction, new value, original value. A new namespace
+    /// inherits the maxima of the first one.
     raised: VecDeque<(Direction, u64, u64)>,
     ended_namespaces: EndedNamespaces,
-    /// The buffers of which a change was reported or tried, with the scan.
+    /// The buffers for which a change was reported or tried, with the scan.
     attempts: HashMap<(u64, Direction), u64>,
     /// Reads the memory of TCP.
     memory: fn() -> io::Result<Memory>,
-    /// The buffers that were shrunk because memory was short, with the bytes that each gives up.
+    /// The buffers that were shrunk because memory was short, with the bytes that each frees.
     shrunk: HashMap<(u64, Direction), u64>,
-    /// The connections with changed buffers, and in how many scans each was missing since.
+    /// The connections with changed buffers, and the number of scans that have missed each since.
     changed: HashMap<u64, u32>,
     /// Whether the last scan found established connections only.
     has_only_established: bool,
@@ -93,11 +94,11 @@ pub struct Round {
     pub connections: usize,
     /// The number of connections that the [`Selection`] leaves alone.
     pub left_alone: usize,
-    /// With a budget: the bytes that all buffers may come to hold.
+    /// With a budget: the maximum number of bytes that all buffers may hold.
     pub granted: u64,
-    /// With a budget: the bytes by which what cannot be taken away exceeds it.
+    /// With a budget: the bytes by which memory that cannot be taken away exceeds it.
     pub excess: u64,
-    /// With a profile: namespaces with more interfaces, or changes, than there is room for.
+    /// With a profile: namespaces with more interfaces or changes than the limits allow.
     pub short: Vec<Arc<str>>,
     /// Requested routes that no namespace has, reported once.
     pub unmatched: Vec<String>,
@@ -184,8 +185,8 @@ impl Tuner {
         }
     }
 
-    /// Scans all connections, and makes or reports the changes that are due. `ends`: whether to
-    /// stop before the round is complete.
+    /// Scans all connections, and makes or reports the changes that are due. `ends` returns whether
+    /// to stop before the round is complete.
     ///
     /// # Errors
     /// [`ScanError`]: the connections cannot be listed.
@@ -249,11 +250,11 @@ impl Tuner {
         Ok(round)
     }
 
-    /// Whether nothing has happened since the last round that calls for another one, as far as that
-    /// can be told without a scan.
+    /// Whether no event since the last round requires another one, as far as is known without a
+    /// scan.
     pub fn is_quiet(&self) -> bool {
-        // Interfaces and routes change without a segment; and events of connections that are not
-        // established are not counted.
+        // Interfaces and routes can change without a segment, and events of connections that are
+        // not established are not counted.
         let is_watched = self.profile.is_some() || self.routes.is_some();
         let has_memory = || self.shrunk.is_empty() && !self.is_memory_short();
         !is_watched
@@ -281,8 +282,7 @@ impl Tuner {
         round.reports.extend(reports);
     }
 
-    /// Forgets connections that have been missing in several scans: nothing of them is to be
-    /// undone.
+    /// Forgets connections that several scans have missed: there is nothing left to undo.
     fn forget_ended(&mut self, summary: &ScanSummary) {
         let is_whole = summary.incomplete == 0 && summary.denied == 0 && summary.left_out == 0;
         if !is_whole || self.observer.left_out() > 0 {
@@ -306,7 +306,7 @@ impl Tuner {
         }
     }
 
-    /// Returns the observer, which knows what cannot be observed.
+    /// Returns the observer.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }

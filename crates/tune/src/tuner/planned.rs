@@ -40,8 +40,8 @@ impl Planned {
         }
     }
 
-    /// Returns how the change is made without a process that has the socket; `None` if there is
-    /// one, or if it cannot be made so.
+    /// Returns the change as one for a socket without an owner; `None` if a process has the socket,
+    /// or if the change needs an owner.
     pub(super) fn ownerless(&self) -> Option<OwnerlessBuffer> {
         let (Change::Enlarge {
             cookie,
@@ -58,7 +58,7 @@ impl Planned {
         else {
             return None;
         };
-        // A buffer that the kernel tunes could not be unlocked again.
+        // A buffer that the kernel tunes would be locked, and could not be unlocked again.
         let is_possible = self.connection.process.is_none()
             && demand.is_fixed == Some(true)
             && (self.change.grows() || matches!(self.change, Change::Resize { .. }));
@@ -72,8 +72,8 @@ impl Planned {
     }
 }
 
-/// Returns the demand of one direction of a connection, as far as it is known yet; `None` if the
-/// kernel does not report enough.
+/// Returns the demand of one direction of a connection, as far as it is known; `None` if the kernel
+/// does not report enough.
 pub(super) fn demand_of(
     seen: &Observed<'_>,
     window: Option<&Window<'_>>,

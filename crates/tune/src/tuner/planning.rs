@@ -38,7 +38,7 @@ impl Tuner {
                 }
                 self.attempts.insert(key, self.scans);
                 let change = Planned::new(change, &seen);
-                // Without an owner, the buffer may already be as large as possible.
+                // Without an owner, the buffer may already have the largest possible size.
                 if change.change.grows() {
                     planned.push(change);
                 }
@@ -55,7 +55,7 @@ impl Tuner {
         round: &mut Round,
     ) -> Vec<Planned> {
         let mut claims = Vec::new();
-        // The namespaces with a send buffer that the kernel tunes, and that is left alone.
+        // The namespaces with a send buffer that is left alone and that the kernel tunes.
         let mut kernel_tuned: HashSet<Arc<str>> = HashSet::new();
         let mut begun = 0;
         for seen in self.observer.connections(everything) {

@@ -10,7 +10,7 @@ use crate::plan::Change;
 use crate::pressure::{MAX_AT_ONCE, relieve};
 
 impl Tuner {
-    /// Plans which buffers are shrunk, or restored.
+    /// Plans which buffers to shrink or restore.
     pub(super) fn plan_relief(&mut self, everything: &Filter) -> Vec<Planned> {
         let memory = match (self.memory)() {
             Ok(memory) => memory,
@@ -20,7 +20,8 @@ impl Tuner {
             }
         };
         if let Some(excess) = memory.excess() {
-            // Buffers that are already shrunk give up their part when it is needed.
+            // Buffers that are already shrunk give up their part when it is needed, so that part
+            // counts as freed.
             let given = self
                 .shrunk
                 .values()
@@ -41,7 +42,7 @@ impl Tuner {
     fn plan_shrinking(&mut self, everything: &Filter, excess: u64) -> Vec<Planned> {
         let mut claims = Vec::new();
         for seen in self.observer.connections(everything) {
-            // It is not known yet whether a new connection is idle.
+            // It is unknown yet whether a new connection is idle.
             let Some(window) = seen.tracked.window() else {
                 continue;
             };
@@ -89,7 +90,7 @@ impl Tuner {
         planned
     }
 
-    /// Remembers a buffer that was shrunk, or advised to be.
+    /// Remembers a buffer that was shrunk or advised to be shrunk.
     pub(super) fn note_shrunk(&mut self, change: &Change) {
         if let Change::Shrink {
             cookie,
@@ -142,7 +143,7 @@ mod tests {
 
     static IN_USE: AtomicU64 = AtomicU64::new(0);
 
-    /// The memory of the test, instead of that of the machine.
+    /// Returns the memory that the test sets, instead of the machine's.
     #[expect(clippy::unnecessary_wraps, reason = "the type of Memory::read")]
     fn memory() -> io::Result<Memory> {
         Ok(Memory {
@@ -197,7 +198,7 @@ mod tests {
         round();
         assert_eq!(round(), []);
         assert_eq!(buffers(&near), large);
-        // Memory is short: the largest buffer is shrunk, which is enough.
+        // Memory is short: shrinking the largest buffer is enough.
         IN_USE.store(799, Ordering::SeqCst);
         let reports = round();
         assert_eq!(reports.len(), 1, "{reports:?}");
@@ -210,7 +211,7 @@ mod tests {
         );
         let small = buffers(&near);
         assert!(small.send < large.send / 4, "{small:?}");
-        // Between the bounds nothing changes.
+        // Between the two bounds no buffer changes.
         IN_USE.store(650, Ordering::SeqCst);
         assert_eq!(round(), []);
         assert_eq!(buffers(&near), small);

@@ -1,4 +1,4 @@
-//! The maxima of a network namespace that the test makes.
+//! Tests the maxima in a network namespace of the test.
 
 use taut_observe::scan::Scope;
 use taut_observe::table::Retention;
@@ -29,7 +29,7 @@ fn a_namespace_that_has_the_inode_of_another_gets_its_maxima() {
         skip: Vec::new(),
     };
     let mut tuner = Tuner::new(observer, selection, Some(actuators));
-    // As if another namespace with this inode had been there.
+    // Simulates that another namespace had this inode before.
     tuner.cookies.insert(id, cookie + 1);
     tuner.originals.insert((id, Direction::Send), 7);
     let applied = |reports: Vec<ChangeReport>| {
@@ -38,7 +38,7 @@ fn a_namespace_that_has_the_inode_of_another_gets_its_maxima() {
     };
     assert_eq!(applied(tuner.round(|| false).unwrap().reports), 2);
     assert_eq!(tuner.originals[&(id, Direction::Send)], 1_000_000);
-    // The maxima are examined once: what is set after that is left alone.
+    // The maxima are examined once; values that are set later are left alone.
     set("4096\t16384\t2000000");
     assert_eq!(applied(tuner.round(|| false).unwrap().reports), 0);
     assert_eq!(tuner.end().foreign, 2);

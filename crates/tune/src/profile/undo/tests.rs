@@ -1,4 +1,4 @@
-//! Network namespaces that the tests make.
+//! Tests undo in network namespaces of their own.
 
 use taut_observe::namespaces;
 
@@ -10,7 +10,7 @@ use crate::profile::visit::VisitedNamespace;
 use crate::testing::actuators;
 use crate::undo::UndoSummary;
 
-/// Undoes these entries, with this way to wait.
+/// Undoes these entries, with the given way to wait.
 fn undo_entries(
     host: &Host,
     entries: &[Entry],
@@ -93,7 +93,7 @@ fn settings_without_time_stay_in_the_journal_and_are_restored_later() {
     );
     assert_eq!((summary.failed, summary.restored), (11, 0));
     assert_eq!(actuators.journal().entries().count(), 11);
-    // The own namespace has no deadline.
+    // This program's own namespace has no deadline.
     let own = namespaces::own().unwrap();
     assert!(late.end_of_visit(&own, Instant::now()).is_none());
     assert_eq!(actuators.undo(), undone(11, 0, 0));

@@ -1,4 +1,4 @@
-//! Network namespaces that the tests make.
+//! Tests visits in network namespaces of their own.
 
 use super::*;
 use crate::actuate::Actuators;
@@ -42,7 +42,7 @@ fn lax_settings_are_tightened_and_restored() {
     let differ = before.iter().filter(|(path, is)| now[*path] != **is);
     assert_eq!(differ.count(), changes.len());
     assert_eq!(host.defaults(), defaults);
-    // Each is examined once.
+    // Each setting is examined once.
     assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
@@ -134,7 +134,7 @@ fn a_setting_that_was_journalled_and_not_changed_counts_as_restored() {
     let before = host.settings();
     let (mut actuators, _dir) = actuators();
     tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
-    // As if the writer had ended between the entry and the change.
+    // Simulates that the writer ended between the entry and the change.
     host.set("ipv4/tcp_keepalive_time", "7200");
     host.set(REDIRECTS, "1");
     assert_eq!(actuators.undo(), undone(11, 0, 0));
@@ -170,7 +170,7 @@ fn a_setting_that_others_change_is_left_alone_even_if_the_visit_is_forgotten() {
     let (mut actuators, _dir) = actuators();
     tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
     host.set(REDIRECTS, "2");
-    // As for a namespace that was missing for a while.
+    // Simulates a namespace that was missing for a while.
     let found = tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
     assert_eq!(changes(&found), [""; 0]);
     assert_eq!(actuators.undo(), undone(10, 0, 1));
@@ -203,7 +203,7 @@ fn a_removed_interface_counts_as_gone() {
     let mut visited = VisitedNamespace::default();
     tighten(&host, &mut visited, &mut actuators);
     host.ip("link del va");
-    // No visit has found it missing yet.
+    // No visit has noticed the missing interface yet.
     assert_eq!(actuators.undo(), undone(7, 4, 0));
     let after = host.settings();
     assert!(after.len() < before.len());
@@ -320,7 +320,7 @@ fn settings_that_the_kernel_makes_again_are_examined_again() {
         changes(&found),
         ["net.ipv4.conf.lo.accept_redirects: 1 -> 0"]
     );
-    // A setting that stays is not examined again: it was set since.
+    // An existing setting is not examined again, although it was set since.
     host.set(REDIRECTS, "1");
     host.ip("link set va name vx");
     assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
@@ -446,7 +446,7 @@ fn a_forged_journal_changes_nothing_but_settings() {
             "{{\"changes\":{{\"thing\":{{\"setting\":{target}}},\"before\":{{\"text\":\"7\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"
         );
     }
-    // A value that is no number is not written.
+    // A value that is not a number is not written.
     text += &format!(
         "{{\"changes\":{{\"thing\":{{\"setting\":[{cookie},{{\"interface-redirects\":{index}}}]}},\"before\":{{\"text\":\"7 \
          8\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"

@@ -21,7 +21,7 @@ fn a_metric_that_another_program_has_set_stays() {
     assert_eq!(asked.step(asked, &[]), Step::Keep);
     assert_eq!(asked.step(some(40, 0), &[]), Step::Foreign);
     assert_eq!(asked.step(some(0, 40), &[]), Step::Foreign);
-    // A metric that was not requested does not matter, and stays with its owner.
+    // A metric that was not requested is ignored and stays with its owner.
     assert_eq!(
         some(20, 0).step(some(0, 40), &[]),
         Step::Set {
@@ -54,7 +54,7 @@ fn restoring_leaves_what_another_program_has_set_since() {
     assert_eq!(back(some(25, 0), &[some(20, 0)]), (some(25, 0), true));
     // A metric that was not set is not restored.
     assert_eq!(back(some(20, 40), &[some(20, 0)]), (some(0, 40), false));
-    // The entry was written, and the metric not set.
+    // The entry was written, but the metric was not set.
     assert_eq!(back(before, &[some(20, 30)]), (before, false));
     // The writer ended between the entry and the last change.
     assert_eq!(
@@ -74,7 +74,7 @@ proptest! {
         let before = now.among(ours);
         prop_assert_eq!(to.among(asked), asked);
         prop_assert_eq!(before.restore(to, &[ours]), Restoration { to: now, is_foreign: false });
-        // At the end each metric is as it was, or as another program has set it.
+        // At the end each metric has its original value, or the value that another program has set.
         let Restoration { to: end, .. } = before.restore(others, &[ours]);
         for at in 0..2 {
             let end = end.values()[at];

@@ -1,4 +1,4 @@
-//! The routes of network namespaces that the tests make.
+//! Tests the routes of the tests' own network namespaces.
 
 use std::cell::Cell;
 
@@ -105,7 +105,7 @@ fn a_namespace_that_has_the_inode_of_another_is_visited() {
     routes.namespaces.insert(host.namespace.id, gone);
     let result = scan(&mut routes, 2, &[&host], &mut actuators, &|| false);
     assert_eq!(result.reports.len(), 1);
-    // Once.
+    // The routes are reported only once.
     let result = scan(&mut routes, 3, &[&host], &mut actuators, &|| false);
     assert_eq!(result.reports.len(), 0);
 }
@@ -146,7 +146,7 @@ fn other_namespaces_leave_room_in_the_journal_for_the_first() {
     );
     assert_eq!(result.problems.len(), 1);
     assert!(result.problems[0].contains(&*other.namespace.name));
-    // There is room again.
+    // After the undo there is room again.
     assert_eq!(actuators.undo().restored, 2);
     let result = scan(
         &mut routes,

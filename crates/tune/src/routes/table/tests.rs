@@ -1,4 +1,4 @@
-//! The routes of network namespaces that the tests make.
+//! Tests the routes of the tests' own network namespaces.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! The routes of network namespaces that the tests make.
+//! Tests the routes of the tests' own network namespaces.
 
 use super::*;
 use crate::actuate::undo::undo_maximum;
@@ -76,7 +76,7 @@ fn nothing_is_undone_in_a_namespace_that_took_the_inode_of_another() {
             "{undone:?}"
         );
         assert_eq!(host.routes(), before);
-        // The same for a maximum.
+        // A maximum of an ended namespace also counts as gone.
         let maximum = || {
             crate::sysctl::read(&was, "net/ipv4/tcp_wmem")
                 .unwrap()
