@@ -21,7 +21,7 @@ pub use self::finding::{Cause, SignalInterval, Sizing};
 pub use self::render::Evidence;
 use crate::window::Window;
 
-/// What limits a connection.
+/// The verdict on a connection: the factor that limits it, and the causes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// The factor that accounts for most of the time.
@@ -30,11 +30,11 @@ pub struct Verdict {
     pub confidence: Confidence,
     /// The share of the time that the factor accounts for, from 0 to 1.
     pub weight: f64,
-    /// What the rules found, with the figures.
+    /// The causes that the rules found, with figures.
     pub causes: Vec<Cause>,
 }
 
-/// What is known about the machine and the network namespace. A field is `None` if the value is
+/// Known facts about the machine and the network namespace. A field is `None` if the value is
 /// unknown; rules that need it are then less specific.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context {

@@ -66,7 +66,7 @@ pub struct Report<'a> {
     pub process: Option<&'a Process>,
     /// How long it was observed; `None` if no scan found it.
     pub life: Option<&'a Life>,
-    /// What limited it in its last samples; `None` if there is only one sample.
+    /// The verdict on its last samples; `None` if there is only one sample.
     pub verdict: Option<Verdict>,
 }
 

@@ -82,7 +82,7 @@ pub enum Cause {
         min_rtt: f64,
         /// Longest round trip.
         max_rtt: f64,
-        /// The most that a delayed acknowledgement adds to a round trip.
+        /// The longest delay that a delayed acknowledgement adds to a round trip.
         delay_bound: f64,
     },
     /// Small segments were acknowledged, full-sized segments never.
@@ -241,7 +241,7 @@ pub struct SignalInterval {
     pub unevenness: f64,
 }
 
-/// What decides the size of a socket buffer that is too small.
+/// The reason for the size of a socket buffer that is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sizing {
     /// The application set the size, which disables autotuning.
