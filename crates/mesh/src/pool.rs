@@ -72,15 +72,6 @@ pub struct Sizer {
 
 // === impl Bounds ===
 
-impl Default for Bounds {
-    fn default() -> Self {
-        Self {
-            floor: 2,
-            ceiling: 64,
-        }
-    }
-}
-
 impl Bounds {
     fn clamp(self, n: f64) -> u32 {
         // The cast of a float saturates.
