@@ -14,12 +14,12 @@ use super::{TooManyRules, blocks, bounded, name};
 /// The order of the checks:
 /// 1. A destination that matches a rule of `deny` is denied, even if `allow` matches it.
 /// 2. Loopback, link-local, metadata, multicast and reserved addresses, the addresses of this
-/// machine and those of the mesh are denied, unless a prefix in `allow` is at least as narrow as
-/// the block that contains the address. `127.0.0.1:8080` allows that one port; `0.0.0.0/0:*` allows
-/// none of these addresses.
+///    machine and those of the mesh are denied, unless a prefix in `allow` is at least as narrow as
+///    the block that contains the address. `127.0.0.1:8080` allows that one port; `0.0.0.0/0:*` allows
+///    none of these addresses.
 /// 3. A prefix in `allow` allows the addresses that it contains. A name or `*` allows *public*
-/// addresses only, so the owner of example.org's DNS cannot use a rule for example.org to reach
-/// 10.0.0.0/8.
+///    addresses only, so the owner of example.org's DNS cannot use a rule for example.org to reach
+///    10.0.0.0/8.
 ///
 /// An IPv4 address inside an IPv6 address (mapped, translated or tunnelled) is checked in both
 /// forms.
