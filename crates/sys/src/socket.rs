@@ -281,6 +281,12 @@ impl AsFd for Stream {
     }
 }
 
+impl From<Stream> for OwnedFd {
+    fn from(stream: Stream) -> Self {
+        stream.0
+    }
+}
+
 /// Returns the number of bytes that the peer of a TCP socket has not acknowledged, FIN included
 /// (SIOCOUTQ).
 pub fn unacknowledged(socket: impl AsFd) -> usize {
