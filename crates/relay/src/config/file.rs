@@ -57,7 +57,8 @@ pub(super) struct Section {
 pub(super) struct ForwardSection {
     // serde gives no span for the texts inside an untagged enum; the span of the list is used.
     listen: Spanned<OneOrMany>,
-    to: Option<Spanned<String>>,
+    to: Option<Spanned<OneOrMany>>,
+    check: Option<Spanned<Time>>,
     transparent: Option<Spanned<bool>>,
     ports: Option<Spanned<Vec<u16>>>,
     destinations: Option<Spanned<OneOrMany>>,
@@ -84,6 +85,10 @@ const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TI
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
 /// The maximum number of relays in a route: those that fit into a hello, and the first.
 const MAX_VIA: usize = 8;
+/// The maximum number of destinations of a forward.
+const MAX_TO: usize = 64;
+/// The range of `check`. More frequent checks would burden the destinations to no purpose.
+const CHECK: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=*TIME.end();
 /// The range of pipe sizes: from one page to fs.pipe-max-size on a stock kernel.
 const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
 
@@ -206,11 +211,17 @@ impl Section {
 
 impl ForwardSection {
     fn check(self, i: usize) -> Result<Forward, (usize, String)> {
-        let to = match &self.to {
-            Some(to) => Some(parse(to.get_ref(), to.span().start, || {
-                format!("relay.forward[{i}].to")
-            })?),
+        let to = match self.to {
+            Some(to) => destinations(to, &format!("relay.forward[{i}].to"))?,
+            None => Vec::new(),
+        };
+        let check = match self.check {
             None => None,
+            some => {
+                let mut check = Duration::ZERO;
+                set_time(&mut check, some, CHECK, &format!("forward[{i}].check"))?;
+                Some(check)
+            }
         };
         let listen_at = self.listen.span().start;
         let listen = self.listen.into_inner().into_vec();
@@ -250,6 +261,7 @@ impl ForwardSection {
             transparent: transparent.check(i, listen_at, &listen)?,
             listen,
             to,
+            check,
             identity,
             via,
             early_syn: self.early_syn,
@@ -262,6 +274,25 @@ impl ForwardSection {
             Some(what) => Err((listen_at, format!("relay.forward[{i}]{what}"))),
         }
     }
+}
+
+/// Parses the destinations of a forward. `field` is their key.
+fn destinations(to: Spanned<OneOrMany>, field: &str) -> Result<Vec<Destination>, (usize, String)> {
+    let at = to.span().start;
+    let texts = match to.into_inner() {
+        OneOrMany::One(one) => return Ok(vec![parse(&one, at, || field.to_owned())?]),
+        OneOrMany::Many(many) => many,
+    };
+    if texts.is_empty() || texts.len() > MAX_TO {
+        return Err((
+            at,
+            format!("{field}: must name from 1 to {MAX_TO} destinations"),
+        ));
+    }
+    let texts = texts.iter().enumerate();
+    texts
+        .map(|(j, text)| parse(text, at, || format!("{field}[{j}]")))
+        .collect()
 }
 
 /// Parses the relays of `forward[i].via`.

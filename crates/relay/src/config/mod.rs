@@ -112,9 +112,11 @@ pub struct DataPath {
 pub struct Forward {
     /// The addresses that clients connect to.
     pub listen: Vec<Listen>,
-    /// The destination, or a next relay outside the mesh. `None`: the destination that each client
-    /// connected to (`transparent`).
-    pub to: Option<Destination>,
+    /// The destinations, of which each session gets one. Empty: the destination that each client
+    /// connected to (`transparent`). With `via`, one.
+    pub to: Vec<Destination>,
+    /// The interval at which each address of `to` is checked by a connection; `None`: no checks.
+    pub check: Option<Duration>,
     /// The connections to intercept.
     pub transparent: Option<Transparent>,
     /// How the forward learns its clients' addresses, and how it passes them on.
@@ -142,11 +144,11 @@ impl Forward {
             accept_proxy,
         } = &self.identity;
         let introduced = accept_proxy.is_some();
-        Some(match (&self.to, &self.transparent) {
-            (None, None) => {
+        Some(match (&self.to[..], &self.transparent) {
+            ([], None) => {
                 ".to: set the destination, or `transparent = true` for the one that each client connected to"
             }
-            (Some(_), Some(_)) => ": `to` and `transparent` exclude each other; remove one",
+            ([_, ..], Some(_)) => ": `to` and `transparent` exclude each other; remove one",
             (_, Some(_)) if introduced => {
                 ".accept_proxy: an intercepted connection comes from the client itself, without a header"
             }
@@ -154,6 +156,14 @@ impl Forward {
                 && (self.transparent.is_some() || introduced || *send_proxy || *borrow) =>
             {
                 ".early_syn: cannot be combined with transparent, source, send_proxy or accept_proxy"
+            }
+            ([_, _, ..], _) if !self.via.is_empty() => {
+                ".to: with `via` there is one destination, which the last relay dials; write a name that \
+                 has all the addresses"
+            }
+            _ if self.check.is_some() && (self.to.is_empty() || !self.via.is_empty()) => {
+                ".check: only destinations that this relay connects to itself can be checked; remove \
+                 `check`, or `transparent` or `via`"
             }
             _ if !self.via.is_empty() && (*send_proxy || *borrow) => {
                 ".via: `send_proxy` and `source` are for connections to the destination itself; write \
@@ -167,7 +177,8 @@ impl Forward {
     pub fn transparent(listen: Vec<Listen>, transparent: Transparent) -> Self {
         Self {
             listen,
-            to: None,
+            to: Vec::new(),
+            check: None,
             transparent: Some(transparent),
             identity: Identity::default(),
             via: Vec::new(),
@@ -182,7 +193,8 @@ impl Forward {
     pub fn new(listen: Vec<Listen>, to: Destination) -> Self {
         Self {
             listen,
-            to: Some(to),
+            to: vec![to],
+            check: None,
             transparent: None,
             identity: Identity::default(),
             via: Vec::new(),

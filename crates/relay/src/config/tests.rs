@@ -14,10 +14,7 @@ fn error(text: &str) -> String {
 fn the_least_configuration_is_one_forward() {
     let config = parse(FORWARD).unwrap();
     assert_eq!(config.forwards.len(), 1);
-    assert_eq!(
-        config.forwards[0].to.as_ref().unwrap().to_string(),
-        "origin.example:80"
-    );
+    assert_eq!(config.forwards[0].to[0].to_string(), "origin.example:80");
     assert_eq!(config.timeouts, Timeouts::default());
     assert_eq!(config.data, DataPath::default());
 }
@@ -54,6 +51,47 @@ fn every_field_is_read() {
         config.forwards[0].upstream_congestion.as_deref(),
         Some("cubic")
     );
+}
+
+#[test]
+fn a_forward_may_have_several_destinations_and_check_them() {
+    let config =
+        parse("[[relay.forward]]\nlisten = \":1\"\nto = [\"a:1\", \"[::1]:2\"]\ncheck = \"5s\"\n")
+            .unwrap();
+    let to: Vec<_> = config.forwards[0]
+        .to
+        .iter()
+        .map(Destination::to_string)
+        .collect();
+    assert_eq!(to, ["a:1", "[::1]:2"]);
+    assert_eq!(config.forwards[0].check, Some(Duration::from_secs(5)));
+    let mesh = "[relay.mesh]\nkey_file = \"/k\"\n";
+    for (text, part) in [
+        ("to = []\n".to_owned(), "to: must name from 1 to 64"),
+        (
+            format!("to = [{}]\n", "\"a:1\", ".repeat(65)),
+            "to: must name from 1 to 64",
+        ),
+        (
+            "to = [\"a:1\", \"b\"]\n".to_owned(),
+            "forward[0].to[1]: `b`",
+        ),
+        (
+            "to = \"a:1\"\ncheck = \"1ms\"\n".to_owned(),
+            "relay.forward[0].check: must be from",
+        ),
+        (
+            "to = [\"a:1\", \"b:1\"]\nvia = \"c:1\"\n".to_owned(),
+            "with `via` there is one destination",
+        ),
+        (
+            "to = \"a:1\"\ncheck = \"1s\"\nvia = \"c:1\"\n".to_owned(),
+            "can be checked",
+        ),
+    ] {
+        let error = error(&format!("{mesh}[[relay.forward]]\nlisten = \":1\"\n{text}"));
+        assert!(error.contains(part), "no `{part}` in {error}");
+    }
 }
 
 #[test]

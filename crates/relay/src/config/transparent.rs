@@ -267,7 +267,7 @@ mod tests {
     fn the_least_transparent_forward_has_ports_and_says_where_they_may_go() {
         let config = parse(LEAST).unwrap();
         let forward = &config.forwards[0];
-        assert_eq!(forward.to, None);
+        assert!(forward.to.is_empty());
         let taken = forward.transparent.as_ref().unwrap();
         assert_eq!(taken.ports, [80, 443]);
         assert!(taken.destinations.is_empty() && taken.devices.is_empty());

@@ -24,6 +24,12 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pipe_misses: Counter,
     pub(crate) pipes_refused: Counter,
     pub(crate) ended: [Counter; End::ALL.len()],
+    /// Attempts that were a session's own leg, and those besides.
+    pub(crate) dials: [Counter; 2],
+    /// Sessions that connected, by the place of their address in the order: 1st, 2nd, 3rd, later.
+    pub(crate) dials_won: [Counter; 4],
+    pub(crate) dials_extra_now: Counter,
+    pub(crate) dials_postponed: Counter,
     pub(crate) dial_direct: Histogram,
     pub(crate) dial_mesh: Histogram,
     pub(crate) setup: Histogram,

@@ -24,6 +24,8 @@ pub(crate) enum Token {
     Spare(Slot, Generation),
     /// A client's connection whose PROXY protocol header is incomplete.
     ProxyHeader(Slot, Generation),
+    /// A connection attempt besides the upstream leg of its session.
+    Attempt(Slot, Generation),
 }
 
 const KIND_SHIFT: u32 = 61;
@@ -53,6 +55,7 @@ impl Token {
             Self::InboundConn(slot, generation) => of(4, slot, generation),
             Self::Spare(slot, generation) => of(5, slot, generation),
             Self::ProxyHeader(slot, generation) => of(6, slot, generation),
+            Self::Attempt(slot, generation) => of(7, slot, generation),
         }
     }
 
@@ -71,7 +74,8 @@ impl Token {
             3 => Self::Leg(slot, generation, Side::Upstream),
             4 => Self::InboundConn(slot, generation),
             5 => Self::Spare(slot, generation),
-            _ => Self::ProxyHeader(slot, generation),
+            6 => Self::ProxyHeader(slot, generation),
+            _ => Self::Attempt(slot, generation),
         }
     }
 }
@@ -93,6 +97,7 @@ mod tests {
                 Token::InboundConn(Slot(slot), Generation(generation)),
                 Token::Spare(Slot(slot), Generation(generation)),
                 Token::ProxyHeader(Slot(slot), Generation(generation)),
+                Token::Attempt(Slot(slot), Generation(generation)),
             ] {
                 prop_assert_eq!(Token::decode(token.encode()), token);
             }

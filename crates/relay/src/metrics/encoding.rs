@@ -78,6 +78,7 @@ impl Collector for Metrics {
         self.encode_mesh(&mut encoder)?;
         self.encode_early(&mut encoder)?;
         self.encode_turbo(&mut encoder)?;
+        self.encode_dials(&mut encoder)?;
         self.encode_times(&mut encoder)?;
         self.encode_log(&mut encoder)?;
         self.encode_identity(&mut encoder)?;
@@ -137,6 +138,48 @@ impl Metrics {
             let unit = Some(&Unit::Seconds);
             let encoder = encoder.encode_descriptor(name, help, unit, kind)?;
             encode_histogram(totals(of), encoder)?;
+        }
+        Ok(())
+    }
+
+    /// Encodes the metrics of connection attempts to addresses of destinations.
+    fn encode_dials(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let help = "Connection attempts to addresses of destinations: one of each session at a time (own), and those besides (extra)";
+        let name = "taut_relay_dials";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (i, kind) in ["own", "extra"].into_iter().enumerate() {
+            let count = Count(self.sum(|w| &w.dials[i]));
+            count.encode(family.encode_family(&[("kind", kind)])?)?;
+        }
+        let help = "Sessions that connected to a destination, by the place of the address in the order of the session's attempts";
+        let name = "taut_relay_dials_won";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (i, place) in ["1", "2", "3", "later"].into_iter().enumerate() {
+            let count = Count(self.sum(|w| &w.dials_won[i]));
+            count.encode(family.encode_family(&[("place", place)])?)?;
+        }
+        let help = "Connection attempts put off because too many were in progress";
+        let name = "taut_relay_dials_postponed";
+        let postponed = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        Count(self.sum(|w| &w.dials_postponed)).encode(postponed)?;
+        let help = "Connection attempts in progress besides one of each session";
+        let name = "taut_relay_dials_extra";
+        let extra = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        Level(self.sum(|w| &w.dials_extra_now)).encode(extra)?;
+        let help = "Health checks of addresses of destinations, by result";
+        let name = "taut_relay_checks";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let (connected, failed) = self.backends.checks();
+        for (outcome, count) in [("connected", connected), ("failed", failed)] {
+            Count(count).encode(family.encode_family(&[("outcome", outcome)])?)?;
+        }
+        let help =
+            "Addresses of destinations, by whether the last connection attempt or check failed";
+        let name = "taut_relay_addresses";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let (alive, dead) = self.addresses();
+        for (state, count) in [("alive", alive), ("dead", dead)] {
+            Level(count).encode(family.encode_family(&[("state", state)])?)?;
         }
         Ok(())
     }

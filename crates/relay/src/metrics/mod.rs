@@ -1,6 +1,7 @@
 //! A node's metrics.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use prometheus_client::registry::Registry;
 use taut_mesh::acceptor::Rejection;
@@ -9,6 +10,7 @@ use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
 use crate::early_syn::PendingTable;
 use crate::intercept::{Exits, Method, Status};
+use crate::net::backend::BackendTable;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
@@ -25,6 +27,7 @@ pub struct Metrics {
     /// Kept alive while its counters may be read; legs between relays use it.
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
+    backends: Arc<BackendTable>,
     intercept: Arc<Status>,
     routes: Arc<route_metrics::Status>,
 }
@@ -38,6 +41,7 @@ impl Metrics {
             early,
             turbo: Arc::new(turbo),
             log: None,
+            backends: Arc::default(),
             intercept: Arc::default(),
             routes: Arc::default(),
         }
@@ -53,6 +57,21 @@ impl Metrics {
     /// Adds the session log's metrics.
     pub(crate) fn with_log(self, log: Option<Recorder>) -> Self {
         Self { log, ..self }
+    }
+
+    /// Adds the addresses of destinations.
+    pub(crate) fn with_backends(self, backends: Arc<BackendTable>) -> Self {
+        Self { backends, ..self }
+    }
+
+    /// Returns the numbers of addresses of destinations that are alive, and of those that are dead.
+    pub fn addresses(&self) -> (u64, u64) {
+        self.backends.alive_and_dead(Instant::now())
+    }
+
+    /// Returns the number of connection attempts to addresses of destinations.
+    pub fn dials(&self) -> u64 {
+        self.sum(|w| &w.dials[0]) + self.sum(|w| &w.dials[1])
     }
 
     /// Returns the status that interception updates.

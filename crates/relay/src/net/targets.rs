@@ -6,12 +6,16 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use crate::net::addr::{Destination, UpstreamAddr};
+use crate::net::backend::{BackendTable, Backends};
+
+/// The maximum number of addresses of a name; further ones are not used.
+const MAX_ADDRS: usize = 32;
 
 /// A destination and its present addresses; never without one.
 #[derive(Debug)]
 pub(crate) struct Targets {
     destination: Destination,
-    addrs: ArcSwap<Addrs>,
+    backends: ArcSwap<Backends>,
 }
 
 pub(crate) type Addrs = Arc<[UpstreamAddr]>;
@@ -36,27 +40,36 @@ pub enum ResolveError {
 
 impl Targets {
     /// Looks up the destination. Blocks for as long as the system's resolver takes.
-    pub(crate) fn resolve(destination: Destination) -> Result<Self, ResolveError> {
+    pub(crate) fn resolve(
+        destination: Destination,
+        table: &BackendTable,
+    ) -> Result<Self, ResolveError> {
         let addrs = look_up(&destination)?;
         Ok(Self {
             destination,
-            addrs: ArcSwap::from_pointee(addrs),
+            backends: ArcSwap::from_pointee(table.of(addrs.iter().copied())),
         })
     }
 
     /// Replaces the addresses.
-    pub(crate) fn replace(&self, addrs: Addrs) {
-        let before = self.addrs.swap(Arc::new(addrs.clone()));
+    pub(crate) fn replace(&self, addrs: &Addrs, table: &BackendTable) {
+        let backends = table.of(addrs.iter().copied());
+        let before = self.backends.swap(Arc::new(backends));
         // A resolver may rotate the same addresses, which is no change.
-        let same = before.len() == addrs.len() && before.iter().all(|a| addrs.contains(a));
+        let same = before.len() == addrs.len() && before.iter().all(|b| addrs.contains(&b.addr));
         if !same {
             tracing::info!(destination = %self.destination, ?addrs, "destination has new addresses");
         }
     }
 
-    /// Returns the addresses in the order in which they are tried.
+    /// Returns the addresses in the order of the resolver.
     pub(crate) fn current(&self) -> Addrs {
-        (**self.addrs.load()).clone()
+        self.backends.load().iter().map(|b| b.addr).collect()
+    }
+
+    /// Returns the addresses with what the node knows about them, in the order of the resolver.
+    pub(crate) fn backends(&self) -> Backends {
+        (**self.backends.load()).clone()
     }
 
     /// Returns whether the destination requires a look-up.
@@ -79,7 +92,7 @@ pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> 
     // The resolver sorts by RFC 6724 and may return an address twice.
     let mut addrs: Vec<UpstreamAddr> = Vec::new();
     for addr in found.map(UpstreamAddr) {
-        if !addrs.contains(&addr) {
+        if !addrs.contains(&addr) && addrs.len() < MAX_ADDRS {
             addrs.push(addr);
         }
     }

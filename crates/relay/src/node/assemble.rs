@@ -14,6 +14,7 @@ use super::loops::find_loop;
 use super::next_hop::{access, next_hop, original};
 use crate::config::{Config, Forward};
 use crate::handover::Passed;
+use crate::net::addr::Destination;
 use crate::net::targets::Targets;
 use crate::route::listener::{NewListener, Purpose};
 use crate::route::table::{Mesh, Peer, Route, Setup};
@@ -67,15 +68,16 @@ pub(super) fn assemble(
                 .first()
                 .map_or_else(String::new, |l| l.0.to_string())
                 .into(),
-            destination: match &forward.to {
-                Some(to) => to.to_string().into(),
-                None => "where clients want to go".into(),
+            destination: match &forward.to[..] {
+                [] => "where clients want to go".into(),
+                to => names_of(to).into(),
             },
             listen,
             early_syn: forward.early_syn,
             sources: forward.sources.clone(),
             next_hop,
             identity: forward.identity.clone(),
+            check: forward.check,
         };
         let route = before.route(route, &mut next);
         let purpose = Purpose::Forward(route.clone());
@@ -111,8 +113,11 @@ pub(super) fn assemble(
     };
     if let Some(i) = find_loop(&routes, None) {
         // A transparent forward has no destination of its own to compare.
-        if let Some(destination) = config.forwards[i].to.clone() {
-            return Err(StartError::Loop { destination });
+        let to = &config.forwards[i].to;
+        if !to.is_empty() {
+            return Err(StartError::Loop {
+                destination: names_of(to),
+            });
         }
     }
     let setup = Setup {
@@ -125,6 +130,12 @@ pub(super) fn assemble(
         listeners,
         holdings: next,
     })
+}
+
+/// Returns the destinations of a forward as a text.
+fn names_of(to: &[Destination]) -> String {
+    let names: Vec<_> = to.iter().map(Destination::to_string).collect();
+    names.join(", ")
 }
 
 /// Returns the default socket options of a leg outside the mesh.

@@ -1,11 +1,13 @@
 //! The number of file descriptors that a node needs, and of sessions that the limit allows.
 
+use std::net::IpAddr;
+
 use taut_sys::limits::raise_open_file_limit;
 
 use super::StartError;
 use super::look_ups::dialled_relays;
 use crate::config::{Config, Forward, MeshConfig};
-use crate::worker::MAX_WAITING;
+use crate::worker::{MAX_EXTRA, MAX_WAITING};
 
 /// The maximum number of sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -35,6 +37,7 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
         + config.mesh.as_ref().map_or(0, |mesh| {
             mesh_descriptors(mesh, dialled_relays(config).len() as u64)
         })
+        + extra_dials(config)
         + introduced_descriptors(config);
     let sessions = match config.max_sessions {
         Some(asked) => u64::from(asked),
@@ -58,6 +61,20 @@ fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
         false => u64::from(mesh.inbound.max_unproven) + u64::from(mesh.inbound.max_ready),
     };
     inbound + relays * u64::from(mesh.pool.max)
+}
+
+/// Returns the maximum number of descriptors of connection attempts besides the sessions' own.
+fn extra_dials(config: &Config) -> u64 {
+    let is_one = |f: &Forward| match &f.to[..] {
+        [] => true,
+        [to] => to.host.parse::<IpAddr>().is_ok(),
+        _ => false,
+    };
+    let takes_names = config.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
+    match takes_names || !config.forwards.iter().all(is_one) {
+        true => u64::from(MAX_EXTRA),
+        false => 0,
+    }
 }
 
 /// Returns the maximum number of descriptors of connections without a complete PROXY protocol

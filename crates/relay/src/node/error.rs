@@ -7,7 +7,6 @@ use taut_mesh::key::KeyError;
 use super::early_syn_thread::ReaderError;
 use crate::access::TooManyRules;
 use crate::intercept::InterceptError;
-use crate::net::addr::Destination;
 use crate::net::targets::ResolveError;
 use crate::session_log::SessionLogError;
 
@@ -57,8 +56,8 @@ pub enum StartError {
          would go round until max_sessions are open"
     )]
     Loop {
-        /// The destination.
-        destination: Destination,
+        /// The forward's destinations.
+        destination: String,
     },
     /// The mesh's key cannot be read.
     #[error("relay.mesh.key_file: {0}")]

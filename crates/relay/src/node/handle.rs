@@ -7,11 +7,13 @@ use std::time::Duration;
 use taut_mesh::key::Keys;
 use taut_sys::Errno;
 use taut_sys::socket::LegOptions;
+use tokio::sync::Notify;
 
 use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
 use super::loops::find_loop;
 use crate::config::Config;
+use crate::net::backend::Backend;
 use crate::net::targets::{Targets, look_up};
 use crate::route::table::NextHop;
 use crate::session_log::SessionLog;
@@ -26,6 +28,8 @@ pub(crate) struct SharedHandle {
     /// Locked separately from `present`, which a look-up may lock for a long time.
     pub(super) early: Mutex<Option<Reader>>,
     pub(super) log: Mutex<Option<SessionLog>>,
+    /// Notified when destinations or their addresses may have changed.
+    pub(crate) changed: Notify,
 }
 
 /// The present configuration, and the resources held for it.
@@ -34,6 +38,15 @@ pub(super) struct Present {
     pub(super) holdings: Holdings,
     /// The socket options of legs between relays.
     pub(super) mesh_leg: LegOptions,
+}
+
+/// A health check of an address.
+#[derive(Clone)]
+pub(crate) struct Check {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) interval: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) options: Arc<LegOptions>,
 }
 
 // === impl SharedHandle ===
@@ -49,10 +62,7 @@ impl SharedHandle {
     /// Returns the names that are looked up periodically: those of forwards, then those of peers.
     pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
-        let forwards = setup.routes.iter().filter_map(|r| match &r.next_hop {
-            NextHop::Direct { targets, .. } => Some(targets),
-            NextHop::Mesh { .. } | NextHop::OriginalDst(_) => None,
-        });
+        let forwards = setup.routes.iter().flat_map(|r| r.next_hop.targets());
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
         let all = forwards.chain(peers.map(|peer| &peer.targets));
         let mut names: Vec<Arc<Targets>> = Vec::new();
@@ -63,6 +73,36 @@ impl SharedHandle {
             }
         }
         names
+    }
+
+    /// Returns the addresses that are checked, each once.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let setup = self.shared.setup();
+        let mut checks: Vec<Check> = Vec::new();
+        for route in &setup.routes {
+            let (Some(interval), NextHop::Direct { options, .. }) = (route.check, &route.next_hop)
+            else {
+                continue;
+            };
+            let targets = route.next_hop.targets().iter();
+            for backend in targets.flat_map(|t| t.backends().to_vec()) {
+                match checks.iter_mut().find(|c| c.backend.addr == backend.addr) {
+                    Some(known) => known.interval = known.interval.min(interval),
+                    None => checks.push(Check {
+                        backend,
+                        interval,
+                        timeout: setup.timeouts.connect.min(interval),
+                        options: options.clone(),
+                    }),
+                }
+            }
+        }
+        checks
+    }
+
+    /// Counts a health check.
+    pub(crate) fn count_check(&self, connected: bool) {
+        self.shared.backends.count_check(connected);
     }
 
     /// Returns the interval between look-ups of names.
@@ -130,8 +170,9 @@ impl SharedHandle {
             );
             return;
         }
-        targets.replace(addrs);
+        targets.replace(&addrs, &self.shared.backends);
         self.shared.relays_may_differ();
+        self.changed.notify_one();
     }
 }
 

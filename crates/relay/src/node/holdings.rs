@@ -9,6 +9,7 @@ use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, Listener};
 
 use crate::net::addr::Destination;
+use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
 use crate::route::listener::ListenerId;
 use crate::route::table::{Mesh, NextHop, Peer, Route, Setup};
@@ -21,6 +22,8 @@ use crate::route::table::{Mesh, NextHop, Peer, Route, Setup};
 pub(super) struct Holdings {
     /// The present configuration; `None` at the start.
     pub(super) setup: Option<Arc<Setup>>,
+    /// What the node knows about the addresses of destinations; one table for all configurations.
+    pub(super) backends: Arc<BackendTable>,
     /// The addresses that the node listens on.
     pub(super) bound: Vec<BoundListener>,
     next_listener: u32,
@@ -51,6 +54,7 @@ impl Holdings {
     pub(super) fn successor(&self) -> Self {
         Self {
             setup: None,
+            backends: self.backends.clone(),
             bound: Vec::new(),
             next_listener: self.next_listener,
             next_route: self.next_route,
@@ -97,10 +101,7 @@ impl Holdings {
     /// Returns the addresses of `destination`, if a forward has looked them up.
     pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
-        let mut known = routes.filter_map(|route| match &route.next_hop {
-            NextHop::Direct { targets, .. } => Some(targets),
-            NextHop::Mesh { .. } | NextHop::OriginalDst(_) => None,
-        });
+        let mut known = routes.flat_map(|route| route.next_hop.targets());
         known.find(|t| t.destination() == destination).cloned()
     }
 
@@ -135,7 +136,11 @@ fn is_same(a: &Route, b: &Route) -> bool {
                 targets: other,
                 options: others,
             },
-        ) => Arc::ptr_eq(targets, other) && options == others,
+        ) => {
+            targets.len() == other.len()
+                && targets.iter().zip(other).all(|(a, b)| Arc::ptr_eq(a, b))
+                && options == others
+        }
         (
             NextHop::Mesh {
                 peer,
@@ -155,6 +160,7 @@ fn is_same(a: &Route, b: &Route) -> bool {
         && a.early_syn == b.early_syn
         && a.sources == b.sources
         && a.identity == b.identity
+        && a.check == b.check
 }
 
 /// Returns the peer with number `id`: the existing one if nothing has changed.

@@ -21,8 +21,8 @@ pub(super) fn dialled_relays(config: &Config) -> Vec<Destination> {
     relays
 }
 
-/// The addresses of each forward's destination, if this node dials it, and of each relay.
-type Resolved = (Vec<Option<Arc<Targets>>>, Vec<Arc<Targets>>);
+/// The addresses of each forward's destinations that this node dials, and of each relay.
+type Resolved = (Vec<Vec<Arc<Targets>>>, Vec<Arc<Targets>>);
 
 /// A look-up in progress, or an earlier result.
 enum LookUp<'s> {
@@ -34,12 +34,16 @@ enum LookUp<'s> {
 /// resolver that does not answer costs its time-out only once. A destination behind other relays is
 /// looked up by the last of them.
 pub(super) fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved, ResolveError> {
-    let destination = |f: &Forward| f.to.clone().filter(|_| f.via.is_empty());
+    let destinations = |f: &Forward| match f.via.is_empty() {
+        true => f.to.clone(),
+        false => Vec::new(),
+    };
+    let table = &*before.backends;
     let relays = dialled_relays(config);
     std::thread::scope(|scope| {
         let look_up = |to: Destination, known: Option<Arc<Targets>>| match known {
             Some(known) => LookUp::Known(known),
-            None => LookUp::Started(scope.spawn(move || Targets::resolve(to).map(Arc::new))),
+            None => LookUp::Started(scope.spawn(move || Targets::resolve(to, table).map(Arc::new))),
         };
         let direct = |to: Destination| {
             let known = before.target(&to);
@@ -52,7 +56,7 @@ pub(super) fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved
         let forwards: Vec<_> = config
             .forwards
             .iter()
-            .map(|f| destination(f).map(direct))
+            .map(|f| destinations(f).into_iter().map(direct).collect::<Vec<_>>())
             .collect();
         let relays: Vec<_> = relays.into_iter().map(relay).collect();
         let join = |one: LookUp<'_>| match one {
@@ -61,7 +65,9 @@ pub(super) fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         };
-        let forwards = forwards.into_iter().map(|f| f.map(join).transpose());
+        let forwards = forwards
+            .into_iter()
+            .map(|f| f.into_iter().map(join).collect());
         let forwards = forwards.collect::<Result<_, _>>()?;
         let relays = relays.into_iter().map(join).collect::<Result<_, _>>()?;
         Ok((forwards, relays))

@@ -14,16 +14,17 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
     let upstream: Vec<Addrs> = routes
         .iter()
         .map(|route| {
-            let targets: &Targets = match &route.next_hop {
-                NextHop::Direct { targets, .. } => targets,
-                NextHop::Mesh { peer, .. } => &peer.targets,
+            let targets = match &route.next_hop {
+                NextHop::Direct { targets, .. } => &targets[..],
+                NextHop::Mesh { peer, .. } => std::slice::from_ref(&peer.targets),
                 // Destinations of a transparent forward are checked for each connection.
-                NextHop::OriginalDst(_) => return Addrs::from([]),
+                NextHop::OriginalDst(_) => &[],
             };
-            match new {
-                Some((which, addrs)) if std::ptr::eq(which, targets) => addrs.clone(),
+            let addrs = targets.iter().map(|targets| match new {
+                Some((which, addrs)) if std::ptr::eq(which, &raw const **targets) => addrs.clone(),
                 _ => targets.current(),
-            }
+            });
+            addrs.flat_map(|addrs| addrs.to_vec()).collect()
         })
         .collect();
     let edges: Vec<_> = routes

@@ -32,7 +32,7 @@ mod threads;
 
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};
-pub(crate) use handle::SharedHandle;
+pub(crate) use handle::{Check, SharedHandle};
 
 use ended::Ended;
 

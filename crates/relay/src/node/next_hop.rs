@@ -13,10 +13,10 @@ use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
 use crate::route::table::{NextHop, OriginalDst, Peer, Upstream};
 
-/// Returns the next hop of a forward. `targets` are its destination's, if this node dials it.
+/// Returns the next hop of a forward. `targets` are its destinations', if this node dials them.
 pub(super) fn next_hop(
     forward: &Forward,
-    targets: Option<Arc<Targets>>,
+    targets: Vec<Arc<Targets>>,
     options: LegOptions,
     peers: &[Arc<Peer>],
 ) -> NextHop {
@@ -24,17 +24,17 @@ pub(super) fn next_hop(
     let peer = peers
         .iter()
         .find(|peer| Some(peer.targets.destination()) == first);
-    match (targets, peer, &forward.to) {
-        (None, Some(peer), Some(to)) => NextHop::Mesh {
+    match (targets.is_empty(), peer, forward.to.first()) {
+        (true, Some(peer), Some(to)) => NextHop::Mesh {
             peer: peer.clone(),
             route: forward.via[1..].iter().map(target).collect(),
             destination: target(to),
         },
-        (Some(targets), ..) => NextHop::Direct {
+        (false, ..) => NextHop::Direct {
             targets,
             options: Arc::new(options),
         },
-        (None, ..) => unreachable!("every first relay of a route has been looked up"),
+        (true, ..) => unreachable!("every first relay of a route has been looked up"),
     }
 }
 

@@ -74,6 +74,7 @@ impl SharedHandle {
             });
         }
         announce(&config, &setup);
+        self.changed.notify_one();
         present.config = config;
         present.holdings = holdings;
         if let Watch::Replace(reader) = watch {

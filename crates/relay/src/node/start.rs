@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::assemble::{Assembly, assemble};
 use super::descriptors::session_ceiling;
@@ -67,7 +67,9 @@ impl Node {
             None => None,
         };
         let recorder = log.as_ref().map(SessionLog::recorder);
-        let metrics = Metrics::new(workers, early.clone(), turbo).with_log(recorder.clone());
+        let metrics = Metrics::new(workers, early.clone(), turbo)
+            .with_log(recorder.clone())
+            .with_backends(holdings.backends.clone());
         let relays = metrics.route_segments().map(|_| Arc::default());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
@@ -77,7 +79,8 @@ impl Node {
             recorder,
             early.clone(),
             relays,
-        );
+        )
+        .with_backends(holdings.backends.clone());
         let shared = Arc::new(shared);
         let setup = shared.setup();
         start_resolver(&shared, &setup)?;
@@ -125,6 +128,7 @@ impl Node {
             }),
             early: Mutex::new(early),
             log: Mutex::new(log),
+            changed: Notify::new(),
         });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {

@@ -21,7 +21,7 @@ use crate::worker::resolver::Resolver;
 pub(super) fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), StartError> {
     let takes_sessions = setup.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
     if takes_sessions && shared.resolver.get().is_none() {
-        let resolver = Resolver::start().map_err(StartError::Resolver)?;
+        let resolver = Resolver::start(&shared.backends).map_err(StartError::Resolver)?;
         // Reloads are serialised, so the cell is set only once.
         let _ = shared.resolver.set(resolver);
     }

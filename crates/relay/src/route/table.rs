@@ -1,6 +1,7 @@
 //! The present configuration of a node: the route of each listener's connections, and the mesh.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use taut_mesh::hello::Target;
@@ -29,7 +30,7 @@ pub(crate) struct Route {
     pub(crate) id: u32,
     /// The name in the session log: the first address that the forward listens on.
     pub(crate) name: Arc<str>,
-    /// The destination, `host:port`.
+    /// The destination, `host:port`, or several with commas between them.
     pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) next_hop: NextHop,
@@ -39,14 +40,16 @@ pub(crate) struct Route {
     pub(crate) early_syn: bool,
     /// How the forward learns its clients' addresses, and how it passes them on.
     pub(crate) identity: Identity,
+    /// The interval of health checks; `None`: no checks.
+    pub(crate) check: Option<Duration>,
 }
 
 /// The next hop of a forward's connections.
 #[derive(Debug)]
 pub(crate) enum NextHop {
-    /// The destination.
+    /// The destinations, of which each session gets one.
     Direct {
-        targets: Arc<Targets>,
+        targets: Vec<Arc<Targets>>,
         options: Arc<LegOptions>,
     },
     /// Another relay of the mesh, `peer`.
@@ -58,6 +61,16 @@ pub(crate) enum NextHop {
     },
     /// The destination that each client connected to.
     OriginalDst(Box<OriginalDst>),
+}
+
+impl NextHop {
+    /// Returns the destinations that this node dials.
+    pub(crate) fn targets(&self) -> &[Arc<Targets>] {
+        match self {
+            Self::Direct { targets, .. } => targets,
+            Self::Mesh { .. } | Self::OriginalDst(_) => &[],
+        }
+    }
 }
 
 /// The next hop of a transparent forward.

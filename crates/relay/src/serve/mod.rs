@@ -15,6 +15,7 @@ use crate::handover::{HandoverError, Passed};
 use crate::net::targets::Targets;
 use crate::node::{Node, SharedHandle, StartError, WorkerLost};
 
+mod checks;
 mod takeover;
 
 use takeover::{Offer, Takeover};
@@ -114,6 +115,7 @@ async fn serve(
     taken.serving().await;
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
+    tokio::spawn(checks::run(node.handle()));
     tokio::spawn(reload_at(hangup, node.handle(), offer.clone(), reread));
 
     tokio::select! {

@@ -32,6 +32,8 @@ pub struct SessionRecord {
     pub address: Option<SocketAddr>,
     /// The next relay, if the upstream leg leads to one.
     pub relay: Option<Arc<str>>,
+    /// The connection attempts to addresses of the destination; `None` if this relay dialled none.
+    pub attempts: Option<usize>,
     /// The cause of the end: a label of [`crate::outcome::session_end::End`].
     pub cause: &'static str,
     /// From accept until the upstream leg was ready; `None` if it never was.

@@ -20,6 +20,7 @@ fn record(n: u128) -> Box<SessionRecord> {
         destination: Some("example.org:443".into()),
         address: Some("198.51.100.1:443".parse().unwrap()),
         relay: None,
+        attempts: Some(1),
         cause: "complete",
         setup: Some(Duration::from_micros(1500)),
         total: Duration::from_secs(2),

@@ -89,7 +89,8 @@ impl Worker {
     pub(super) fn start(&mut self, client: Client) {
         self.io.metrics.accepted.add(1);
         let to = || client.connected_to();
-        let plan = match DialPlan::for_client(&client.route, client.addr, to, &self.setup) {
+        let pick = self.pick();
+        let plan = match DialPlan::for_client(&client.route, client.addr, to, &self.setup, pick) {
             Ok(plan) => plan,
             Err(verdict) => {
                 self.io.metrics.intercept_refused.add(1);

@@ -1,18 +1,20 @@
 //! Dials a session's upstream leg according to its [`DialPlan`].
 
+use std::sync::Arc;
+
 use taut_sys::Errno;
 use taut_sys::epoll::Interest;
-use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::dial_plan::DialPlan;
+use super::dial_race::Dial;
 use super::resolver::LookUp;
 use super::sessions::Close;
-use crate::access::may_be_borrowed;
 use crate::event::token::{Generation, Slot, Token};
 use crate::mesh::pool::{DialOutcome, Spare};
-use crate::net::addr::{Destination, UpstreamAddr};
-use crate::net::targets::{Addrs, ResolveError};
+use crate::net::addr::Destination;
+use crate::net::backend::{Backend, Backends};
+use crate::net::targets::ResolveError;
 use crate::outcome::session_end::{End, Side};
 
 impl Worker {
@@ -20,60 +22,17 @@ impl Worker {
     /// `last` error. `at_first` means that no step has been taken before.
     pub(super) fn dial(&mut self, slot: Slot, at_first: bool, last: Errno) {
         match self.sessions.get(slot).map(|e| &e.plan) {
-            Some(DialPlan::Dial { .. }) => self.dial_next_addr(slot, last),
+            Some(DialPlan::Dial(_)) => {
+                if !at_first {
+                    self.fail_own(slot, last);
+                }
+                self.race(slot, last);
+            }
             Some(DialPlan::LookUp { .. }) if at_first => self.look_up(slot),
             Some(DialPlan::LookUp { .. }) => self.end(slot, End::of_connect(last), Close::Reset),
             Some(DialPlan::Ask { .. }) => self.ask_relay(slot, at_first, last),
             None => {}
         }
-    }
-
-    /// Connects to the next address of the destination. If none is left, the session ends with the
-    /// `last` error.
-    fn dial_next_addr(&mut self, slot: Slot, mut last: Errno) {
-        let Some(entry) = self.sessions.get_mut(slot) else {
-            return;
-        };
-        let DialPlan::Dial {
-            addrs,
-            next,
-            options,
-            borrow,
-        } = &mut entry.plan
-        else {
-            return;
-        };
-        let source = borrow.then(|| entry.client.0.ip().to_canonical());
-        if source.is_some_and(|ip| !may_be_borrowed(ip)) {
-            tracing::info!(client = %entry.client.0, "its address cannot be borrowed");
-            self.end(slot, End::NotAllowed, Close::Reset);
-            return;
-        }
-        while let Some(&UpstreamAddr(addr)) = addrs.get(*next) {
-            *next += 1;
-            let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
-            let dialled = match source {
-                None => Stream::connect(addr, options),
-                Some(source) => Stream::connect_from(addr, source, options),
-            };
-            let dialled = dialled.and_then(|upstream| {
-                self.io
-                    .poller
-                    .add(&upstream, token, Interest::StreamEdges)?;
-                Ok(upstream)
-            });
-            match dialled {
-                Ok(upstream) => {
-                    let until = self.io.now + entry.timeouts.connect;
-                    entry.session.dialled(upstream, until);
-                    entry.timeline.dialled(self.io.now);
-                    self.sessions.set_deadline(slot);
-                    return;
-                }
-                Err(e) => last = e,
-            }
-        }
-        self.end(slot, End::of_connect(last), Close::Reset);
     }
 
     /// Gets the session a connection to its peer. The first try takes one from the pool; later
@@ -112,7 +71,7 @@ impl Worker {
                     let until = self.io.now + entry.timeouts.connect;
                     entry.session.awaits(until);
                 }
-                self.sessions.set_deadline(slot);
+                self.set_deadline(slot);
             }
         }
     }
@@ -189,7 +148,7 @@ impl Worker {
             return;
         }
         entry.session.awaits(self.io.now + entry.timeouts.connect);
-        self.sessions.set_deadline(slot);
+        self.set_deadline(slot);
     }
 
     /// Dials the addresses that a look-up found and the configuration allows.
@@ -197,7 +156,7 @@ impl Worker {
         &mut self,
         slot: Slot,
         generation: Generation,
-        addrs: Result<Addrs, ResolveError>,
+        found: Result<Backends, ResolveError>,
     ) {
         if !self.sessions.is_waiting((slot, generation)) {
             return;
@@ -205,13 +164,14 @@ impl Worker {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
+        let pick = self.pick();
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
         let DialPlan::LookUp { name } = &entry.plan else {
             return;
         };
-        let found = match addrs {
+        let found = match found {
             Ok(found) => found,
             Err(error) => {
                 tracing::info!(%error, "a session from the mesh ends");
@@ -220,22 +180,19 @@ impl Worker {
             }
         };
         let host = name.parse::<Destination>().map(|d| d.host).ok();
-        let allowed: Addrs = found
-            .iter()
-            .copied()
-            .filter(|addr| mesh.access.check_addr(addr.0, host.as_deref()).is_allowed())
-            .collect();
+        let is_allowed = |backend: &&Arc<Backend>| {
+            let verdict = mesh.access.check_addr(backend.addr.0, host.as_deref());
+            verdict.is_allowed()
+        };
+        let allowed: Vec<_> = found.iter().filter(is_allowed).cloned().collect();
         if allowed.is_empty() {
-            tracing::info!(%name, addrs = ?found, "its addresses are not allowed");
+            let addrs: Vec<_> = found.iter().map(|backend| backend.addr.0).collect();
+            tracing::info!(%name, ?addrs, "its addresses are not allowed");
             self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }
-        entry.plan = DialPlan::Dial {
-            addrs: allowed,
-            next: 0,
-            options: mesh.upstream.clone(),
-            borrow: mesh.borrow,
-        };
-        self.dial_next_addr(slot, Errno::HOSTUNREACH);
+        let dial = Dial::new(&[&allowed], &mesh.upstream, mesh.borrow, entry.client, pick);
+        entry.plan = DialPlan::Dial(Box::new(dial));
+        self.race(slot, Errno::HOSTUNREACH);
     }
 }

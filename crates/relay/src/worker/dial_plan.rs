@@ -7,22 +7,16 @@ use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_sys::random;
 use taut_sys::socket::LegOptions;
 
+use super::dial_race::{Dial, Pick};
 use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
-use crate::net::targets::Addrs;
 use crate::outcome::mesh::MeshRefusal;
 use crate::route::table::{Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream};
 
 /// How a session obtains its upstream connection, and the progress so far.
 pub(super) enum DialPlan {
-    /// Connect to the addresses of the destination in turn.
-    Dial {
-        addrs: Addrs,
-        next: usize,
-        options: Arc<LegOptions>,
-        /// Whether to connect from the client's address.
-        borrow: bool,
-    },
+    /// Connect to one of the addresses of the destinations.
+    Dial(Box<Dial>),
     /// Look up the addresses of the destination, then dial them.
     LookUp { name: String },
     /// Send another relay this hello.
@@ -43,6 +37,7 @@ impl DialPlan {
         client: ClientAddr,
         to: impl FnOnce() -> Option<SocketAddr>,
         setup: &Setup,
+        pick: Pick,
     ) -> Result<Self, DestinationVerdict> {
         let borrow = route.identity.borrow;
         match &route.next_hop {
@@ -51,12 +46,12 @@ impl DialPlan {
                 let to = to().ok_or(DestinationVerdict::Unspecified)?;
                 Self::for_original_dst(original, client, to, borrow, setup)
             }
-            NextHop::Direct { targets, options } => Ok(Self::Dial {
-                addrs: targets.current(),
-                next: 0,
-                options: options.clone(),
-                borrow,
-            }),
+            NextHop::Direct { targets, options } => {
+                let backends: Vec<_> = targets.iter().map(|t| t.backends()).collect();
+                let destinations: Vec<_> = backends.iter().map(|b| &b[..]).collect();
+                let dial = Dial::new(&destinations, options, borrow, client, pick);
+                Ok(Self::Dial(Box::new(dial)))
+            }
             NextHop::Mesh {
                 peer,
                 route,
@@ -155,12 +150,8 @@ impl DialPlan {
     }
 
     fn to_addr(addr: SocketAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
-        Self::Dial {
-            addrs: [UpstreamAddr(addr)].into(),
-            next: 0,
-            options: options.clone(),
-            borrow,
-        }
+        let dial = Dial::to_addr(UpstreamAddr(addr), options, borrow);
+        Self::Dial(Box::new(dial))
     }
 }
 

@@ -15,7 +15,7 @@ use super::pending_record::Origin;
 use super::sessions::{Close, slot};
 use crate::early_syn::{FourTuple, PendingTable};
 use crate::event::token::Token;
-use crate::net::addr::{ClientAddr, UpstreamAddr};
+use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::Route;
 
@@ -80,19 +80,10 @@ impl Worker {
             return None;
         }
         let to = || Some(connection.local());
-        let mut plan = DialPlan::for_client(route, client, to, &self.setup).ok()?;
+        let pick = self.pick();
+        let mut plan = DialPlan::for_client(route, client, to, &self.setup, pick).ok()?;
         let (upstream, told) = match &mut plan {
-            DialPlan::Dial {
-                addrs,
-                next,
-                options,
-                ..
-            } => {
-                let &UpstreamAddr(addr) = addrs.first()?;
-                let upstream = Stream::connect(addr, options).ok()?;
-                *next = 1;
-                (upstream, false)
-            }
+            DialPlan::Dial(dial) => (dial.begin_early(self.io.now).ok()?, false),
             DialPlan::Ask {
                 peer,
                 hello,
@@ -212,6 +203,6 @@ impl Worker {
         } else {
             entry.session.dialled(leg.upstream, until);
         }
-        self.sessions.set_deadline(slot);
+        self.set_deadline(slot);
     }
 }

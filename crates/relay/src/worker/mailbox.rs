@@ -9,7 +9,8 @@ use taut_sys::socket::Stream;
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
 use crate::net::addr::ClientAddr;
-use crate::net::targets::{Addrs, ResolveError};
+use crate::net::backend::Backends;
+use crate::net::targets::ResolveError;
 use crate::route::listener::NewListener;
 use crate::route::table::{Route, Setup};
 
@@ -28,7 +29,7 @@ pub(crate) enum Message {
     Resolved {
         slot: Slot,
         generation: Generation,
-        addrs: Result<Addrs, ResolveError>,
+        backends: Result<Backends, ResolveError>,
     },
     /// The configuration has changed; `listeners` are the worker's listeners under it.
     Reloaded {

@@ -24,6 +24,7 @@ mod accept;
 mod client;
 mod dial;
 mod dial_plan;
+mod dial_race;
 mod early;
 mod io;
 mod listeners;
@@ -35,11 +36,13 @@ pub(crate) mod resolver;
 mod sessions;
 mod shared;
 
+pub(crate) use dial_race::MAX_EXTRA;
 pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
 use client::Client;
+use dial_race::Attempts;
 use early::EarlyLegs;
 use io::{IoContext, SCRATCH};
 use listeners::{OpenListener, listener_token};
@@ -52,6 +55,9 @@ use sessions::Sessions;
 pub(crate) struct Worker {
     io: IoContext,
     sessions: Sessions,
+    attempts: Attempts,
+    /// The number of sessions planned so far, which decides between equal destinations.
+    turn: usize,
     mesh: MeshConns,
     early: EarlyLegs,
     listeners: BTreeMap<ListenerId, OpenListener>,
@@ -102,6 +108,8 @@ impl Worker {
                 now,
             },
             sessions: Sessions::default(),
+            attempts: Attempts::default(),
+            turn: index,
             mesh: MeshConns {
                 inbound: Inbound::default(),
                 pools,
@@ -196,6 +204,10 @@ impl Worker {
                 self.on_mesh_readable(slot, generation, readiness);
             }
             Token::Spare(slot, generation) => self.on_pool_ready(slot, generation, readiness),
+            Token::Attempt(slot, generation) => {
+                self.attempts
+                    .handle(slot, generation, readiness, &mut self.sessions);
+            }
             Token::ProxyHeader(slot, generation) => {
                 self.on_header_readable(slot, generation, readiness);
             }
@@ -207,8 +219,8 @@ impl Worker {
             Message::Resolved {
                 slot,
                 generation,
-                addrs,
-            } => self.on_resolved(slot, generation, addrs),
+                backends,
+            } => self.on_resolved(slot, generation, backends),
             Message::NewKeys => self.drop_old_keys(),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),
             Message::Syn {

@@ -131,7 +131,7 @@ impl PendingRecord {
                 let relay = peer.targets.destination().to_string();
                 (Some(hello.session.0), Some(relay.into()))
             }
-            DialPlan::Dial { .. } | DialPlan::LookUp { .. } => (session, None),
+            DialPlan::Dial(_) | DialPlan::LookUp { .. } => (session, None),
         };
         let unknown = SocketAddr::from(([0; 4], 0));
         Self {
@@ -155,6 +155,7 @@ impl PendingRecord {
         session: &Session<Stream>,
         ClientAddr(client): ClientAddr,
         timeline: &Timeline,
+        plan: &DialPlan,
         now: Instant,
         end: End,
     ) -> SessionRecord {
@@ -177,6 +178,10 @@ impl PendingRecord {
             destination: Some(self.destination),
             address: self.address,
             relay: self.relay,
+            attempts: match plan {
+                DialPlan::Dial(dial) => Some(dial.begun()),
+                DialPlan::LookUp { .. } | DialPlan::Ask { .. } => None,
+            },
             cause: end.label(),
             setup: timeline.since_begun(timeline.ready),
             total: now - timeline.begun,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::event::token::{Generation, Slot};
 use crate::net::addr::Destination;
-use crate::net::targets::{Addrs, look_up};
+use crate::net::backend::{BackendTable, Backends};
+use crate::net::targets::look_up;
 use crate::worker::mailbox::{Mailbox, Message};
 
 /// The number of concurrent look-ups.
@@ -33,22 +34,22 @@ pub(crate) struct LookUp {
 }
 
 /// Cached addresses and the time at which they were found. Failures are not cached.
-type Memory = Mutex<HashMap<Destination, (Addrs, Instant)>>;
+type Memory = Mutex<HashMap<Destination, (Backends, Instant)>>;
 
 impl Resolver {
     /// Starts the threads. They end when the last `Resolver` is dropped; a thread that is inside
     /// the system's resolver at that time delays nothing else.
     ///
     /// # Errors The system's error if it cannot start a thread.
-    pub(crate) fn start() -> std::io::Result<Self> {
+    pub(crate) fn start(table: &Arc<BackendTable>) -> std::io::Result<Self> {
         let (orders, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
         let memory = Arc::new(Memory::default());
         for i in 0..THREADS {
-            let (queue, memory) = (queue.clone(), memory.clone());
+            let (queue, memory, table) = (queue.clone(), memory.clone(), table.clone());
             std::thread::Builder::new()
                 .name(format!("resolver-{i}"))
-                .spawn(move || work(&queue, &memory))?;
+                .spawn(move || work(&queue, &memory, &table))?;
         }
         Ok(Self(orders))
     }
@@ -62,37 +63,39 @@ impl Resolver {
     }
 }
 
-fn work(queue: &Mutex<Receiver<LookUp>>, memory: &Memory) {
+fn work(queue: &Mutex<Receiver<LookUp>>, memory: &Memory, table: &BackendTable) {
     loop {
         // The lock is held while waiting for an order, never during a look-up.
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(order) = next else { return };
-        let addrs = match remembered(memory, &order.destination) {
-            Some(addrs) => Ok(addrs),
-            None => look_up(&order.destination).inspect(|addrs| {
-                remember(memory, order.destination.clone(), addrs.clone());
+        let backends = match remembered(memory, &order.destination) {
+            Some(backends) => Ok(backends),
+            None => look_up(&order.destination).map(|addrs| {
+                let backends = table.of(addrs.iter().copied());
+                remember(memory, order.destination.clone(), backends.clone());
+                backends
             }),
         };
         let _ = order.mailbox.post(Message::Resolved {
             slot: order.slot,
             generation: order.generation,
-            addrs,
+            backends,
         });
     }
 }
 
-fn remembered(memory: &Memory, destination: &Destination) -> Option<Addrs> {
+fn remembered(memory: &Memory, destination: &Destination) -> Option<Backends> {
     let memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-    let (addrs, found) = memory.get(destination)?;
-    (found.elapsed() < HOLDS_GOOD).then(|| addrs.clone())
+    let (backends, found) = memory.get(destination)?;
+    (found.elapsed() < HOLDS_GOOD).then(|| backends.clone())
 }
 
-fn remember(memory: &Memory, destination: Destination, addrs: Addrs) {
+fn remember(memory: &Memory, destination: Destination, backends: Backends) {
     let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
     if memory.len() >= REMEMBERED {
         memory.retain(|_, (_, found)| found.elapsed() < HOLDS_GOOD);
     }
     if memory.len() < REMEMBERED {
-        memory.insert(destination, (addrs, Instant::now()));
+        memory.insert(destination, (backends, Instant::now()));
     }
 }

@@ -101,11 +101,13 @@ impl Sessions {
         }
     }
 
-    pub(super) fn set_deadline(&mut self, slot: Slot) {
+    /// Sets the session's deadline: its own, or `sooner`.
+    fn set_deadline(&mut self, slot: Slot, sooner: Option<Instant>) {
         let Some(entry) = self.entries.get_mut(slot.0 as usize) else {
             return;
         };
-        let new = entry.session.deadline(&entry.timeouts);
+        let own = entry.session.deadline(&entry.timeouts);
+        let new = own.into_iter().chain(sooner).min();
         self.deadlines.set(slot, entry.deadline, new);
         entry.deadline = new;
     }
@@ -122,6 +124,12 @@ impl Sessions {
 }
 
 impl Worker {
+    /// Sets the time at which a session must be driven even without an event.
+    pub(super) fn set_deadline(&mut self, slot: Slot) {
+        let race = self.race_deadline(slot);
+        self.sessions.set_deadline(slot, race);
+    }
+
     /// Registers a session without an upstream leg, or resets its client if there is no room.
     pub(super) fn register(
         &mut self,
@@ -213,22 +221,25 @@ impl Worker {
         self.io.metrics.upstream_bytes.add(after.0 - before.0);
         self.io.metrics.client_bytes.add(after.1 - before.1);
         let connected = entry.session.is_connected();
+        let is_dialling = matches!(entry.plan, DialPlan::Dial(_));
         let metrics = &self.io.metrics;
-        if entry.timeline.note(self.io.now, connected, after, metrics)
-            && let (Some(record), (_, Some(upstream))) = (&mut entry.record, entry.session.legs())
-        {
-            record.connected(upstream);
+        if entry.timeline.note(self.io.now, connected, after, metrics) {
+            if let (Some(record), (_, Some(upstream))) = (&mut entry.record, entry.session.legs()) {
+                record.connected(upstream);
+            }
+            self.won(slot);
         }
         match step {
-            Step::Wait => self.sessions.set_deadline(slot),
+            Step::Wait if !connected && is_dialling => self.race(slot, Errno::HOSTUNREACH),
+            Step::Wait => self.set_deadline(slot),
             Step::Again => {
-                if !std::mem::replace(&mut entry.queued, true) {
-                    self.sessions.ready.push_back(slot);
-                }
-                self.sessions.set_deadline(slot);
+                self.sessions.queue(slot);
+                self.set_deadline(slot);
             }
             Step::Redial(error) => {
-                entry.timeline.lost();
+                if let Some(entry) = self.sessions.get_mut(slot) {
+                    entry.timeline.lost();
+                }
                 self.dial(slot, false, error);
             }
             Step::Done(end) => self.end(slot, end, Close::Gracefully),
@@ -263,6 +274,7 @@ impl Worker {
             return;
         };
         self.sessions.deadlines.set(slot, entry.deadline, None);
+        self.attempts.forget(&mut entry.plan, &self.io.metrics);
         if let DialPlan::Ask { peer, .. } = &entry.plan
             && entry.session.is_waiting()
         {
@@ -278,6 +290,7 @@ impl Worker {
                 &entry.session,
                 entry.client,
                 &entry.timeline,
+                &entry.plan,
                 self.io.now,
                 end,
             )));
@@ -287,6 +300,7 @@ impl Worker {
         // Released before the legs close, so that a client that sees the end of its connection also
         // finds it counted and its place free.
         drop(entry.permit);
+        drop(entry.plan);
         self.shared.release();
         self.io.metrics.sessions.sub(1);
         self.io.metrics.ended[end.index()].add(1);

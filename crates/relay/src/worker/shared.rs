@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 
 use crate::access::session_quota::SessionQuota;
 use crate::early_syn::PendingTable;
+use crate::net::backend::BackendTable;
 use crate::route::table::Setup;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;
@@ -44,6 +45,8 @@ pub(crate) struct Shared {
     pub(crate) early: Option<Arc<PendingTable>>,
     /// The relays that connect here; set if routes to them get an initial window.
     pub(crate) relays: Option<Arc<Relays>>,
+    /// What the node knows about the addresses of destinations.
+    pub(crate) backends: Arc<BackendTable>,
     /// The mailbox of each worker, by its index.
     mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
 }
@@ -72,8 +75,14 @@ impl Shared {
             log,
             early,
             relays,
+            backends: Arc::default(),
             mailboxes: OnceLock::new(),
         }
+    }
+
+    /// Sets what the node knows about the addresses of destinations.
+    pub(crate) fn with_backends(self, backends: Arc<BackendTable>) -> Self {
+        Self { backends, ..self }
     }
 
     /// Makes the workers' mailboxes known to each other.

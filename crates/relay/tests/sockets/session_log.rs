@@ -62,6 +62,7 @@ fn a_session_is_logged_when_it_has_ended_with_both_legs() {
         assert_eq!(record[field], value, "{field}: {record}");
     }
     assert_eq!(record["relay"], Value::Null);
+    assert_eq!(record["attempts"], 1);
     assert_eq!(record["session"].as_str().unwrap().len(), 32);
     assert_eq!(record["to_upstream"]["bytes"], 4 << 20);
     assert_eq!(record["to_upstream"]["spliced"], true);

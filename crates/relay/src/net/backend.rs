@@ -1,0 +1,194 @@
+//! The addresses of destinations, with what the whole node knows about each: its open sessions and
+//! its failures.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use taut_sys::random;
+
+use crate::net::addr::UpstreamAddr;
+use crate::net::failures::{Failures, Health};
+
+/// One address of a destination.
+#[derive(Debug)]
+pub(crate) struct Backend {
+    pub(crate) addr: UpstreamAddr,
+    sessions: AtomicU32,
+    /// Whether `failures` has any, so that a session takes no lock for a live address.
+    failed: AtomicBool,
+    failures: Mutex<Failures>,
+}
+
+/// The addresses of a destination, in the order of the resolver.
+pub(crate) type Backends = Arc<[Arc<Backend>]>;
+
+/// A session at a backend, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease(Arc<Backend>);
+
+/// The backends of a node by address. An address is remembered as long as a destination, a cached
+/// look-up or a session has it.
+#[derive(Debug, Default)]
+pub(crate) struct BackendTable {
+    known: Mutex<HashMap<SocketAddr, Weak<Backend>>>,
+    /// Health checks that connected, and those that failed.
+    checks: (AtomicU64, AtomicU64),
+}
+
+// === impl Backend ===
+
+impl Backend {
+    /// Returns a backend that is in no table: nothing is remembered of it after the session.
+    pub(crate) fn once(addr: UpstreamAddr) -> Arc<Self> {
+        Arc::new(Self {
+            addr,
+            sessions: AtomicU32::new(0),
+            failed: AtomicBool::new(false),
+            failures: Mutex::default(),
+        })
+    }
+
+    /// Counts a session.
+    pub(crate) fn lease(self: &Arc<Self>) -> Lease {
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        Lease(self.clone())
+    }
+
+    /// Returns the number of sessions that have this address or are connecting to it.
+    pub(crate) fn sessions(&self) -> u32 {
+        self.sessions.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn health(&self, now: Instant) -> Health {
+        match self.failed.load(Ordering::Relaxed) {
+            false => Health::Alive,
+            true => self.failures().health(now),
+        }
+    }
+
+    /// Records a failed attempt. Returns whether the address was alive.
+    pub(crate) fn fail(&self, now: Instant) -> bool {
+        let jitter = f64::from(u32::from_ne_bytes(random::bytes())) / f64::from(u32::MAX);
+        let mut failures = self.failures();
+        self.failed.store(true, Ordering::Relaxed);
+        failures.add(now, jitter)
+    }
+
+    /// Records a failed health check, see [`Failures::hold`]. Returns whether the address was alive.
+    pub(crate) fn hold(&self, until: Instant) -> bool {
+        let mut failures = self.failures();
+        self.failed.store(true, Ordering::Relaxed);
+        failures.hold(until)
+    }
+
+    /// Records a connection. Returns whether the address was dead.
+    pub(crate) fn clear(&self) -> bool {
+        if !self.failed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut failures = self.failures();
+        self.failed.store(false, Ordering::Relaxed);
+        failures.clear()
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Lease ===
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl BackendTable ===
+
+impl BackendTable {
+    /// Returns the backends of `addrs`, the known ones with what is known about them.
+    pub(crate) fn of(&self, addrs: impl IntoIterator<Item = UpstreamAddr>) -> Backends {
+        let mut table = self.lock();
+        if table.len() == table.capacity() {
+            // Before the table grows. Addresses that nothing has any more are forgotten.
+            table.retain(|_, backend| backend.strong_count() > 0);
+        }
+        let backend = |addr: UpstreamAddr| {
+            let known = table.entry(addr.0).or_default();
+            known.upgrade().unwrap_or_else(|| {
+                let new = Backend::once(addr);
+                *known = Arc::downgrade(&new);
+                new
+            })
+        };
+        addrs.into_iter().map(backend).collect()
+    }
+
+    /// Returns the numbers of live and of dead addresses.
+    pub(crate) fn alive_and_dead(&self, now: Instant) -> (u64, u64) {
+        let table = self.lock();
+        let known = table.values().filter_map(Weak::upgrade);
+        known.fold((0, 0), |(alive, dead), backend| match backend.health(now) {
+            Health::Alive => (alive + 1, dead),
+            Health::Due | Health::Dead => (alive, dead + 1),
+        })
+    }
+
+    /// Counts a health check.
+    pub(crate) fn count_check(&self, connected: bool) {
+        let counter = match connected {
+            true => &self.checks.0,
+            false => &self.checks.1,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the numbers of health checks that connected and that failed.
+    pub(crate) fn checks(&self) -> (u64, u64) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (count(&self.checks.0), count(&self.checks.1))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Weak<Backend>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addr(port: u16) -> UpstreamAddr {
+        UpstreamAddr(([192, 0, 2, 1], port).into())
+    }
+
+    #[test]
+    fn an_address_is_the_same_backend_wherever_it_is_named() {
+        let table = BackendTable::default();
+        let one = table.of([addr(1), addr(2)]);
+        let two = table.of([addr(2)]);
+        let now = Instant::now();
+        assert!(two[0].fail(now));
+        assert_eq!(one[1].health(now), Health::Dead);
+        assert_eq!(table.alive_and_dead(now), (1, 1));
+        let lease = one[1].lease();
+        assert_eq!(two[0].sessions(), 1);
+        drop(lease);
+        assert_eq!(two[0].sessions(), 0);
+        assert!(one[1].clear());
+        assert_eq!(table.alive_and_dead(now), (2, 0));
+    }
+
+    #[test]
+    fn addresses_that_nothing_has_are_forgotten() {
+        let table = BackendTable::default();
+        for port in 1..10_000 {
+            table.of([addr(port)]);
+        }
+        assert!(table.lock().len() < 100, "{}", table.lock().len());
+    }
+}

@@ -1,0 +1,477 @@
+//! Connects a session to one of several addresses: several attempts at once, of which the first to
+//! connect wins (Happy Eyeballs, RFC 8305).
+//!
+//! One attempt is the session's own upstream leg while it is connecting. The others are here, and
+//! one of them becomes the session's leg when it connects or when the leg fails.
+//!
+//! | bound | value | when it is reached | counter |
+//! |---|---|---|---|
+//! | attempts of a session at once | [`AT_ONCE`](crate::net::race::AT_ONCE) | the next begins when one has failed | |
+//! | attempts of the node besides each session's own leg | [`MAX_EXTRA`] | the next is put off by the attempt delay | `taut_relay_dials_postponed_total`, `taut_relay_dials_extra` |
+//! | an attempt | `connect_timeout` | it has failed | |
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use slab::Slab;
+use taut_sys::Errno;
+use taut_sys::epoll::{Interest, Readiness};
+use taut_sys::socket::{LegOptions, Stream};
+
+use super::Worker;
+use super::dial_plan::DialPlan;
+use super::sessions::{self, Close, Sessions};
+use crate::access::may_be_borrowed;
+use crate::counters::worker::WorkerMetrics;
+use crate::event::token::{Generation, Slot, Token};
+use crate::net::addr::{ClientAddr, UpstreamAddr};
+use crate::net::backend::{Backend, Lease};
+use crate::net::dial_order::{Candidate, order};
+use crate::net::failures::Health;
+use crate::net::race::Race;
+use crate::outcome::session_end::{End, Side};
+
+/// The maximum number of connection attempts of a node besides the upstream leg of each session.
+pub(crate) const MAX_EXTRA: u32 = 256;
+
+/// A session's attempts to connect to one of the addresses of its destinations.
+pub(super) struct Dial {
+    /// The addresses in the order in which they are tried.
+    backends: Vec<Arc<Backend>>,
+    race: Race,
+    options: Arc<LegOptions>,
+    /// Whether to connect from the client's address.
+    borrow: bool,
+    /// The attempt that is the session's own leg.
+    own: Option<Begun>,
+    /// The other attempts in progress, by their slots.
+    extra: Vec<u32>,
+    /// Counts the session at the address of its own leg.
+    lease: Option<Lease>,
+}
+
+/// The values that decide between equal addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Pick {
+    pub(super) now: Instant,
+    /// Differs from session to session.
+    pub(super) turn: usize,
+}
+
+/// An attempt that has begun.
+#[derive(Clone, Copy)]
+struct Begun {
+    /// The place of the address in the order of the session.
+    place: usize,
+    at: Instant,
+}
+
+/// A worker's connection attempts that are no session's own leg.
+#[derive(Default)]
+pub(super) struct Attempts {
+    entries: Slab<Attempt>,
+    generation: Generation,
+}
+
+struct Attempt {
+    stream: Stream,
+    generation: Generation,
+    session: (Slot, Generation),
+    begun: Begun,
+    until: Instant,
+    /// The readiness that was reported.
+    ready: Option<Readiness>,
+}
+
+// === impl Dial ===
+
+impl Dial {
+    /// Returns a plan to dial the addresses of `destinations`; `client` is the session's client.
+    pub(super) fn new(
+        destinations: &[&[Arc<Backend>]],
+        options: &Arc<LegOptions>,
+        borrow: bool,
+        client: ClientAddr,
+        pick: Pick,
+    ) -> Self {
+        let candidate = |(destination, backend): (usize, &Arc<Backend>)| Candidate {
+            destination,
+            is_ipv6: backend.addr.0.ip().to_canonical().is_ipv6(),
+            sessions: backend.sessions(),
+            health: backend.health(pick.now),
+        };
+        let all = destinations.iter().enumerate();
+        let mut all: Vec<_> = all
+            .flat_map(|(i, addrs)| addrs.iter().map(move |backend| (i, backend)))
+            .collect();
+        // A connection cannot come from an address of the other family.
+        let family = client.0.ip().to_canonical().is_ipv6();
+        let fits =
+            |&(_, b): &(usize, &Arc<Backend>)| b.addr.0.ip().to_canonical().is_ipv6() == family;
+        if borrow && all.iter().any(fits) {
+            all.retain(fits);
+        }
+        let backends = if let [(_, one)] = all[..] {
+            vec![one.clone()]
+        } else {
+            let candidates: Vec<_> = all.iter().copied().map(candidate).collect();
+            let order = order(&candidates, pick.turn);
+            order.into_iter().map(|i| all[i].1.clone()).collect()
+        };
+        Self {
+            race: Race::new(backends.len()),
+            backends,
+            options: options.clone(),
+            borrow,
+            own: None,
+            extra: Vec::new(),
+            lease: None,
+        }
+    }
+
+    /// Returns a plan to dial one address.
+    pub(super) fn to_addr(addr: UpstreamAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
+        Self {
+            backends: vec![Backend::once(addr)],
+            race: Race::new(1),
+            options: options.clone(),
+            borrow,
+            own: None,
+            extra: Vec::new(),
+            lease: None,
+        }
+    }
+
+    /// Begins an attempt at the next address. Without `client`, the connection comes from the
+    /// relay's address.
+    fn begin(
+        &mut self,
+        now: Instant,
+        client: Option<ClientAddr>,
+    ) -> (Begun, Result<Stream, Errno>) {
+        let begun = Begun {
+            place: self.race.begin(now),
+            at: now,
+        };
+        let backend = &self.backends[begun.place];
+        if backend.health(now) == Health::Due {
+            // Until this attempt is over, other sessions must not wait for the address too.
+            backend.fail(now);
+        }
+        let UpstreamAddr(addr) = backend.addr;
+        let source = client.filter(|_| self.borrow);
+        let stream = match source.map(|client| client.0.ip().to_canonical()) {
+            None => Stream::connect(addr, &self.options),
+            Some(source) => Stream::connect_from(addr, source, &self.options),
+        };
+        (begun, stream)
+    }
+
+    /// Begins the first attempt ahead of the session (early SYN).
+    pub(super) fn begin_early(&mut self, now: Instant) -> Result<Stream, Errno> {
+        let (begun, stream) = self.begin(now, None);
+        let stream = stream?;
+        self.set_own(begun);
+        Ok(stream)
+    }
+
+    fn set_own(&mut self, begun: Begun) {
+        self.own = Some(begun);
+        self.lease = Some(self.backends[begun.place].lease());
+    }
+
+    /// Records that an attempt has failed.
+    fn fail(&mut self, begun: Begun, error: Errno, now: Instant) {
+        self.race.fail();
+        // A lack of resources here says nothing about the address.
+        if End::of_connect(error) != End::NoResources {
+            self.note_dead(begun, now, &error);
+        }
+    }
+
+    fn note_dead(&self, begun: Begun, now: Instant, why: &dyn std::fmt::Display) {
+        // With one address there is no choice, and nothing to remember.
+        let backend = &self.backends[begun.place];
+        if self.backends.len() > 1 && backend.fail(now) {
+            let addr = backend.addr.0;
+            tracing::info!(%addr, error = %why, "an address does not answer; new sessions prefer others");
+        }
+    }
+
+    /// Returns the time at which the race must be driven.
+    fn next(&self, attempts: &Attempts) -> Option<Instant> {
+        let limits = self.extra.iter().filter_map(|&i| attempts.get(i));
+        limits.map(|a| a.until).chain(self.race.next_at()).min()
+    }
+
+    /// Returns the number of attempts so far.
+    pub(super) fn begun(&self) -> usize {
+        self.race.begun()
+    }
+}
+
+// === impl Attempts ===
+
+impl Attempts {
+    fn get(&self, i: u32) -> Option<&Attempt> {
+        self.entries.get(i as usize)
+    }
+
+    fn take(&mut self, i: u32, metrics: &WorkerMetrics) -> Option<Attempt> {
+        let attempt = self.entries.try_remove(i as usize)?;
+        metrics.dials_extra_now.sub(1);
+        Some(attempt)
+    }
+
+    /// Handles an event of an attempt and queues its session.
+    pub(super) fn handle(
+        &mut self,
+        i: Slot,
+        generation: Generation,
+        ready: Readiness,
+        sessions: &mut Sessions,
+    ) {
+        let attempt = self.entries.get_mut(i.0 as usize);
+        if let Some(attempt) = attempt.filter(|a| a.generation == generation) {
+            attempt.ready = Some(ready);
+            let (slot, generation) = attempt.session;
+            if sessions
+                .get(slot)
+                .is_some_and(|e| e.generation == generation)
+            {
+                sessions.queue(slot);
+            }
+        }
+    }
+
+    /// Resets the attempts of a session.
+    pub(super) fn forget(&mut self, plan: &mut DialPlan, metrics: &WorkerMetrics) {
+        if let DialPlan::Dial(dial) = plan {
+            for i in std::mem::take(&mut dial.extra) {
+                // Dropping a stream resets it.
+                drop(self.take(i, metrics));
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Returns the values that decide between equal addresses for the next session.
+    pub(super) fn pick(&mut self) -> Pick {
+        self.turn = self.turn.wrapping_add(1);
+        Pick {
+            now: self.io.now,
+            turn: self.turn,
+        }
+    }
+
+    /// Returns the time at which a session's race must be driven.
+    pub(super) fn race_deadline(&self, slot: Slot) -> Option<Instant> {
+        let entry = self.sessions.get(slot)?;
+        match &entry.plan {
+            DialPlan::Dial(dial) if !entry.session.is_connected() => dial.next(&self.attempts),
+            _ => None,
+        }
+    }
+
+    /// Records that the session's own leg could not connect.
+    pub(super) fn fail_own(&mut self, slot: Slot, error: Errno) {
+        let now = self.io.now;
+        if let Some(entry) = self.sessions.get_mut(slot)
+            && let DialPlan::Dial(dial) = &mut entry.plan
+            && let Some(begun) = dial.own.take()
+        {
+            dial.lease = None;
+            dial.fail(begun, error, now);
+        }
+    }
+
+    /// Takes the next steps of a session's race. If no attempt is in progress and no address is
+    /// left, the session ends with the `last` error.
+    pub(super) fn race(&mut self, slot: Slot, mut last: Errno) {
+        if self.settle_extra(slot, &mut last) {
+            return;
+        }
+        self.begin_due(slot, &mut last);
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let DialPlan::Dial(dial) = &mut entry.plan else {
+            return;
+        };
+        if dial.own.is_none() {
+            if dial.extra.is_empty() {
+                self.end(slot, End::of_connect(last), Close::Reset);
+                return;
+            }
+            let oldest = dial.extra.remove(0);
+            self.promote(slot, oldest);
+        }
+        self.set_deadline(slot);
+    }
+
+    /// Removes attempts that have failed. Returns `true` if one has connected and is the session's
+    /// leg now.
+    fn settle_extra(&mut self, slot: Slot, last: &mut Errno) -> bool {
+        let now = self.io.now;
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return false;
+        };
+        let DialPlan::Dial(dial) = &mut entry.plan else {
+            return false;
+        };
+        let mut at = 0;
+        while let Some(&i) = dial.extra.get(at) {
+            let Some(attempt) = self.attempts.get(i) else {
+                dial.extra.remove(at);
+                continue;
+            };
+            let answer = match attempt.ready {
+                Some(ready) if ready.writable() => attempt.stream.take_error(),
+                _ if now >= attempt.until => Err(Errno::TIMEDOUT),
+                _ => {
+                    at += 1;
+                    continue;
+                }
+            };
+            dial.extra.remove(at);
+            match answer {
+                Ok(()) if !attempt.stream.is_its_own_peer() => {
+                    self.promote(slot, i);
+                    return true;
+                }
+                answer => {
+                    *last = answer.err().unwrap_or(Errno::CONNREFUSED);
+                    dial.fail(attempt.begun, *last, now);
+                    drop(self.attempts.take(i, &self.io.metrics));
+                }
+            }
+        }
+        false
+    }
+
+    /// Begins attempts that are due.
+    fn begin_due(&mut self, slot: Slot, last: &mut Errno) {
+        let now = self.io.now;
+        let full = self.shared.share(MAX_EXTRA) as usize;
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let generation = entry.generation;
+        let DialPlan::Dial(dial) = &mut entry.plan else {
+            return;
+        };
+        let client = entry.client;
+        if dial.borrow && !may_be_borrowed(client.0.ip().to_canonical()) {
+            tracing::info!(client = %client.0, "its address cannot be borrowed");
+            self.end(slot, End::NotAllowed, Close::Reset);
+            return;
+        }
+        while dial.race.is_due(now) {
+            let is_own = dial.own.is_none();
+            if !is_own && self.attempts.entries.len() >= full {
+                self.io.metrics.dials_postponed.add(1);
+                dial.race.postpone(now);
+                return;
+            }
+            let (begun, stream) = dial.begin(now, Some(client));
+            self.io.metrics.dials[usize::from(!is_own)].add(1);
+            let until = now + entry.timeouts.connect;
+            self.attempts.generation = self.attempts.generation.next();
+            let vacant = self.attempts.entries.vacant_entry();
+            let i = sessions::slot(vacant.key());
+            let token = match is_own {
+                true => Token::Leg(slot, generation, Side::Upstream),
+                false => Token::Attempt(i, self.attempts.generation),
+            };
+            let dialled = stream.and_then(|stream| {
+                self.io
+                    .poller
+                    .add(&stream, token.encode(), Interest::StreamEdges)?;
+                Ok(stream)
+            });
+            match dialled {
+                Ok(stream) if is_own => {
+                    entry.session.dialled(stream, until);
+                    entry.timeline.dialled(now);
+                    dial.set_own(begun);
+                }
+                Ok(stream) => {
+                    vacant.insert(Attempt {
+                        stream,
+                        generation: self.attempts.generation,
+                        session: (slot, generation),
+                        begun,
+                        until,
+                        ready: None,
+                    });
+                    self.io.metrics.dials_extra_now.add(1);
+                    dial.extra.push(i.0);
+                }
+                Err(e) => {
+                    *last = e;
+                    dial.fail(begun, e, now);
+                }
+            }
+        }
+    }
+
+    /// Makes an attempt the session's own leg. An own leg that is still connecting is reset.
+    fn promote(&mut self, slot: Slot, i: u32) {
+        let Some(attempt) = self.attempts.take(i, &self.io.metrics) else {
+            return;
+        };
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let DialPlan::Dial(dial) = &mut entry.plan else {
+            return;
+        };
+        if let Some(overtaken) = dial.own.take() {
+            dial.race.fail();
+            // The address had an attempt delay more and has not answered.
+            dial.note_dead(overtaken, self.io.now, &"another address was faster");
+        }
+        dial.set_own(attempt.begun);
+        let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
+        let watched = self
+            .io
+            .poller
+            .modify(&attempt.stream, token, Interest::StreamEdges);
+        entry.session.dialled(attempt.stream, attempt.until);
+        entry.timeline.dialled(attempt.begun.at);
+        if let Some(ready) = attempt.ready {
+            entry.session.handle(Side::Upstream, ready);
+        }
+        match watched {
+            Ok(()) => self.sessions.queue(slot),
+            Err(e) => self.end(slot, End::of_connect(e), Close::Reset),
+        }
+    }
+
+    /// Records that the session's own leg has connected, and resets the other attempts.
+    pub(super) fn won(&mut self, slot: Slot) {
+        let now = self.io.now;
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let DialPlan::Dial(dial) = &mut entry.plan else {
+            return;
+        };
+        let Some(own) = dial.own else { return };
+        let backend = &dial.backends[own.place];
+        if backend.clear() {
+            tracing::info!(addr = %backend.addr.0, "an address answers again");
+        }
+        let place = own.place.min(self.io.metrics.dials_won.len() - 1);
+        self.io.metrics.dials_won[place].add(1);
+        for &i in &dial.extra {
+            if let Some(attempt) = self.attempts.get(i)
+                && attempt.begun.place < own.place
+            {
+                dial.note_dead(attempt.begun, now, &"another address was faster");
+            }
+        }
+        self.attempts.forget(&mut entry.plan, &self.io.metrics);
+    }
+}
