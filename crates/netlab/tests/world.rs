@@ -9,6 +9,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use taut_netlab::link::counters::LinkReport;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::link::{LinkBackend, LinkError};
 use taut_netlab::units::{BitsPerSecond, Bytes};
@@ -294,6 +295,51 @@ fn a_cut_link_carries_nothing_and_a_stream_resumes_when_it_is_restored() {
         world.cut("relay", "server", false);
         assert_eq!(carried.join().unwrap().0, data);
     });
+}
+
+#[test]
+fn a_link_that_is_cut_one_way_carries_the_other_way() {
+    root::required();
+    let world = chain();
+    let names = ["client", "server"];
+    let at = names.map(|name| SocketAddr::from((world.addr(name), 7779)));
+    let sockets = [0, 1].map(|n| {
+        let bound = world.host(names[n]).run(|| UdpSocket::bind(at[n]));
+        let socket = bound.unwrap().unwrap();
+        // A datagram that was wrongly dropped fails the test instead of hanging it.
+        socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        socket
+    });
+    let receive = |end: usize| {
+        let mut word = [0; 8];
+        let (n, _) = sockets[end].recv_from(&mut word).unwrap();
+        word[..n].to_vec()
+    };
+    let drops = || {
+        let reports = world.link_reports().unwrap();
+        let sum = |of: fn(&LinkReport) -> u64| reports.iter().map(of).sum::<u64>();
+        [
+            sum(|r| r.a_to_b.path.cut_drops),
+            sum(|r| r.b_to_a.path.cut_drops),
+        ]
+    };
+    // The link was made from the relay to the server; the names are given in both orders.
+    for (from, to, deaf) in [("relay", "server", 1), ("server", "relay", 0)] {
+        let other = 1 - deaf;
+        world.cut_one_way(from, to, true);
+        let before = drops();
+        sockets[other].send_to(b"lost", at[deaf]).unwrap();
+        while drops() == before {
+            std::thread::yield_now();
+        }
+        sockets[deaf].send_to(b"heard", at[other]).unwrap();
+        assert_eq!(receive(other), b"heard");
+        world.cut_one_way(from, to, false);
+        sockets[other].send_to(b"after", at[deaf]).unwrap();
+        assert_eq!(receive(deaf), b"after");
+    }
 }
 
 #[test]

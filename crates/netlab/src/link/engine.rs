@@ -40,8 +40,8 @@ enum Command {
     Stop,
     /// Draw losses from this seed from now on, then answer.
     Reseed(u64, SyncSender<()>),
-    /// Cut the link or restore it, then answer.
-    Cut(bool, SyncSender<()>),
+    /// Cut these directions of the link or restore them, then answer.
+    Cut([bool; 2], bool, SyncSender<()>),
 }
 
 /// The counters that other threads read.
@@ -110,10 +110,11 @@ impl Engine {
         let _ = answer.recv();
     }
 
-    /// Cuts both directions of the link or restores them. Returns when the thread has done so.
-    pub(crate) fn cut(&self, is_cut: bool) {
+    /// Cuts the given directions of the link or restores them: from the first end to the second, and
+    /// back. Returns when the thread has done so.
+    pub(crate) fn cut(&self, directions: [bool; 2], is_cut: bool) {
         let (done, answer) = mpsc::sync_channel(1);
-        self.command(Command::Cut(is_cut, done));
+        self.command(Command::Cut(directions, is_cut, done));
         let _ = answer.recv();
     }
 
@@ -218,8 +219,9 @@ impl Carrier {
                     }
                     let _ = done.send(());
                 }
-                Command::Cut(is_cut, done) => {
-                    for path in &mut self.paths {
+                Command::Cut(directions, is_cut, done) => {
+                    let paths = self.paths.iter_mut().zip(directions);
+                    for (path, _) in paths.filter(|(_, chosen)| *chosen) {
                         path.cut(is_cut);
                     }
                     let _ = done.send(());

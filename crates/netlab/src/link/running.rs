@@ -85,10 +85,11 @@ impl Link {
         }
     }
 
-    /// Cuts both directions or restores them. Returns `false` for netem, which cannot be cut.
-    pub(crate) fn cut(&self, is_cut: bool) -> bool {
+    /// Cuts the given directions or restores them: from the first end to the second, and back. Returns
+    /// `false` for netem, which cannot be cut.
+    pub(crate) fn cut(&self, directions: [bool; 2], is_cut: bool) -> bool {
         match &self.carrier {
-            Carrier::User(engine) => engine.cut(is_cut),
+            Carrier::User(engine) => engine.cut(directions, is_cut),
             Carrier::Netem => return false,
         }
         true

@@ -163,14 +163,33 @@ impl World {
     /// If there is no such host, if no link joins the two, or if their link is one of netem.
     #[track_caller]
     pub fn cut(&self, a: &str, b: &str, is_cut: bool) {
+        self.cut_directions(a, b, [true; 2], is_cut);
+    }
+
+    /// Cuts the direction from the host called `from` to the one called `to` of every link between them,
+    /// or restores it. The other direction stays as it is.
+    ///
+    /// # Panics
+    /// As [`Self::cut`].
+    #[track_caller]
+    pub fn cut_one_way(&self, from: &str, to: &str, is_cut: bool) {
+        self.cut_directions(from, to, [true, false], is_cut);
+    }
+
+    /// Cuts or restores directions of the links between `a` and `b`: from `a` to `b`, and back.
+    #[track_caller]
+    fn cut_directions(&self, a: &str, b: &str, [there, back]: [bool; 2], is_cut: bool) {
         let number = |name: &str| self.hosts.iter().position(|host| host.name() == name);
         let ends = [a, b].map(number);
-        let joins = |link: &&Link| {
+        let cut = self.links.iter().filter_map(|link| {
             let [one, other] = link.ends().each_ref().map(|end| Some(end.host));
-            ends == [one, other] || ends == [other, one]
-        };
-        let cut = self.links.iter().filter(joins);
-        let cut = cut.map(|link| link.cut(is_cut)).collect::<Vec<_>>();
+            match ends {
+                _ if ends == [one, other] => Some(link.cut([there, back], is_cut)),
+                _ if ends == [other, one] => Some(link.cut([back, there], is_cut)),
+                _ => None,
+            }
+        });
+        let cut = cut.collect::<Vec<_>>();
         assert!(
             !cut.is_empty() && cut.iter().all(|done| *done),
             "world {}: there is no link {a}-{b} that can be cut",
