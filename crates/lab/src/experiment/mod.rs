@@ -27,6 +27,7 @@ pub mod table;
 mod tap_frames;
 pub mod tune_cost;
 pub mod verdicts;
+mod workload;
 
 use std::io;
 use std::path::PathBuf;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::contender::Contender::{self, Direct, Haproxy, HaproxySplice, Nginx, Taut};
-use super::echo::{Beside, Echo};
 use super::measured::Measured;
 use super::plan::Plan;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+use crate::experiment::workload::echo::{Beside, Echo};
 use crate::experiment::{Request, stats};
 
 type Quantile = fn(&Echo) -> f64;

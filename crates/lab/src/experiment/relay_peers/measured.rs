@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::bulk::Bulk;
 use super::contender::Contender;
-use super::echo::{Beside, Echo};
-use super::idle::Idle;
-use super::storm::Storm;
 use crate::experiment::stats;
+use crate::experiment::workload::bulk::Bulk;
+use crate::experiment::workload::echo::{Beside, Echo};
+use crate::experiment::workload::idle::Idle;
+use crate::experiment::workload::storm::Storm;
 
 /// All measurements.
 #[derive(Default)]
@@ -82,29 +82,5 @@ impl Measured {
         let ends = stats::median(&ends).unwrap_or(f64::NAN);
         let idle = self.idle.get(&of).into_iter().flatten();
         idle.map(|idle| idle.slab - ends).collect()
-    }
-}
-
-// === impl Bulk ===
-
-impl Bulk {
-    pub(super) fn gigabytes_per_second(&self) -> f64 {
-        self.received as f64 / 1e9 / self.time.as_secs_f64()
-    }
-
-    pub(super) fn cpu_per_gigabyte(&self) -> f64 {
-        self.cpu.as_secs_f64() / (self.received as f64 / 1e9)
-    }
-}
-
-// === impl Storm ===
-
-impl Storm {
-    pub(super) fn per_second(&self) -> f64 {
-        self.in_time as f64 / self.time.as_secs_f64()
-    }
-
-    pub(super) fn microseconds_each(&self) -> f64 {
-        self.cpu.as_secs_f64() * 1e6 / self.completed as f64
     }
 }

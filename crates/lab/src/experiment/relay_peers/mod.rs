@@ -5,21 +5,18 @@
 //! message, a connection and an idle session. Both ends of every connection run on the same host,
 //! which is the same handicap for all relays.
 
-mod bulk;
 mod contender;
-mod echo;
 mod figures;
-mod idle;
 mod measured;
-mod pair;
 mod plan;
 mod rig;
-mod storm;
 
 use std::collections::BTreeMap;
 
+use super::descriptors::enough_descriptors;
 use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
+use super::workload::{bulk, echo, idle, storm};
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::{nginx_stream, program};
 use contender::Contender;
@@ -53,7 +50,15 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     // hide the memory of idle sessions.
     for &contender in &plan.idle {
         let sessions = plan.idle_sessions(contender);
-        let idle = idle::measure(&rig, contender, sessions)?;
+        rig.inside("hold both ends of every session", || {
+            enough_descriptors(sessions)
+        })?;
+        let entrance = rig.start(contender)?;
+        let what = format!(
+            "open {sessions} idle sessions through {}",
+            contender.label()
+        );
+        let idle = rig.inside(&what, || idle::measure(&entrance, sessions))?;
         measured.idle.entry(contender).or_default().push(idle);
         progress.step();
     }

@@ -6,8 +6,8 @@ use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use super::contender::Contender;
-use super::echo::Beside;
 use crate::experiment::Request;
+use crate::experiment::workload::echo::Beside;
 
 const IDLE_SESSIONS: usize = 8_000;
 const IDLE_SESSIONS_QUICK: usize = 2_000;

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use super::contender::Contender;
 use crate::experiment::process_tree::ProcessTree;
+use crate::experiment::workload::{Alive, Entrance};
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::haproxy::{self, Splice};
-use crate::peer::{PeerError, Service, nginx_stream, relay, socat, ssh};
+use crate::peer::{PeerError, nginx_stream, relay, socat, ssh};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// The world: one host, without a relay yet.
@@ -18,22 +19,6 @@ pub(super) struct Rig {
     keys: ssh::Keys,
     taut: PathBuf,
     cpus: usize,
-}
-
-/// The address for a client, and the listener at which the client's connection arrives. Dropping
-/// this ends the relay in between.
-pub(super) struct Entrance {
-    pub(super) addr: SocketAddr,
-    pub(super) server: TcpListener,
-    pub(super) processes: ProcessTree,
-    _running: Running,
-}
-
-/// Keeps a relay alive.
-enum Running {
-    Nothing,
-    Service(#[expect(dead_code, reason = "it is there to be dropped")] Service),
-    Ssh(#[expect(dead_code, reason = "it is there to be dropped")] ssh::Splitter),
 }
 
 // === impl Rig ===
@@ -79,7 +64,7 @@ impl Rig {
             addr,
             server,
             processes: ProcessTree::of(&roots),
-            _running: running,
+            _relays: running,
         })
     }
 
@@ -87,14 +72,14 @@ impl Rig {
         &self,
         contender: Contender,
         to: SocketAddr,
-    ) -> Result<(SocketAddr, Vec<u32>, Running), PeerError> {
+    ) -> Result<(SocketAddr, Vec<u32>, Alive), PeerError> {
         let (host, dir, cpus) = (self.host(), self.world.dir(), self.cpus);
         let service = match contender {
-            Contender::Direct => return Ok((to, Vec::new(), Running::Nothing)),
+            Contender::Direct => return Ok((to, Vec::new(), Box::new(()))),
             Contender::Ssh => {
                 let splitter = ssh::Splitter::start(host, &self.keys, to, dir)?;
                 let (addr, ids) = (splitter.addr(), splitter.ids());
-                return Ok((addr, ids.to_vec(), Running::Ssh(splitter)));
+                return Ok((addr, ids.to_vec(), Box::new(splitter)));
             }
             Contender::Taut => relay::relay(host, &self.taut, to, dir)?,
             Contender::Haproxy => haproxy::relay(host, to, Splice::Auto, cpus, dir)?,
@@ -102,7 +87,7 @@ impl Rig {
             Contender::Nginx => nginx_stream::relay(host, to, cpus, dir)?,
             Contender::Socat => socat::relay(host, to, dir)?,
         };
-        Ok((service.addr, vec![service.id()], Running::Service(service)))
+        Ok((service.addr, vec![service.id()], Box::new(service)))
     }
 
     /// Runs `job` on the host.

@@ -9,8 +9,8 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use rustix::net::RecvFlags;
 use sha2::{Digest as _, Sha256};
 
+use super::Entrance;
 use super::pair::Pair;
-use super::rig::Entrance;
 
 /// The size of a write: large enough that the sender's system calls do not matter.
 const WRITE: usize = 256 << 10;
@@ -22,16 +22,16 @@ const COMPARED: usize = 16 << 20;
 
 /// One flow's figures.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bulk {
-    pub(super) sent: u64,
-    pub(super) received: u64,
-    pub(super) time: Duration,
+pub(in crate::experiment) struct Bulk {
+    pub(in crate::experiment) sent: u64,
+    pub(in crate::experiment) received: u64,
+    pub(in crate::experiment) time: Duration,
     /// The relay's CPU time.
-    pub(super) cpu: Duration,
+    pub(in crate::experiment) cpu: Duration,
 }
 
 /// Sends for `time`, and receives all sent bytes.
-pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Bulk> {
+pub(in crate::experiment) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Bulk> {
     let Pair { client, server } = Pair::open(entrance)?;
     let before = entrance.processes.cpu()?;
     let start = Instant::now();
@@ -65,7 +65,7 @@ fn send(mut to: &TcpStream, until: Instant) -> io::Result<u64> {
 
 /// Receives everything up to the end of the stream without copying. With MSG_TRUNC the kernel drops
 /// the bytes (tcp(7)), so the receiver uses as little CPU time as possible.
-pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
+pub(in crate::experiment) fn discard(from: &TcpStream) -> io::Result<u64> {
     let mut room = vec![0; READ];
     let mut received = 0;
     loop {
@@ -79,7 +79,7 @@ pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
 }
 
 /// Returns whether the relay forwards random bytes unchanged.
-pub(super) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool> {
+pub(in crate::experiment) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool> {
     let mut bytes = vec![0; COMPARED];
     Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
     let Pair { client, mut server } = Pair::open(entrance)?;
@@ -95,4 +95,18 @@ pub(super) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool>
             .unwrap_or_else(|p| std::panic::resume_unwind(p))?;
         Ok(Sha256::digest(&came) == Sha256::digest(&bytes))
     })
+}
+
+// === impl Bulk ===
+
+impl Bulk {
+    /// Returns the throughput in GB/s.
+    pub(in crate::experiment) fn gigabytes_per_second(&self) -> f64 {
+        self.received as f64 / 1e9 / self.time.as_secs_f64()
+    }
+
+    /// Returns the relay's CPU time for each GB, in seconds.
+    pub(in crate::experiment) fn cpu_per_gigabyte(&self) -> f64 {
+        self.cpu.as_secs_f64() / (self.received as f64 / 1e9)
+    }
 }

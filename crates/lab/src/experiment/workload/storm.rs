@@ -18,7 +18,7 @@ use rustix::net::{
 use slab::Slab;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 
-use super::rig::Entrance;
+use super::Entrance;
 use crate::experiment::stats;
 
 /// The number of concurrent connections. It is so large that no relay waits for the clients.
@@ -35,19 +35,19 @@ const LISTENER: u64 = u64::MAX;
 
 /// The result of one storm.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Storm {
+pub(in crate::experiment) struct Storm {
     /// Connections completed within the measured time.
-    pub(super) in_time: u64,
-    pub(super) time: Duration,
+    pub(in crate::experiment) in_time: u64,
+    pub(in crate::experiment) time: Duration,
     /// All completed connections, including those that finished after the measured time.
-    pub(super) completed: u64,
-    pub(super) failed: u64,
+    pub(in crate::experiment) completed: u64,
+    pub(in crate::experiment) failed: u64,
     /// The relay's CPU time for all connections.
-    pub(super) cpu: Duration,
+    pub(in crate::experiment) cpu: Duration,
     /// The time from connect to the returned byte, in seconds: the median, and the 99.9th
     /// percentile.
-    pub(super) setup_p50: f64,
-    pub(super) setup_p999: f64,
+    pub(in crate::experiment) setup_p50: f64,
+    pub(in crate::experiment) setup_p999: f64,
 }
 
 /// The result of polling a connection.
@@ -65,7 +65,7 @@ struct Client {
 }
 
 /// Makes connections for `time`, and measures them.
-pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Storm> {
+pub(in crate::experiment) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Storm> {
     entrance.server.set_nonblocking(true)?;
     let before = entrance.processes.cpu()?;
     let over = AtomicBool::new(false);
@@ -202,6 +202,20 @@ fn answer(stream: &OwnedFd, ready: Readiness) -> bool {
             Err(Errno::INTR) => {}
             Err(_) => return true,
         }
+    }
+}
+
+// === impl Storm ===
+
+impl Storm {
+    /// Returns the number of connections per second.
+    pub(in crate::experiment) fn per_second(&self) -> f64 {
+        self.in_time as f64 / self.time.as_secs_f64()
+    }
+
+    /// Returns the relay's CPU time for each connection, in microseconds.
+    pub(in crate::experiment) fn microseconds_each(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / self.completed as f64
     }
 }
 

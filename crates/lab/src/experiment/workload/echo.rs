@@ -5,9 +5,9 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Entrance;
 use super::bulk::discard;
 use super::pair::Pair;
-use super::rig::Entrance;
 use crate::experiment::stats;
 
 /// The number of connections that take turns. A relay distributes connections over its threads, and
@@ -21,20 +21,24 @@ const BURST: usize = 125_000;
 
 /// Other traffic through the relay at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Beside {
+pub(in crate::experiment) enum Beside {
     Nothing,
     Bulk,
 }
 
 /// Quantiles of the round trips of one measurement, in seconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Echo {
-    pub(super) p50: f64,
-    pub(super) p99: f64,
+pub(in crate::experiment) struct Echo {
+    pub(in crate::experiment) p50: f64,
+    pub(in crate::experiment) p99: f64,
 }
 
 /// Sends bytes for `time`, each one a pause after the previous byte has returned.
-pub(super) fn measure(entrance: &Entrance, time: Duration, beside: Beside) -> io::Result<Echo> {
+pub(in crate::experiment) fn measure(
+    entrance: &Entrance,
+    time: Duration,
+    beside: Beside,
+) -> io::Result<Echo> {
     let pairs = (0..CONNECTIONS)
         .map(|_| Pair::open(entrance))
         .collect::<io::Result<Vec<_>>>()?;

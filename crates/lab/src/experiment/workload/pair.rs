@@ -5,22 +5,22 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::rig::Entrance;
+use super::Entrance;
 
 /// How long a relay may take to connect upstream and to forward a byte.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a relay, and the upstream connection that the relay made for it.
-pub(super) struct Pair {
-    pub(super) client: TcpStream,
-    pub(super) server: TcpStream,
+pub(in crate::experiment) struct Pair {
+    pub(in crate::experiment) client: TcpStream,
+    pub(in crate::experiment) server: TcpStream,
 }
 
 // === impl Pair ===
 
 impl Pair {
     /// Connects, accepts the other end, and carries bytes both ways.
-    pub(super) fn open(entrance: &Entrance) -> io::Result<Self> {
+    pub(in crate::experiment) fn open(entrance: &Entrance) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let token = NEXT.fetch_add(1, Ordering::Relaxed).to_ne_bytes();
         let mut client = TcpStream::connect(entrance.addr)?;
