@@ -18,6 +18,7 @@ mod process_tree;
 pub mod progress;
 pub mod relay_peers;
 mod retry;
+mod sessions;
 pub mod snoop_hazards;
 pub mod snoop_soak;
 pub mod soak;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use taut_sys::bpf::Object;
 
-use super::ends::Run;
 use super::plan::{Act, Event, Side};
 use super::rig::{DRAIN, Rig, Settings, new_key};
 use super::watch::{Processes, bpf_objects};
 use crate::experiment::ExperimentError;
+use crate::experiment::sessions::ends::Run;
 use crate::peer::Service;
 
 /// How much longer than `drain_timeout` a stop may take.

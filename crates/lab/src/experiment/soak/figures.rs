@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::chaos::Done;
-use super::ends::Load;
-use super::ledger::{Break, Sum};
 use super::outsider::Attack;
 use super::plan::{Plan, Side};
 use super::rig::Rig;
 use super::watch::{Holding, Sample};
 use crate::experiment::Request;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+use crate::experiment::sessions::ends::Load;
+use crate::experiment::sessions::ledger::{Break, Sum};
 use crate::experiment::stats;
 
 /// The largest accepted ratio of a relay's resident memory at the end of the load to its memory in

@@ -10,13 +10,10 @@
 //! with missing or changed bytes. At the end the kernel must hold no leftovers.
 
 mod chaos;
-mod ends;
 mod figures;
-mod ledger;
 mod outsider;
 mod plan;
 mod rig;
-mod transfer;
 mod watch;
 
 use std::io;
@@ -26,9 +23,9 @@ use std::time::{Duration, Instant};
 
 use super::descriptors::enough_descriptors;
 use super::outcome::Outcome;
+use super::sessions::ends::{self, Patience, Run};
 use super::{Experiment, ExperimentError, Request};
 use chaos::Chaos;
-use ends::Run;
 use figures::Found;
 use plan::{Plan, Side};
 use rig::Rig;
@@ -43,6 +40,12 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
+/// The patience of both ends. It is longer than the relays take to notice any fault in this
+/// experiment.
+const PATIENCE: Patience = Patience {
+    connect: Duration::from_secs(15),
+    idle: Duration::from_secs(20),
+};
 /// How long the kernel may take to free the resources of ended processes and namespaces.
 const BURIAL: Duration = Duration::from_secs(20);
 /// The pause between two checks for leftovers.
@@ -85,7 +88,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         plan.rate,
         plan.events.len()
     );
-    let run = Arc::new(Run::new());
+    let run = Arc::new(Run::new(PATIENCE));
     let enough = Enough::default();
     let (load, attack, samples) = std::thread::scope(|scope| {
         let served =
@@ -94,7 +97,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         let attack =
             scope.spawn(|| inside(&rig, "outsider", || outsider::attack(&plan, &rig, &run)));
         let load = scope.spawn(|| {
-            let load = inside(&rig, "client", || ends::load(&plan, rig.entrance(), &run));
+            let load = inside(&rig, "client", || {
+                ends::load(plan.seed, plan.arrivals(), rig.entrance(), &run)
+            });
             enough.say();
             run.over.notify_one();
             load

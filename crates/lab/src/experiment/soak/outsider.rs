@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, LocalSet};
 
-use super::ends::{Run, runtime};
 use super::plan::{Plan, Side, Storm};
 use super::rig::Rig;
+use crate::experiment::sessions::ends::{Run, runtime};
 
 /// The number of bytes of a noisy connection.
 const NOISE: usize = 1 << 20;

@@ -6,6 +6,7 @@ use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use crate::experiment::Request;
+use crate::experiment::sessions::arrivals::arrivals;
 
 /// The average number of sessions started per second.
 const RATE: u32 = 200;
@@ -131,17 +132,9 @@ impl Plan {
         }
     }
 
-    /// Returns the start of each session: a Poisson process, numbered from 0.
-    pub(super) fn arrivals(&self) -> impl Iterator<Item = (u64, Duration)> {
-        let (rate, load) = (f64::from(self.rate), self.load);
-        let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
-        let mut at = 0.0;
-        let gaps = std::iter::repeat_with(move || {
-            let unit = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-            at -= (1.0 - unit).ln() / rate;
-            Duration::from_secs_f64(at)
-        });
-        (0..).zip(gaps).take_while(move |(_, at)| *at < load)
+    /// Returns the start of each session, numbered from 0.
+    pub(super) fn arrivals(&self) -> impl Iterator<Item = (u64, Duration)> + use<> {
+        arrivals(self.seed, self.rate, self.load)
     }
 }
 
@@ -263,17 +256,5 @@ mod tests {
     fn a_seed_is_a_plan() {
         assert_eq!(plan(false, 1).events, plan(false, 1).events);
         assert_ne!(plan(false, 1).events, plan(false, 2).events);
-        assert!(plan(true, 1).arrivals().eq(plan(true, 1).arrivals()));
-        assert!(!plan(true, 1).arrivals().eq(plan(true, 2).arrivals()));
-    }
-
-    #[test]
-    fn as_many_sessions_begin_as_the_rate_says() {
-        let plan = plan(false, 1);
-        let expected = plan.load.as_secs() as f64 * f64::from(plan.rate);
-        let begun = plan.arrivals().count() as f64;
-        // Four standard deviations.
-        assert!((begun - expected).abs() < 4.0 * expected.sqrt(), "{begun}");
-        assert!(plan.arrivals().map(|(_, at)| at).is_sorted());
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use taut_sys::bpf::Object;
 
-use super::ends::Run;
 use super::plan::Side;
 use super::rig::Rig;
+use crate::experiment::sessions::ends::Run;
 use crate::peer::relay;
 
 /// The pause between two readings of memory.

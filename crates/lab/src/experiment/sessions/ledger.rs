@@ -16,7 +16,7 @@ const TOLD: usize = 20;
 
 /// How one end of a session saw it fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Break {
+pub(in crate::experiment) enum Break {
     /// The connection was refused.
     Refused,
     /// The connection was reset.
@@ -29,7 +29,7 @@ pub(super) enum Break {
 
 /// How one end of a session saw it end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Observed {
+pub(in crate::experiment) enum Observed {
     Exact,
     Broken(Break),
     Wrong(Wrong),
@@ -37,14 +37,14 @@ pub(super) enum Observed {
 
 /// One of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(in crate::experiment) enum End {
     Client,
     Server,
 }
 
 /// The result of a session from both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SessionOutcome {
+pub(in crate::experiment) enum SessionOutcome {
     Exact,
     Broken(Break),
     Wrong(Wrong),
@@ -77,21 +77,21 @@ struct Entries {
 
 /// The ledger, which all observers share. Times are since the start of the run.
 #[derive(Default)]
-pub(super) struct Ledger(Mutex<Entries>);
+pub(in crate::experiment) struct Ledger(Mutex<Entries>);
 
 /// The totals of a ledger.
 #[derive(Debug, Default)]
-pub(super) struct Sum {
-    pub(super) sessions: u64,
-    pub(super) exact: u64,
-    pub(super) broken: BTreeMap<Break, u64>,
+pub(in crate::experiment) struct Sum {
+    pub(in crate::experiment) sessions: u64,
+    pub(in crate::experiment) exact: u64,
+    pub(in crate::experiment) broken: BTreeMap<Break, u64>,
     /// Broken sessions that no event explains.
-    pub(super) unexplained: u64,
-    pub(super) wrong: u64,
+    pub(in crate::experiment) unexplained: u64,
+    pub(in crate::experiment) wrong: u64,
     /// The durations of exact sessions, in seconds.
-    pub(super) times: Vec<f64>,
+    pub(in crate::experiment) times: Vec<f64>,
     /// A sentence for each of the first faults.
-    pub(super) faults: Vec<String>,
+    pub(in crate::experiment) faults: Vec<String>,
 }
 
 // === impl Ledger ===
@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// Records that the client starts session `number`.
-    pub(super) fn begin(&self, number: u64, now: Duration) {
+    pub(in crate::experiment) fn begin(&self, number: u64, now: Duration) {
         let session = Session {
             begun: now,
             ended: now,
@@ -113,7 +113,7 @@ impl Ledger {
     }
 
     /// Records that one end has seen session `number` end.
-    pub(super) fn end(&self, number: u64, end: End, seen: Observed, now: Duration) {
+    pub(in crate::experiment) fn end(&self, number: u64, end: End, seen: Observed, now: Duration) {
         let mut entries = self.entries();
         entries.is_wrong |= matches!(seen, Observed::Wrong(_));
         match entries.sessions.get_mut(&number) {
@@ -137,19 +137,19 @@ impl Ledger {
     }
 
     /// Records that a connection arrived at the server and ended without naming its session.
-    pub(super) fn nameless(&self, seen: Observed) {
+    pub(in crate::experiment) fn nameless(&self, seen: Observed) {
         let mut entries = self.entries();
         entries.is_wrong |= !matches!(seen, Observed::Broken(_));
         entries.nameless.push(seen);
     }
 
     /// Records that sessions may break between `from` and `to`.
-    pub(super) fn disrupted(&self, from: Duration, to: Duration) {
+    pub(in crate::experiment) fn disrupted(&self, from: Duration, to: Duration) {
         self.entries().disruptions.push(Disruption { from, to });
     }
 
     /// Returns the totals. Must be called after all observers have finished.
-    pub(super) fn sum(&self) -> Sum {
+    pub(in crate::experiment) fn sum(&self) -> Sum {
         let entries = self.entries();
         let mut sum = Sum::default();
         for (number, session) in &entries.sessions {
@@ -188,7 +188,7 @@ impl Ledger {
     }
 
     /// Returns whether a session has been silently wrong.
-    pub(super) fn is_wrong(&self) -> bool {
+    pub(in crate::experiment) fn is_wrong(&self) -> bool {
         self.entries().is_wrong
     }
 }
@@ -237,7 +237,7 @@ impl Disruption {
 // === impl Sum ===
 
 impl Sum {
-    pub(super) fn broken(&self) -> u64 {
+    pub(in crate::experiment) fn broken(&self) -> u64 {
         self.broken.values().sum()
     }
 

@@ -16,49 +16,57 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinSet, LocalSet};
 
 use super::ledger::{Break, End, Ledger, Observed};
-use super::plan::Plan;
 use super::transfer::{Comparison, Content, First, HEADER, Transfer, Way};
 
-/// How long an end waits without a byte before it gives up a session and sends RST. It is longer
-/// than the relays take to notice any fault in this experiment.
-pub(super) const IDLE: Duration = Duration::from_secs(20);
-/// How long a connection may take to be established.
-const CONNECT: Duration = Duration::from_secs(15);
 /// The maximum number of concurrent sessions; further sessions wait. About 400 sessions arrive
 /// while a link is cut; many more mean that the machine cannot carry the load.
-pub(super) const AT_ONCE: usize = 2_000;
+pub(in crate::experiment) const AT_ONCE: usize = 2_000;
 /// The size of a read or write.
 const CHUNK: usize = 16 << 10;
 /// The pause between two checks for stalled sessions.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// State shared by both ends and the watchers. Times are since `began`.
-pub(super) struct Run {
-    pub(super) began: Instant,
-    pub(super) ledger: Ledger,
+pub(in crate::experiment) struct Run {
+    pub(in crate::experiment) began: Instant,
+    patience: Patience,
+    pub(in crate::experiment) ledger: Ledger,
     /// Notified when the client has run all of its sessions.
-    pub(super) over: Notify,
+    pub(in crate::experiment) over: Notify,
     /// Whether the run cannot continue.
     given_up: AtomicBool,
 }
 
-/// The client's totals.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Load {
-    pub(super) begun: u64,
-    /// Sessions that had to wait because [`AT_ONCE`] sessions were running.
-    pub(super) held_back: u64,
+/// How long an end waits before it gives up a session and sends RST.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::experiment) struct Patience {
+    /// For a connection to be established.
+    pub(in crate::experiment) connect: Duration,
+    /// For the next byte.
+    pub(in crate::experiment) idle: Duration,
 }
 
-/// When a session last made progress.
-struct Movement(Cell<Instant>);
+/// The client's totals.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::experiment) struct Load {
+    pub(in crate::experiment) begun: u64,
+    /// Sessions that had to wait because [`AT_ONCE`] sessions were running.
+    pub(in crate::experiment) held_back: u64,
+}
+
+/// When a session last made progress, and how long it may go without.
+struct Movement {
+    last: Cell<Instant>,
+    limit: Duration,
+}
 
 // === impl Run ===
 
 impl Run {
-    pub(super) fn new() -> Self {
+    pub(in crate::experiment) fn new(patience: Patience) -> Self {
         Self {
             began: Instant::now(),
+            patience,
             ledger: Ledger::default(),
             over: Notify::new(),
             given_up: AtomicBool::new(false),
@@ -66,18 +74,18 @@ impl Run {
     }
 
     /// Stops all threads.
-    pub(super) fn give_up(&self) {
+    pub(in crate::experiment) fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether nothing more should start: a session was silently wrong, or the run cannot
     /// continue.
-    pub(super) fn is_over_early(&self) -> bool {
+    pub(in crate::experiment) fn is_over_early(&self) -> bool {
         self.given_up.load(Ordering::Relaxed) || self.ledger.is_wrong()
     }
 
     /// Waits until the time `at`; returns `false` if nothing should start then.
-    pub(super) async fn until(&self, at: Duration) -> bool {
+    pub(in crate::experiment) async fn until(&self, at: Duration) -> bool {
         loop {
             let left = at.saturating_sub(self.now());
             if self.is_over_early() {
@@ -90,21 +98,26 @@ impl Run {
         }
     }
 
-    pub(super) fn now(&self) -> Duration {
+    pub(in crate::experiment) fn now(&self) -> Duration {
         self.began.elapsed()
     }
 }
 
 // === the client ===
 
-/// Starts the plan's sessions, each at its time after the start of the run, and returns when all
-/// have ended in any way. Must be called in the client's namespace.
-pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Load> {
+/// Starts the sessions of `arrivals`, each at its time after the start of the run, and returns when
+/// all have ended in any way. Must be called in the client's namespace.
+pub(in crate::experiment) fn load(
+    seed: u64,
+    arrivals: impl Iterator<Item = (u64, Duration)>,
+    to: SocketAddr,
+    run: &Arc<Run>,
+) -> io::Result<Load> {
     runtime()?.block_on(LocalSet::new().run_until(async {
         let mut load = Load::default();
         let mut open = JoinSet::new();
         let room = Arc::new(Semaphore::new(AT_ONCE));
-        for (number, at) in plan.arrivals() {
+        for (number, at) in arrivals {
             if !run.until(at).await {
                 break;
             }
@@ -113,10 +126,10 @@ pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Lo
                 break;
             };
             load.begun += 1;
-            let (transfer, run) = (Transfer::of(plan.seed, number), run.clone());
+            let (transfer, run) = (Transfer::of(seed, number), run.clone());
             open.spawn_local(async move {
                 run.ledger.begin(number, run.now());
-                let seen = seen(ask(transfer, to).await);
+                let seen = seen(ask(transfer, to, &run).await);
                 run.ledger.end(number, End::Client, seen, run.now());
                 drop(place);
             });
@@ -127,14 +140,14 @@ pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Lo
     }))
 }
 
-async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Observed> {
-    let connecting = tokio::time::timeout(CONNECT, TcpStream::connect(to));
+async fn ask(transfer: Transfer, to: SocketAddr, run: &Run) -> Result<(), Observed> {
+    let connecting = tokio::time::timeout(run.patience.connect, TcpStream::connect(to));
     let mut stream = connecting
         .await
         .map_err(|_| Observed::Broken(Break::TimedOut))?
         .map_err(broken)?;
     reset_on_close(&stream, true)?;
-    let movement = Movement::new();
+    let movement = Movement::new(run.patience.idle);
     let ended = Notify::new();
     let (mut from, mut into) = stream.split();
     let receive = async {
@@ -163,7 +176,11 @@ async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Observed> {
 
 /// Serves all connections until the client has run its sessions and all have ended here too. Must
 /// be called in the server's namespace.
-pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) -> io::Result<()> {
+pub(in crate::experiment) fn serve(
+    listener: std::net::TcpListener,
+    seed: u64,
+    run: &Arc<Run>,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     runtime()?.block_on(LocalSet::new().run_until(async {
         let listener = TcpListener::from_std(listener)?;
@@ -181,7 +198,7 @@ pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) 
             };
             let run = run.clone();
             open.spawn_local(async move {
-                let (number, result) = answer(stream, seed).await;
+                let (number, result) = answer(stream, seed, &run).await;
                 match number {
                     Some(number) => {
                         let seen = seen(result);
@@ -198,8 +215,12 @@ pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) 
 }
 
 /// Serves one session. Returns its number, if it is known, and its result.
-async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Observed>) {
-    let movement = Movement::new();
+async fn answer(
+    mut stream: TcpStream,
+    seed: u64,
+    run: &Run,
+) -> (Option<u64>, Result<(), Observed>) {
+    let movement = Movement::new(run.patience.idle);
     let mut header = [0; HEADER];
     let begin = async {
         reset_on_close(&stream, true)?;
@@ -220,14 +241,19 @@ async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Ob
     let number = Transfer::number_in(&header);
     (
         Some(number),
-        reply(&mut stream, Transfer::of(seed, number), &header).await,
+        reply(&mut stream, Transfer::of(seed, number), &header, run).await,
     )
 }
 
-async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Result<(), Observed> {
+async fn reply(
+    stream: &mut TcpStream,
+    transfer: Transfer,
+    header: &[u8],
+    run: &Run,
+) -> Result<(), Observed> {
     let mut comparison = transfer.comparison(Way::Up);
     comparison.take(header).map_err(Observed::Wrong)?;
-    let movement = Movement::new();
+    let movement = Movement::new(run.patience.idle);
     let ended = Notify::new();
     let (mut from, mut into) = stream.split();
     let receive = async {
@@ -314,7 +340,7 @@ fn reset_on_close(stream: &TcpStream, on: bool) -> Result<(), Observed> {
     set_socket_linger(stream, on.then_some(Duration::ZERO)).map_err(|e| broken(e.into()))
 }
 
-pub(super) fn runtime() -> io::Result<tokio::runtime::Runtime> {
+pub(in crate::experiment) fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -323,15 +349,18 @@ pub(super) fn runtime() -> io::Result<tokio::runtime::Runtime> {
 // === impl Movement ===
 
 impl Movement {
-    fn new() -> Self {
-        Self(Cell::new(Instant::now()))
+    fn new(limit: Duration) -> Self {
+        Self {
+            last: Cell::new(Instant::now()),
+            limit,
+        }
     }
 
     fn note(&self) {
-        self.0.set(Instant::now());
+        self.last.set(Instant::now());
     }
 
-    /// Waits for `work`, but gives up if there is no progress for [`IDLE`].
+    /// Waits for `work`, but gives up if there is no progress for too long.
     async fn watch<T>(
         &self,
         work: impl Future<Output = Result<T, Observed>>,
@@ -340,7 +369,7 @@ impl Movement {
         loop {
             match tokio::time::timeout(POLL_INTERVAL, &mut work).await {
                 Ok(done) => return done,
-                Err(_) if self.0.get().elapsed() > IDLE => {
+                Err(_) if self.last.get().elapsed() > self.limit => {
                     return Err(Observed::Broken(Break::TimedOut));
                 }
                 Err(_) => {}

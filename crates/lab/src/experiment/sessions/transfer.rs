@@ -18,40 +18,40 @@ const HEADER_MAGIC: [u8; 8] = *b"tautsoak";
 /// The first bytes of the server's trailer.
 const TRAILER_MAGIC: [u8; 8] = *b"soakdone";
 /// The length of the header.
-pub(super) const HEADER: usize = 32;
+pub(in crate::experiment) const HEADER: usize = 32;
 /// The number of bytes that are compared at a time.
 const STEP: usize = 16 << 10;
 
 /// The end that closes its stream first. The other end closes only after it has seen the end of
 /// that stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum First {
+pub(in crate::experiment) enum First {
     Client,
     Server,
 }
 
 /// The plan of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Transfer {
+pub(in crate::experiment) struct Transfer {
     /// The seed of the run.
     seed: u64,
-    pub(super) number: u64,
+    pub(in crate::experiment) number: u64,
     /// Bytes from client to server.
-    pub(super) up: u64,
+    pub(in crate::experiment) up: u64,
     /// Bytes from server to client.
-    pub(super) down: u64,
-    pub(super) first: First,
+    pub(in crate::experiment) down: u64,
+    pub(in crate::experiment) first: First,
 }
 
 /// A direction of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(in crate::experiment) enum Way {
     Up,
     Down,
 }
 
 /// The bytes of one direction, generated on demand.
-pub(super) struct Content {
+pub(in crate::experiment) struct Content {
     before: Vec<u8>,
     random: Pcg64Mcg,
     /// The number of bytes of the generator that are not used yet, in `word` and after it.
@@ -63,7 +63,7 @@ pub(super) struct Content {
 }
 
 /// Compares the received bytes with the expected ones.
-pub(super) struct Comparison {
+pub(in crate::experiment) struct Comparison {
     expected: Content,
     arrived: u64,
     scratch: Vec<u8>,
@@ -71,7 +71,7 @@ pub(super) struct Comparison {
 
 /// How the received bytes differ from the sent ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(in crate::experiment) enum Wrong {
     /// The stream ended in order after this many bytes, with this many missing.
     Short { arrived: u64, missing: u64 },
     /// A byte was changed at this offset, or up to 16 KiB after it.
@@ -86,7 +86,7 @@ pub(super) enum Wrong {
 
 impl Transfer {
     /// Returns the transfer with this number in the run of this seed.
-    pub(super) fn of(seed: u64, number: u64) -> Self {
+    pub(in crate::experiment) fn of(seed: u64, number: u64) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(mix(seed, number, 0));
         let mut size = || {
             let unit = random.next_u64() as f64 / u64::MAX as f64;
@@ -114,14 +114,14 @@ impl Transfer {
     }
 
     /// Returns the number that a header claims; [`Comparison`] checks the rest of the header.
-    pub(super) fn number_in(header: &[u8; HEADER]) -> u64 {
+    pub(in crate::experiment) fn number_in(header: &[u8; HEADER]) -> u64 {
         let mut number = [0; 8];
         number.copy_from_slice(&header[8..16]);
         u64::from_le_bytes(number)
     }
 
     /// Returns the bytes that the sender of `way` sends.
-    pub(super) fn content(&self, way: Way) -> Content {
+    pub(in crate::experiment) fn content(&self, way: Way) -> Content {
         let number = self.number.to_le_bytes();
         let (before, left, after) = match way {
             Way::Up => {
@@ -145,7 +145,7 @@ impl Transfer {
     }
 
     /// Returns the comparison for the receiver of `way`.
-    pub(super) fn comparison(&self, way: Way) -> Comparison {
+    pub(in crate::experiment) fn comparison(&self, way: Way) -> Comparison {
         Comparison {
             expected: self.content(way),
             arrived: 0,
@@ -168,13 +168,13 @@ fn mix(seed: u64, number: u64, stream: u64) -> u64 {
 
 impl Content {
     /// Returns the number of bytes left.
-    pub(super) fn left(&self) -> u64 {
+    pub(in crate::experiment) fn left(&self) -> u64 {
         self.before.len() as u64 + self.left + self.after.len() as u64
     }
 
     /// Fills `into` with the next bytes and returns their number. It is less than the length of
     /// `into` only at the end.
-    pub(super) fn fill(&mut self, into: &mut [u8]) -> usize {
+    pub(in crate::experiment) fn fill(&mut self, into: &mut [u8]) -> usize {
         let mut done = take(&mut self.before, into);
         let content = (into.len() - done).min(usize::try_from(self.left).unwrap_or(usize::MAX));
         self.generate(&mut into[done..done + content]);
@@ -216,12 +216,12 @@ fn take(from: &mut Vec<u8>, into: &mut [u8]) -> usize {
 
 impl Comparison {
     /// Returns the number of bytes that are still missing.
-    pub(super) fn missing(&self) -> u64 {
+    pub(in crate::experiment) fn missing(&self) -> u64 {
         self.expected.left()
     }
 
     /// Compares received bytes with the expected ones.
-    pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Wrong> {
+    pub(in crate::experiment) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Wrong> {
         while !bytes.is_empty() {
             let step = bytes.len().min(STEP);
             let n = self.expected.fill(&mut self.scratch[..step]);
@@ -240,7 +240,7 @@ impl Comparison {
     }
 
     /// Checks that an orderly end of the stream came after all bytes.
-    pub(super) fn end(&self) -> Result<(), Wrong> {
+    pub(in crate::experiment) fn end(&self) -> Result<(), Wrong> {
         match self.missing() {
             0 => Ok(()),
             missing => Err(Wrong::Short {
