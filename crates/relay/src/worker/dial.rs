@@ -6,8 +6,8 @@ use taut_sys::Errno;
 use taut_sys::epoll::Interest;
 
 use super::Worker;
+use super::attempts::Dial;
 use super::dial_plan::DialPlan;
-use super::dial_race::Dial;
 use super::resolver::LookUp;
 use super::sessions::Close;
 use crate::event::token::{Generation, Slot, Token};

@@ -7,7 +7,7 @@ use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_sys::random;
 use taut_sys::socket::LegOptions;
 
-use super::dial_race::{Dial, Pick};
+use super::attempts::{Dial, Pick};
 use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
 use crate::outcome::mesh::MeshRefusal;

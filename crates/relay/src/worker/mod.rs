@@ -21,6 +21,7 @@ use crate::route::listener::{ListenerId, NewListener};
 use crate::route::table::Setup;
 
 mod accept;
+mod attempts;
 mod client;
 mod dial;
 mod dial_plan;
@@ -36,13 +37,13 @@ pub(crate) mod resolver;
 mod sessions;
 mod shared;
 
-pub(crate) use dial_race::MAX_EXTRA;
+pub(crate) use attempts::MAX_EXTRA;
 pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
+use attempts::Attempts;
 use client::Client;
-use dial_race::Attempts;
 use early::EarlyLegs;
 use io::{IoContext, SCRATCH};
 use listeners::{OpenListener, listener_token};
@@ -205,8 +206,15 @@ impl Worker {
             }
             Token::Spare(slot, generation) => self.on_pool_ready(slot, generation, readiness),
             Token::Attempt(slot, generation) => {
-                self.attempts
-                    .handle(slot, generation, readiness, &mut self.sessions);
+                let session = self.attempts.handle(slot, generation, readiness);
+                if let Some((slot, generation)) = session
+                    && self
+                        .sessions
+                        .get(slot)
+                        .is_some_and(|e| e.generation == generation)
+                {
+                    self.sessions.queue(slot);
+                }
             }
             Token::ProxyHeader(slot, generation) => {
                 self.on_header_readable(slot, generation, readiness);

@@ -274,7 +274,9 @@ impl Worker {
             return;
         };
         self.sessions.deadlines.set(slot, entry.deadline, None);
-        self.attempts.forget(&mut entry.plan, &self.io.metrics);
+        if let DialPlan::Dial(dial) = &mut entry.plan {
+            self.attempts.forget(dial, &self.io.metrics);
+        }
         if let DialPlan::Ask { peer, .. } = &entry.plan
             && entry.session.is_waiting()
         {

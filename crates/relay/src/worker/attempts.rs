@@ -1,0 +1,234 @@
+//! The attempts to connect a session to one of several addresses.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use slab::Slab;
+use taut_sys::Errno;
+use taut_sys::epoll::Readiness;
+use taut_sys::socket::{LegOptions, Stream};
+
+use crate::counters::worker::WorkerMetrics;
+use crate::event::token::{Generation, Slot};
+use crate::net::addr::{ClientAddr, UpstreamAddr};
+use crate::net::backend::{Backend, Lease};
+use crate::net::dial_order::{Candidate, order};
+use crate::net::failures::Health;
+use crate::net::race::Race;
+use crate::outcome::session_end::End;
+
+/// The maximum number of connection attempts of a node besides the upstream leg of each session.
+pub(crate) const MAX_EXTRA: u32 = 256;
+
+/// A session's attempts to connect to one of the addresses of its destinations.
+pub(super) struct Dial {
+    /// The addresses in the order in which they are tried.
+    pub(super) backends: Vec<Arc<Backend>>,
+    pub(super) race: Race,
+    options: Arc<LegOptions>,
+    /// Whether to connect from the client's address.
+    pub(super) borrow: bool,
+    /// The attempt that is the session's own leg.
+    pub(super) own: Option<Begun>,
+    /// The other attempts in progress, by their slots.
+    pub(super) extra: Vec<u32>,
+    /// Counts the session at the address of its own leg.
+    pub(super) lease: Option<Lease>,
+}
+
+/// The values that decide between equal addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Pick {
+    pub(super) now: Instant,
+    /// Differs from session to session.
+    pub(super) turn: usize,
+}
+
+/// An attempt that has begun.
+#[derive(Clone, Copy)]
+pub(super) struct Begun {
+    /// The place of the address in the order of the session.
+    pub(super) place: usize,
+    pub(super) at: Instant,
+}
+
+/// A worker's connection attempts that are no session's own leg.
+#[derive(Default)]
+pub(super) struct Attempts {
+    pub(super) entries: Slab<Attempt>,
+    pub(super) generation: Generation,
+}
+
+pub(super) struct Attempt {
+    pub(super) stream: Stream,
+    pub(super) generation: Generation,
+    pub(super) session: (Slot, Generation),
+    pub(super) begun: Begun,
+    pub(super) until: Instant,
+    /// The readiness that was reported.
+    pub(super) ready: Option<Readiness>,
+}
+
+// === impl Dial ===
+
+impl Dial {
+    /// Returns a plan to dial the addresses of `destinations`; `client` is the session's client.
+    pub(super) fn new(
+        destinations: &[&[Arc<Backend>]],
+        options: &Arc<LegOptions>,
+        borrow: bool,
+        client: ClientAddr,
+        pick: Pick,
+    ) -> Self {
+        let candidate = |(destination, backend): (usize, &Arc<Backend>)| Candidate {
+            destination,
+            is_ipv6: backend.addr.0.ip().to_canonical().is_ipv6(),
+            sessions: backend.sessions(),
+            health: backend.health(pick.now),
+        };
+        let all = destinations.iter().enumerate();
+        let mut all: Vec<_> = all
+            .flat_map(|(i, addrs)| addrs.iter().map(move |backend| (i, backend)))
+            .collect();
+        // A connection cannot come from an address of the other family.
+        let family = client.0.ip().to_canonical().is_ipv6();
+        let fits =
+            |&(_, b): &(usize, &Arc<Backend>)| b.addr.0.ip().to_canonical().is_ipv6() == family;
+        if borrow && all.iter().any(fits) {
+            all.retain(fits);
+        }
+        let backends = if let [(_, one)] = all[..] {
+            vec![one.clone()]
+        } else {
+            let candidates: Vec<_> = all.iter().copied().map(candidate).collect();
+            let order = order(&candidates, pick.turn);
+            order.into_iter().map(|i| all[i].1.clone()).collect()
+        };
+        Self {
+            race: Race::new(backends.len()),
+            backends,
+            options: options.clone(),
+            borrow,
+            own: None,
+            extra: Vec::new(),
+            lease: None,
+        }
+    }
+
+    /// Returns a plan to dial one address.
+    pub(super) fn to_addr(addr: UpstreamAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
+        Self {
+            backends: vec![Backend::once(addr)],
+            race: Race::new(1),
+            options: options.clone(),
+            borrow,
+            own: None,
+            extra: Vec::new(),
+            lease: None,
+        }
+    }
+
+    /// Begins an attempt at the next address. Without `client`, the connection comes from the
+    /// relay's address.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        client: Option<ClientAddr>,
+    ) -> (Begun, Result<Stream, Errno>) {
+        let begun = Begun {
+            place: self.race.begin(now),
+            at: now,
+        };
+        let backend = &self.backends[begun.place];
+        if backend.health(now) == Health::Due {
+            // Until this attempt is over, other sessions must not wait for the address too.
+            backend.fail(now);
+        }
+        let UpstreamAddr(addr) = backend.addr;
+        let source = client.filter(|_| self.borrow);
+        let stream = match source.map(|client| client.0.ip().to_canonical()) {
+            None => Stream::connect(addr, &self.options),
+            Some(source) => Stream::connect_from(addr, source, &self.options),
+        };
+        (begun, stream)
+    }
+
+    /// Begins the first attempt ahead of the session (early SYN).
+    pub(super) fn begin_early(&mut self, now: Instant) -> Result<Stream, Errno> {
+        let (begun, stream) = self.begin(now, None);
+        let stream = stream?;
+        self.set_own(begun);
+        Ok(stream)
+    }
+
+    pub(super) fn set_own(&mut self, begun: Begun) {
+        self.own = Some(begun);
+        self.lease = Some(self.backends[begun.place].lease());
+    }
+
+    /// Records that an attempt has failed.
+    pub(super) fn fail(&mut self, begun: Begun, error: Errno, now: Instant) {
+        self.race.fail();
+        // A lack of resources here says nothing about the address.
+        if End::of_connect(error) != End::NoResources {
+            self.note_dead(begun, now, &error);
+        }
+    }
+
+    pub(super) fn note_dead(&self, begun: Begun, now: Instant, why: &dyn std::fmt::Display) {
+        // With one address there is no choice, and nothing to remember.
+        let backend = &self.backends[begun.place];
+        if self.backends.len() > 1 && backend.fail(now) {
+            let addr = backend.addr.0;
+            tracing::info!(%addr, error = %why, "an address does not answer; new sessions prefer others");
+        }
+    }
+
+    /// Returns the time at which the race must be driven.
+    pub(super) fn next(&self, attempts: &Attempts) -> Option<Instant> {
+        let limits = self.extra.iter().filter_map(|&i| attempts.get(i));
+        limits.map(|a| a.until).chain(self.race.next_at()).min()
+    }
+
+    /// Returns the number of attempts so far.
+    pub(super) fn begun(&self) -> usize {
+        self.race.begun()
+    }
+}
+
+// === impl Attempts ===
+
+impl Attempts {
+    pub(super) fn get(&self, i: u32) -> Option<&Attempt> {
+        self.entries.get(i as usize)
+    }
+
+    pub(super) fn take(&mut self, i: u32, metrics: &WorkerMetrics) -> Option<Attempt> {
+        let attempt = self.entries.try_remove(i as usize)?;
+        metrics.dials_extra_now.sub(1);
+        Some(attempt)
+    }
+
+    /// Records an event of an attempt and returns its session.
+    pub(super) fn handle(
+        &mut self,
+        i: Slot,
+        generation: Generation,
+        ready: Readiness,
+    ) -> Option<(Slot, Generation)> {
+        let attempt = self.entries.get_mut(i.0 as usize)?;
+        if attempt.generation != generation {
+            return None;
+        }
+        attempt.ready = Some(ready);
+        Some(attempt.session)
+    }
+
+    /// Resets the attempts of a session.
+    pub(super) fn forget(&mut self, dial: &mut Dial, metrics: &WorkerMetrics) {
+        for i in std::mem::take(&mut dial.extra) {
+            // Dropping a stream resets it.
+            drop(self.take(i, metrics));
+        }
+    }
+}
