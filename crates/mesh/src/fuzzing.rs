@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::acceptor::{Acceptor, Event, Limits};
+use crate::client_hello;
 use crate::dialler::Dialler;
 use crate::hello::{Hello, Target};
 use crate::key::{Key, Keys};
@@ -55,6 +56,65 @@ pub fn proxy(data: &[u8]) {
                 header
             };
             assert_eq!(Header::decode(&again).map(bare), Ok(bare(header)));
+        }
+    }
+}
+
+/// Encodes a ClientHello of TLS 1.2 or later in records of at most `record` bytes; `extensions` are its
+/// extensions as they are sent.
+#[cfg(test)]
+pub(crate) fn client_hello(extensions: Option<&[u8]>, record: usize) -> Vec<u8> {
+    let mut body = vec![3, 3];
+    body.extend([7; 32]);
+    body.extend([2, 1, 2]);
+    body.extend([0, 2, 0x13, 0x01]);
+    body.extend([1, 0]);
+    if let Some(extensions) = extensions {
+        body.extend((extensions.len() as u16).to_be_bytes());
+        body.extend(extensions);
+    }
+    let len = (body.len() as u32).to_be_bytes();
+    let message = [&[1, len[1], len[2], len[3]], &body[..]].concat();
+    let mut stream = Vec::new();
+    for fragment in message.chunks(record) {
+        stream.extend([22, 3, 1]);
+        stream.extend((fragment.len() as u16).to_be_bytes());
+        stream.extend(fragment);
+    }
+    stream
+}
+
+/// Reads `data` as a stream of TLS, whole and in pieces, and as the body of a hello.
+pub fn client_hello_stream(data: &[u8]) {
+    let mut body = vec![22, 3, 1];
+    let len = data.len().min(client_hello::MAX_HELLO / 2);
+    body.extend((len as u16 + 4).to_be_bytes());
+    body.extend([1, 0]);
+    body.extend((len as u16).to_be_bytes());
+    body.extend(&data[..len]);
+    for stream in [data, &body] {
+        let stream = &stream[..stream.len().min(client_hello::MAX_HELLO)];
+        let whole = client_hello::Reader::default().push(stream);
+        let mut reader = client_hello::Reader::default();
+        let (mut taken, mut read) = (0, Ok(None));
+        for piece in stream.chunks(3) {
+            taken += piece.len();
+            read = reader.push(piece);
+            if read != Ok(None) {
+                break;
+            }
+        }
+        // In pieces, a mistake after the end of the hello is not reached.
+        match (&whole, &read) {
+            (_, Ok(Some(hello))) => assert_eq!(whole.as_ref(), Ok(&Some(hello.clone()))),
+            (whole, read) => assert_eq!(whole, read),
+        }
+        assert_eq!(reader.into_stream(), &stream[..taken]);
+        if let Ok(Some(hello)) = whole
+            && let Some(name) = hello.server_name
+        {
+            assert!(!name.is_empty() && name.len() <= 253 && name.is_ascii());
+            assert_eq!(name, name.to_ascii_lowercase());
         }
     }
 }

@@ -74,6 +74,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptor;
+pub mod client_hello;
 mod deadline;
 pub mod dialler;
 #[cfg(any(test, fuzzing))]
