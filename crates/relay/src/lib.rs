@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod condition;
 pub mod config;
 mod counters;
 pub mod early_syn;

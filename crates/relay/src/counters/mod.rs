@@ -1,5 +1,9 @@
 //! Worker counters: each has one writer, and the metrics read them.
 
 pub(crate) mod counter;
+pub(crate) mod forward;
 pub(crate) mod histogram;
+pub(crate) mod last_addr;
+pub(crate) mod peer;
+pub(crate) mod registry;
 pub(crate) mod worker;

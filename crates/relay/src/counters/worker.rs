@@ -4,6 +4,7 @@ use taut_mesh::acceptor::Rejection;
 
 use super::counter::Counter;
 use super::histogram::Histogram;
+use super::last_addr::LastAddr;
 use crate::outcome::mesh::MeshRefusal;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
@@ -57,5 +58,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_refused_full: Counter,
     pub(crate) mesh_hellos: Counter,
     pub(crate) mesh_rejected: [Counter; Rejection::ALL.len()],
+    /// The source of the connection that was rejected last.
+    pub(crate) mesh_last_rejected: LastAddr,
     pub(crate) mesh_refused: [Counter; MeshRefusal::ALL.len()],
 }

@@ -159,6 +159,7 @@ impl Inbound {
         if conn.acceptor.is_proven() && !conn.proven {
             conn.proven = true;
             let from = conn.from;
+            rules.metrics.mesh_last_rejected.set(from.ip());
             self.uncount_unproven(from, rules);
             self.ready += 1;
             rules.metrics.mesh_ready.add(1);

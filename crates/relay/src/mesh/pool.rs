@@ -20,6 +20,7 @@ use crate::config::PoolLimits;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
+use crate::outcome::peer::PeerFailure;
 use crate::route::table::Peer;
 
 /// The interval at which sizes are checked without an event.
@@ -55,6 +56,8 @@ pub(crate) struct PoolTerms<'a> {
     /// For each address: from the SYN to the end of the handshake.
     pub(crate) timeout: Duration,
     pub(crate) metrics: &'a WorkerMetrics,
+    /// The worker's number.
+    pub(crate) worker: usize,
     pub(crate) now: Instant,
 }
 
@@ -164,6 +167,7 @@ impl Pools {
         };
         terms.metrics.pool_hits.add(1);
         terms.metrics.pool_ready.sub(1);
+        pool.peer.stats.worker(terms.worker).ready.sub(1);
         self.remove(slot)?.into_spare()
     }
 
@@ -303,6 +307,7 @@ impl Pools {
     fn close_ready(&mut self, i: usize, terms: &PoolTerms<'_>) {
         while let Some(slot) = self.pools[i].ready.pop_front() {
             terms.metrics.pool_ready.sub(1);
+            self.pools[i].peer.stats.worker(terms.worker).ready.sub(1);
             self.remove(slot);
         }
     }
@@ -336,12 +341,19 @@ impl Pools {
                 });
                 self.deadlines.set(slot, None, Some(deadline));
             }
-            Err(error) => self.dial_failed(i, tried, error, terms),
+            Err(error) => self.dial_failed(i, tried, error, false, terms),
         }
     }
 
     /// Accounts for a failed dial.
-    fn dial_failed(&mut self, i: usize, tried: usize, error: Errno, terms: &PoolTerms<'_>) {
+    fn dial_failed(
+        &mut self,
+        i: usize,
+        tried: usize,
+        error: Errno,
+        connected: bool,
+        terms: &PoolTerms<'_>,
+    ) {
         let pool = &mut self.pools[i];
         pool.under_way -= 1;
         // Dials that failed together advance the address only once: a second step could lead back
@@ -351,6 +363,8 @@ impl Pools {
         }
         pool.sizer.dial_failed(terms.now);
         terms.metrics.pool_dials_failed.add(1);
+        let failure = PeerFailure::of(error, connected);
+        pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
         tracing::debug!(peer = %pool.peer.targets.destination(), %error, "cannot connect to a relay");
         if let Some(waiter) = pool.waiters.pop_front() {
             self.outcomes.push_back(DialOutcome::Fail(waiter, error));
@@ -368,8 +382,9 @@ impl Pools {
             self.poll_at = Some(terms.now);
             self.discard(slot, terms);
         } else {
+            let connected = matches!(conn.state, State::Handshaking(_));
             self.remove(slot);
-            self.dial_failed(pool, tried, error, terms);
+            self.dial_failed(pool, tried, error, connected, terms);
             self.dial_for_waiters(pool, terms);
         }
     }
@@ -384,6 +399,7 @@ impl Pools {
         let time = terms.now - conn.begun;
         pool.sizer.dial_succeeded(time);
         terms.metrics.dial_mesh.observe(time);
+        pool.peer.stats.worker(terms.worker).dialled.add(1);
         if let Some(waiter) = pool.waiters.pop_front() {
             let peer = conn.pool;
             let spare = self.remove(slot).and_then(Conn::into_spare);
@@ -405,6 +421,7 @@ impl Pools {
         conn.deadline = Some(until);
         pool.ready.push_back(slot);
         terms.metrics.pool_ready.add(1);
+        pool.peer.stats.worker(terms.worker).ready.add(1);
     }
 
     /// Removes a ready connection from its pool and closes it.
@@ -412,6 +429,12 @@ impl Pools {
         if let Some(conn) = self.remove(slot) {
             self.pools[conn.pool].ready.retain(|&p| p != slot);
             terms.metrics.pool_ready.sub(1);
+            self.pools[conn.pool]
+                .peer
+                .stats
+                .worker(terms.worker)
+                .ready
+                .sub(1);
         }
     }
 

@@ -15,6 +15,7 @@ use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 
 mod mesh;
+mod scopes;
 
 type Encoded = Result<(), std::fmt::Error>;
 
@@ -76,6 +77,7 @@ impl Collector for Metrics {
         )?;
 
         self.encode_mesh(&mut encoder)?;
+        self.encode_scopes(&mut encoder)?;
         self.encode_early(&mut encoder)?;
         self.encode_turbo(&mut encoder)?;
         self.encode_dials(&mut encoder)?;

@@ -1,12 +1,14 @@
 //! A node's metrics.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use prometheus_client::registry::Registry;
 use taut_mesh::acceptor::Rejection;
 
+use crate::condition::Tracker;
 use crate::counters::counter::Counter;
+use crate::counters::registry::Registry as ScopeRegistry;
 use crate::counters::worker::WorkerMetrics;
 use crate::early_syn::PendingTable;
 use crate::intercept::{Exits, Method, Status};
@@ -23,6 +25,10 @@ mod encoding;
 #[derive(Clone, Debug)]
 pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
+    /// The counters of forwards and peers.
+    scopes: Arc<ScopeRegistry>,
+    /// What is broken.
+    conditions: Arc<Mutex<Tracker>>,
     early: Option<Arc<PendingTable>>,
     /// Kept alive while its counters may be read; legs between relays use it.
     turbo: Arc<TurboStart>,
@@ -38,6 +44,8 @@ impl Metrics {
     pub(crate) fn new(workers: usize, early: Option<Arc<PendingTable>>, turbo: TurboStart) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
+            scopes: Arc::new(ScopeRegistry::new(workers)),
+            conditions: Arc::new(Mutex::new(Tracker::new(Instant::now()))),
             early,
             turbo: Arc::new(turbo),
             log: None,
@@ -72,6 +80,16 @@ impl Metrics {
     /// Returns the number of connection attempts to addresses of destinations.
     pub fn dials(&self) -> u64 {
         self.sum(|w| &w.dials[0]) + self.sum(|w| &w.dials[1])
+    }
+
+    /// Adds the metrics of forwards and peers.
+    pub(crate) fn with_registry(self, scopes: Arc<ScopeRegistry>) -> Self {
+        Self { scopes, ..self }
+    }
+
+    /// Adds the conditions that are broken.
+    pub(crate) fn with_conditions(self, conditions: Arc<Mutex<Tracker>>) -> Self {
+        Self { conditions, ..self }
     }
 
     /// Returns the status that interception updates.
@@ -152,6 +170,23 @@ impl Metrics {
     pub fn mesh_rejected(&self) -> u64 {
         let all = Rejection::ALL.into_iter();
         all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
+    }
+
+    /// Returns the number of connections at the mesh port that were closed for this reason.
+    pub(crate) fn mesh_rejected_for(&self, cause: Rejection) -> u64 {
+        self.sum(|w| &w.mesh_rejected[cause.index()])
+    }
+
+    /// Returns the source of a connection that was closed at the mesh port recently.
+    pub(crate) fn last_mesh_rejected(&self) -> Option<std::net::IpAddr> {
+        self.workers
+            .iter()
+            .find_map(|w| w.mesh_last_rejected.take())
+    }
+
+    /// Returns the number of connections that could not be accepted.
+    pub(crate) fn accept_failed(&self) -> u64 {
+        self.sum(|w| &w.accept_failed)
     }
 
     /// Returns the interception method and the recent counts of packets by result. Returns `None`

@@ -2,6 +2,7 @@
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
@@ -16,6 +17,8 @@ const MAX_ADDRS: usize = 32;
 pub(crate) struct Targets {
     destination: Destination,
     backends: ArcSwap<Backends>,
+    /// Look-ups after the first one that failed, and that succeeded.
+    look_ups: [AtomicU64; 2],
 }
 
 pub(crate) type Addrs = Arc<[UpstreamAddr]>;
@@ -48,6 +51,7 @@ impl Targets {
         Ok(Self {
             destination,
             backends: ArcSwap::from_pointee(table.of(addrs.iter().copied())),
+            look_ups: Default::default(),
         })
     }
 
@@ -58,7 +62,7 @@ impl Targets {
         // A resolver may rotate the same addresses, which is no change.
         let same = before.len() == addrs.len() && before.iter().all(|b| addrs.contains(&b.addr));
         if !same {
-            tracing::info!(destination = %self.destination, ?addrs, "destination has new addresses");
+            tracing::info!("{} has new addresses: {}", self.destination, list(&addrs));
         }
     }
 
@@ -72,6 +76,23 @@ impl Targets {
         (**self.backends.load()).clone()
     }
 
+    pub(crate) fn look_up_failed(&self) {
+        self.look_ups[0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn look_up_succeeded(&self) {
+        self.look_ups[1].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the numbers of look-ups that failed and that succeeded, after the first one.
+    pub(crate) fn look_ups(&self) -> (u64, u64) {
+        let [failed, succeeded] = &self.look_ups;
+        (
+            failed.load(Ordering::Relaxed),
+            succeeded.load(Ordering::Relaxed),
+        )
+    }
+
     /// Returns whether the destination requires a look-up.
     pub(crate) fn is_a_name(&self) -> bool {
         self.destination.host.parse::<std::net::IpAddr>().is_err()
@@ -80,6 +101,12 @@ impl Targets {
     pub(crate) fn destination(&self) -> &Destination {
         &self.destination
     }
+}
+
+/// Returns the addresses as text.
+pub(crate) fn list(addrs: &Addrs) -> String {
+    let texts: Vec<_> = addrs.iter().map(|addr| addr.0.to_string()).collect();
+    texts.join(", ")
 }
 
 /// Returns the addresses of a destination. Blocks for as long as the system's resolver takes.

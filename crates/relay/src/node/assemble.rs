@@ -13,6 +13,8 @@ use super::look_ups::resolve_all;
 use super::loops::find_loop;
 use super::next_hop::{access, next_hop, original};
 use crate::config::{Config, Forward};
+use crate::counters::forward::MESH;
+use crate::counters::registry::Registry;
 use crate::handover::Passed;
 use crate::net::addr::Destination;
 use crate::net::targets::Targets;
@@ -34,6 +36,7 @@ pub(super) fn assemble(
     workers: usize,
     mesh_leg: &LegOptions,
     before: &Holdings,
+    registry: &Registry,
     inherited: &mut Vec<Passed>,
 ) -> Result<Assembly, StartError> {
     let keys = match &config.mesh {
@@ -43,7 +46,7 @@ pub(super) fn assemble(
     let mut next = before.successor();
     let (targets, peers) = resolve_all(config, before)?;
     let legs = legs_of(config)?;
-    let peers = peers_of(peers, mesh_leg, before, &mut next);
+    let peers = peers_of(peers, mesh_leg, before, registry, &mut next);
     let mut listeners: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
@@ -62,12 +65,10 @@ pub(super) fn assemble(
             None => next_hop(forward, targets, upstream, &peers),
             Some(transparent) => original(forward, transparent, &listen, upstream, &peers)?,
         };
+        let name = listen.first().map_or_else(String::new, |l| l.0.to_string());
         let route = Route {
             id: 0,
-            name: listen
-                .first()
-                .map_or_else(String::new, |l| l.0.to_string())
-                .into(),
+            stats: registry.forward(&name),
             destination: match &forward.to[..] {
                 [] => "where clients want to go".into(),
                 to => names_of(to).into(),
@@ -107,6 +108,7 @@ pub(super) fn assemble(
                 borrow: mesh.borrow,
                 listen,
                 peers,
+                stats: registry.forward(MESH),
             }))
         }
         _ => None,
@@ -164,11 +166,13 @@ fn peers_of(
     targets: Vec<Arc<Targets>>,
     options: &LegOptions,
     before: &Holdings,
+    registry: &Registry,
     next: &mut Holdings,
 ) -> Vec<Arc<Peer>> {
     let peer = |targets: Arc<Targets>| {
         let id = next.peer_id(targets.destination());
-        holdings::peer(before, id, targets, options.clone())
+        let stats = registry.peer(&targets.destination().to_string());
+        holdings::peer(before, id, targets, options.clone(), stats)
     };
     targets.into_iter().map(peer).collect()
 }

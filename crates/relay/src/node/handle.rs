@@ -12,9 +12,11 @@ use tokio::sync::Notify;
 use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
 use super::loops::find_loop;
+use crate::condition::Tracker;
 use crate::config::Config;
+use crate::counters::registry::Registry;
 use crate::net::backend::Backend;
-use crate::net::targets::{Targets, look_up};
+use crate::net::targets::{Targets, list, look_up};
 use crate::route::table::NextHop;
 use crate::session_log::SessionLog;
 use crate::worker::mailbox::{Mailbox, Message};
@@ -30,6 +32,10 @@ pub(crate) struct SharedHandle {
     pub(super) log: Mutex<Option<SessionLog>>,
     /// Notified when destinations or their addresses may have changed.
     pub(crate) changed: Notify,
+    /// What is broken.
+    pub(super) tracker: Arc<Mutex<Tracker>>,
+    /// The counters of forwards and peers.
+    pub(super) registry: Arc<Registry>,
 }
 
 /// The present configuration, and the resources held for it.
@@ -158,15 +164,17 @@ impl SharedHandle {
         let addrs = match look_up(targets.destination()) {
             Ok(addrs) => addrs,
             Err(error) => {
-                tracing::warn!(%error, "keeping the former addresses");
+                tracing::debug!(%error, "keeping the former addresses");
+                targets.look_up_failed();
                 return;
             }
         };
+        targets.look_up_succeeded();
         if find_loop(&self.shared.setup().routes, Some((targets, &addrs))).is_some() {
             let destination = targets.destination();
             tracing::warn!(
-                %destination, ?addrs,
-                "its new addresses lead back to this relay; keeping the former ones"
+                "the new addresses of {destination} ({}) lead back to this relay; keeping the former ones",
+                list(&addrs)
             );
             return;
         }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, Listener};
 
+use crate::counters::peer::PeerStats;
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
@@ -156,6 +157,7 @@ fn is_same(a: &Route, b: &Route) -> bool {
         _ => false,
     };
     next_hop
+        && Arc::ptr_eq(&a.stats, &b.stats)
         && a.listen == b.listen
         && a.early_syn == b.early_syn
         && a.sources == b.sources
@@ -169,6 +171,7 @@ pub(super) fn peer(
     id: usize,
     targets: Arc<Targets>,
     options: LegOptions,
+    stats: Arc<PeerStats>,
 ) -> Arc<Peer> {
     match before.peer(targets.destination()) {
         Some(known) if known.options == options && Arc::ptr_eq(&known.targets, &targets) => {
@@ -178,6 +181,7 @@ pub(super) fn peer(
             id,
             targets,
             options,
+            stats,
         }),
     }
 }

@@ -17,6 +17,7 @@ use crate::worker::Order;
 
 mod assemble;
 mod bind;
+mod conditions;
 mod descriptors;
 mod early_syn_thread;
 mod ended;
@@ -30,6 +31,7 @@ mod reload;
 mod start;
 mod threads;
 
+pub(crate) use conditions::INTERVAL as CONDITION_INTERVAL;
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};
 pub(crate) use handle::{Check, SharedHandle};

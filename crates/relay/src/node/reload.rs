@@ -50,6 +50,7 @@ impl SharedHandle {
             workers,
             &present.mesh_leg,
             &present.holdings,
+            &self.registry,
             &mut Vec::new(),
         )?;
         let setup = Arc::new(setup);

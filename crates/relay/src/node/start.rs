@@ -1,6 +1,7 @@
 //! The start of a node: all resources are acquired first, then the threads start.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use tokio::sync::{Notify, mpsc};
 
@@ -12,7 +13,9 @@ use super::holdings::Holdings;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
+use crate::condition::Tracker;
 use crate::config::Config;
+use crate::counters::registry::Registry;
 use crate::early_syn::PendingTable;
 use crate::handover::Passed;
 use crate::intercept::Interception;
@@ -44,6 +47,7 @@ impl Node {
         let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
         let turbo = TurboStart::begin(config.keepalive, turbo);
         let mesh_leg = turbo.leg().clone();
+        let registry = Arc::new(Registry::new(workers));
         let Assembly {
             setup,
             listeners: mut all_listeners,
@@ -53,6 +57,7 @@ impl Node {
             workers,
             &mesh_leg,
             &Holdings::default(),
+            &registry,
             &mut inherited,
         )?;
         for Passed { addr, .. } in inherited {
@@ -66,10 +71,13 @@ impl Node {
             Some(target) => Some(SessionLog::start(target, session_log::CAPACITY)?),
             None => None,
         };
+        let tracker = Arc::new(Mutex::new(Tracker::new(Instant::now())));
         let recorder = log.as_ref().map(SessionLog::recorder);
         let metrics = Metrics::new(workers, early.clone(), turbo)
             .with_log(recorder.clone())
-            .with_backends(holdings.backends.clone());
+            .with_backends(holdings.backends.clone())
+            .with_registry(registry.clone())
+            .with_conditions(tracker.clone());
         let relays = metrics.route_segments().map(|_| Arc::default());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
@@ -129,6 +137,8 @@ impl Node {
             early: Mutex::new(early),
             log: Mutex::new(log),
             changed: Notify::new(),
+            registry,
+            tracker,
         });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {

@@ -1,6 +1,7 @@
 //! The end of a session, or the reason for its refusal.
 
 pub(crate) mod mesh;
+pub(crate) mod peer;
 pub(crate) mod proxy;
 pub mod refusal;
 pub mod session_end;

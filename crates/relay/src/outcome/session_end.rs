@@ -85,6 +85,18 @@ impl End {
         self as usize
     }
 
+    /// Returns whether the session ended because it got no upstream leg.
+    pub(crate) fn is_of_connect(self) -> bool {
+        matches!(
+            self,
+            Self::ConnectRefused
+                | Self::ConnectTimedOut
+                | Self::ConnectUnreachable
+                | Self::NoResources
+                | Self::LookUpFailed
+        )
+    }
+
     /// Returns the cause for an error on an established leg.
     pub(crate) fn of_leg(side: Side, error: Errno) -> Self {
         let lost = matches!(

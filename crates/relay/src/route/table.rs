@@ -11,6 +11,8 @@ use taut_sys::socket::LegOptions;
 use crate::access::identity::Identity;
 use crate::access::{Destinations, Sources};
 use crate::config::{InboundLimits, PoolLimits, Timeouts};
+use crate::counters::forward::ForwardStats;
+use crate::counters::peer::PeerStats;
 use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
 use crate::net::targets::Targets;
@@ -28,8 +30,8 @@ pub(crate) struct Setup {
 pub(crate) struct Route {
     /// The route's number, never reused by this process.
     pub(crate) id: u32,
-    /// The name in the session log: the first address that the forward listens on.
-    pub(crate) name: Arc<str>,
+    /// The forward's counters, and its name: by default the first address that it listens on.
+    pub(crate) stats: Arc<ForwardStats>,
     /// The destination, `host:port`, or several with commas between them.
     pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
@@ -103,6 +105,8 @@ pub(crate) struct Peer {
     pub(crate) id: usize,
     pub(crate) targets: Arc<Targets>,
     pub(crate) options: LegOptions,
+    /// The peer's counters, and its name.
+    pub(crate) stats: Arc<PeerStats>,
 }
 
 /// The node's part in a mesh.
@@ -122,6 +126,8 @@ pub(crate) struct Mesh {
     /// Whether those legs use the client's address as their source.
     pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,
+    /// The counters of sessions that other relays request.
+    pub(crate) stats: Arc<ForwardStats>,
 }
 
 impl Mesh {

@@ -8,12 +8,13 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, interval_at, sleep, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
 
 use crate::config::{Config, ConfigError};
 use crate::handover::{HandoverError, Passed};
+use crate::metrics::Metrics;
 use crate::net::targets::Targets;
-use crate::node::{Node, SharedHandle, StartError, WorkerLost};
+use crate::node::{CONDITION_INTERVAL, Node, SharedHandle, StartError, WorkerLost};
 
 mod checks;
 mod takeover;
@@ -116,6 +117,7 @@ async fn serve(
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(checks::run(node.handle()));
+    tokio::spawn(report_conditions(node.handle(), node.metrics()));
     tokio::spawn(reload_at(hangup, node.handle(), offer.clone(), reread));
 
     tokio::select! {
@@ -223,6 +225,16 @@ async fn drain(
     );
     node.stop();
     Ok(node.ended().await?)
+}
+
+/// Logs what breaks and what is well again.
+async fn report_conditions(node: Arc<SharedHandle>, metrics: Metrics) {
+    let mut ticks = tokio::time::interval(CONDITION_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        node.report_conditions(&metrics, std::time::Instant::now());
+    }
 }
 
 /// Repeats look-ups on threads that may block; names and interval may change. A slow look-up delays

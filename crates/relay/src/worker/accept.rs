@@ -4,7 +4,7 @@
 //! continues at [`Worker::start`]. A connection from another relay waits in [`super::mesh`] for its
 //! hello and continues at [`Worker::open`].
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use taut_sys::Errno;
 use taut_sys::socket::Stream;
@@ -17,6 +17,7 @@ use super::pending_record::Origin;
 use super::sessions::slot;
 use crate::access;
 use crate::access::identity::Introduction;
+use crate::counters::forward::ForwardStats;
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
 use crate::route::listener::{ListenerId, Purpose};
@@ -40,7 +41,8 @@ impl Worker {
                         self.await_header(stream, peer, route);
                     }
                     Purpose::Forward(route) => {
-                        if let Some(stream) = self.admit(stream, peer, &route.sources) {
+                        if let Some(stream) = self.admit(stream, peer, &route.sources, &route.stats)
+                        {
                             self.accept(Client::direct(stream, ClientAddr(peer), route));
                         }
                     }
@@ -51,7 +53,7 @@ impl Worker {
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
                     self.io.metrics.accept_failed.add(1);
-                    tracing::warn!(%error, "cannot accept a connection; trying again shortly");
+                    tracing::debug!(%error, "cannot accept a connection; trying again shortly");
                     self.rest(id);
                     return false;
                 }
@@ -68,18 +70,29 @@ impl Worker {
         stream: Stream,
         from: SocketAddr,
         sources: &access::Sources,
+        stats: &ForwardStats,
     ) -> Option<Stream> {
         match ClientRefusal::of(sources.check(from.ip())) {
             None => Some(stream),
             Some(cause) => {
-                self.refuse(stream, cause);
+                self.refuse(stream, from.ip(), cause, stats);
                 None
             }
         }
     }
 
-    pub(super) fn refuse(&self, stream: Stream, cause: ClientRefusal) {
+    pub(super) fn refuse(
+        &self,
+        stream: Stream,
+        from: IpAddr,
+        cause: ClientRefusal,
+        stats: &ForwardStats,
+    ) {
         self.io.metrics.refused[cause.index()].add(1);
+        let counters = stats.worker(self.io.worker);
+        counters.refused[cause.index()].add(1);
+        counters.last_refused.set(from);
+        tracing::debug!(client = %from, forward = %stats.name, cause = cause.label(), "refused a client");
         stream.abort();
     }
 
@@ -94,8 +107,12 @@ impl Worker {
             Ok(plan) => plan,
             Err(verdict) => {
                 self.io.metrics.intercept_refused.add(1);
-                tracing::info!(
-                    client = %client.addr.0, to = ?client.connected_to(), cause = verdict.label(),
+                let counters = client.route.stats.worker(self.io.worker);
+                counters.destination_refused.add(1);
+                counters.last_refused.set(client.addr.0.ip());
+                let to = client.connected_to().map(|to| to.to_string());
+                tracing::debug!(
+                    client = %client.addr.0, to = to.unwrap_or_default(), cause = verdict.label(),
                     "not an allowed destination"
                 );
                 client.stream.abort();

@@ -174,7 +174,7 @@ impl Worker {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
-                tracing::info!(%error, "a session from the mesh ends");
+                tracing::debug!(%error, "a session from the mesh ends");
                 self.end(slot, End::LookUpFailed, Close::Reset);
                 return;
             }
@@ -187,7 +187,7 @@ impl Worker {
         let allowed: Vec<_> = found.iter().filter(is_allowed).cloned().collect();
         if allowed.is_empty() {
             let addrs: Vec<_> = found.iter().map(|backend| backend.addr.0).collect();
-            tracing::info!(%name, ?addrs, "its addresses are not allowed");
+            tracing::debug!(%name, ?addrs, "its addresses are not allowed");
             self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }

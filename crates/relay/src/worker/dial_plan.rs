@@ -30,6 +30,14 @@ pub(super) enum DialPlan {
 // === impl DialPlan ===
 
 impl DialPlan {
+    /// Returns the relay that the plan asks, if it asks one.
+    pub(super) fn peer(&self) -> Option<&Arc<Peer>> {
+        match self {
+            Self::Ask { peer, .. } => Some(peer),
+            Self::Dial { .. } | Self::LookUp { .. } => None,
+        }
+    }
+
     /// Returns the plan for a client of `route`, or the reason for refusing its destination. `to`
     /// returns the address that the client connected to.
     pub(super) fn for_client(
@@ -156,6 +164,6 @@ impl DialPlan {
 }
 
 fn refused(destination: &impl std::fmt::Display, verdict: DestinationVerdict) -> MeshRefusal {
-    tracing::info!(%destination, cause = verdict.label(), "not an allowed destination");
+    tracing::debug!(%destination, cause = verdict.label(), "not an allowed destination");
     MeshRefusal::Destination
 }

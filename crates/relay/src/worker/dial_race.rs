@@ -131,7 +131,7 @@ impl Worker {
         };
         let client = entry.client;
         if dial.borrow && !may_be_borrowed(client.0.ip().to_canonical()) {
-            tracing::info!(client = %client.0, "its address cannot be borrowed");
+            tracing::debug!(client = %client.0, "its address cannot be borrowed");
             self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }

@@ -21,6 +21,8 @@ pub(super) struct IoContext {
     pub(super) scratch: Box<[u8]>,
     pub(super) splice_after: Option<u64>,
     pub(super) metrics: Arc<WorkerMetrics>,
+    /// The worker's number, by which it finds its own counters.
+    pub(super) worker: usize,
     /// The time at which the current events are handled.
     pub(super) now: Instant,
 }

@@ -46,6 +46,7 @@ impl Worker {
             limits: share_of_pool(mesh.pool, &self.shared),
             timeout: self.setup.timeouts.connect,
             metrics: &self.io.metrics,
+            worker: self.io.worker,
             now: self.io.now,
         };
         Some(act(&mut self.mesh.pools, &terms))
@@ -146,7 +147,7 @@ impl Worker {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
-        if let Some(stream) = self.admit(stream, from, &mesh.sources) {
+        if let Some(stream) = self.admit(stream, from, &mesh.sources, &mesh.stats) {
             self.with_inbound(|inbound, terms| inbound.admit(stream, from, terms));
         }
     }
@@ -179,6 +180,7 @@ impl Worker {
         let origin = Origin::Mesh {
             relay: from.ip(),
             session: hello.session,
+            stats: &mesh.stats,
             // Only the session log needs the name.
             destination: match self.shared.log {
                 Some(_) => hello.destination.to_string(),
@@ -189,7 +191,10 @@ impl Worker {
             Ok((client, plan)) => self.open(stream, client, plan, &origin, Vec::new()),
             Err(refusal) => {
                 self.io.metrics.mesh_refused[refusal.index()].add(1);
-                tracing::info!(%from, cause = refusal.label(), "refused a session from the mesh");
+                let counters = mesh.stats.worker(self.io.worker);
+                counters.destination_refused.add(1);
+                counters.last_refused.set(from.ip());
+                tracing::debug!(%from, cause = refusal.label(), "refused a session from the mesh");
                 stream.abort();
             }
         }

@@ -106,6 +106,7 @@ impl Worker {
                 scratch: vec![0; SCRATCH].into(),
                 splice_after: data.splice_after,
                 metrics,
+                worker: index,
                 now,
             },
             sessions: Sessions::default(),

@@ -10,6 +10,7 @@ use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
 
 use super::dial_plan::DialPlan;
+use crate::counters::forward::ForwardStats;
 use crate::counters::worker::WorkerMetrics;
 use crate::forwarding::session::Session;
 use crate::net::addr::ClientAddr;
@@ -41,6 +42,8 @@ pub(super) enum Origin<'a> {
         relay: IpAddr,
         session: hello::SessionId,
         destination: String,
+        /// The counters of sessions that other relays request.
+        stats: &'a Arc<ForwardStats>,
     },
 }
 
@@ -53,6 +56,18 @@ pub(super) struct PendingRecord {
     relay: Option<Arc<str>>,
     /// Read as soon as the leg is connected, because a socket that was reset has no peer address.
     address: Option<SocketAddr>,
+}
+
+// === impl Origin ===
+
+impl Origin<'_> {
+    /// Returns the counters of the session's forward.
+    pub(super) fn stats(&self) -> &Arc<ForwardStats> {
+        match self {
+            Self::Forward(route) => &route.stats,
+            Self::Mesh { stats, .. } => stats,
+        }
+    }
 }
 
 // === impl Timeline ===
@@ -119,12 +134,17 @@ impl PendingRecord {
     /// Starts the record of a new session.
     pub(super) fn new(origin: &Origin<'_>, client: &Stream, plan: &DialPlan) -> Self {
         let (forward, destination, session) = match origin {
-            Origin::Forward(route) => (route.name.clone(), route.destination.clone(), None),
+            Origin::Forward(route) => (route.stats.name.clone(), route.destination.clone(), None),
             Origin::Mesh {
                 session,
                 destination,
+                stats,
                 ..
-            } => ("mesh".into(), destination.as_str().into(), Some(session.0)),
+            } => (
+                stats.name.clone(),
+                destination.as_str().into(),
+                Some(session.0),
+            ),
         };
         let (session, relay) = match plan {
             DialPlan::Ask { peer, hello, .. } => {

@@ -104,7 +104,7 @@ impl Waiting {
                     Ok(Some(header)) => return HeaderProgress::Whole(header),
                     Ok(None) => {}
                     Err(error) => {
-                        tracing::info!(from = %self.from, %error, "refused a connection");
+                        tracing::debug!(from = %self.from, %error, "refused a connection");
                         return HeaderProgress::Refused(ProxyRefusal::Malformed);
                     }
                 },
@@ -121,11 +121,11 @@ impl Worker {
     pub(super) fn await_header(&mut self, stream: Stream, from: SocketAddr, route: Arc<Route>) {
         let believed = route.identity.accept_proxy.as_ref();
         if !believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed) {
-            tracing::info!(%from, "refused a connection: not a sender in proxy_from");
-            return self.refuse_proxy(stream, ProxyRefusal::Sender);
+            tracing::debug!(%from, "refused a connection: not a sender in proxy_from");
+            return self.refuse_proxy(stream, from, &route, ProxyRefusal::Sender);
         }
         if self.proxy_headers.waiting.len() >= self.shared.share(MAX_WAITING) as usize {
-            return self.refuse_proxy(stream, ProxyRefusal::Full);
+            return self.refuse_proxy(stream, from, &route, ProxyRefusal::Full);
         }
         let proxy_headers = &mut self.proxy_headers;
         proxy_headers.generation = proxy_headers.generation.next();
@@ -140,7 +140,7 @@ impl Worker {
             .add(&stream, token, Interest::StreamEdges)
             .is_err()
         {
-            return self.refuse_proxy(stream, ProxyRefusal::Full);
+            return self.refuse_proxy(stream, from, &route, ProxyRefusal::Full);
         }
         vacant.insert(Waiting {
             stream,
@@ -177,7 +177,7 @@ impl Worker {
             let to = header.addresses.map(|(_, to)| to);
             self.io.metrics.proxy_headers.add(1);
             let route = waiting.route;
-            if let Some(stream) = self.admit(waiting.stream, client, &route.sources) {
+            if let Some(stream) = self.admit(waiting.stream, client, &route.sources, &route.stats) {
                 self.start(Client {
                     stream,
                     addr: ClientAddr(client),
@@ -197,7 +197,7 @@ impl Worker {
 
     fn remove_and_refuse(&mut self, slot: Slot, why: ProxyRefusal) {
         if let Some(waiting) = self.remove(slot) {
-            self.refuse_proxy(waiting.stream, why);
+            self.refuse_proxy(waiting.stream, waiting.from, &waiting.route, why);
         }
     }
 
@@ -207,8 +207,11 @@ impl Worker {
         Some(waiting)
     }
 
-    fn refuse_proxy(&mut self, stream: Stream, why: ProxyRefusal) {
+    fn refuse_proxy(&mut self, stream: Stream, from: SocketAddr, route: &Route, why: ProxyRefusal) {
         self.io.metrics.proxy_refused[why.index()].add(1);
+        let counters = route.stats.worker(self.io.worker);
+        counters.header_refused.add(1);
+        counters.last_refused.set(from.ip());
         stream.abort();
     }
 }

@@ -14,6 +14,8 @@ use super::dial_plan::DialPlan;
 use super::pending_record::{Origin, PendingRecord, Timeline};
 use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
+use crate::counters::forward::ForwardStats;
+use crate::counters::peer::PeerStats;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::session::{Session, Step};
@@ -40,6 +42,10 @@ pub(super) struct SessionEntry {
     pub(super) plan: DialPlan,
     pub(super) timeouts: Arc<Timeouts>,
     pub(super) timeline: Timeline,
+    /// The counters of the session's forward.
+    pub(super) stats: Arc<ForwardStats>,
+    /// The peer that the upstream leg leads to.
+    pub(super) peer: Option<Arc<PeerStats>>,
     /// The session's log record, if there is a session log.
     pub(super) record: Option<Box<PendingRecord>>,
     pub(super) deadline: Option<Instant>,
@@ -140,14 +146,19 @@ impl Worker {
     ) -> Option<usize> {
         // For a session from the mesh, `addr` is the client that the hello names.
         let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
-            self.refuse(client, ClientRefusal::SourceLimit);
+            self.refuse(
+                client,
+                addr.0.ip(),
+                ClientRefusal::SourceLimit,
+                origin.stats(),
+            );
             return None;
         };
         if !self.shared.admit() {
             // Dropped first, so that a client that sees the reset and retries does not meet its own
             // permit.
             drop(permit);
-            self.refuse(client, ClientRefusal::Full);
+            self.refuse(client, addr.0.ip(), ClientRefusal::Full, origin.stats());
             return None;
         }
         let log = self.shared.log.is_some();
@@ -167,6 +178,12 @@ impl Worker {
             Err(Errno::EXIST) => poller.modify(&client, token, Interest::StreamEdges),
             other => other,
         };
+        let stats = origin.stats().clone();
+        stats.worker(self.io.worker).sessions.add(1);
+        let peer = plan.peer().map(|peer| peer.stats.clone());
+        if let Some(peer) = &peer {
+            peer.worker(self.io.worker).sessions.add(1);
+        }
         vacant.insert(SessionEntry {
             session: Session::new(client, self.io.now),
             generation,
@@ -174,6 +191,8 @@ impl Worker {
             plan,
             timeouts: self.setup.timeouts.clone(),
             timeline: Timeline::new(self.io.now),
+            stats,
+            peer,
             record,
             deadline: None,
             queued: false,
@@ -218,12 +237,22 @@ impl Worker {
             .session
             .drive(self.io.now, &entry.timeouts, &mut self.io);
         let after = entry.session.moved();
-        self.io.metrics.upstream_bytes.add(after.0 - before.0);
-        self.io.metrics.client_bytes.add(after.1 - before.1);
+        let (to_upstream, to_client) = (after.0 - before.0, after.1 - before.1);
+        self.io.metrics.upstream_bytes.add(to_upstream);
+        self.io.metrics.client_bytes.add(to_client);
+        let counters = entry.stats.worker(self.io.worker);
+        counters.upstream_bytes.add(to_upstream);
+        counters.client_bytes.add(to_client);
+        if let Some(peer) = &entry.peer {
+            let counters = peer.worker(self.io.worker);
+            counters.sent_bytes.add(to_upstream);
+            counters.received_bytes.add(to_client);
+        }
         let connected = entry.session.is_connected();
         let is_dialling = matches!(entry.plan, DialPlan::Dial(_));
         let metrics = &self.io.metrics;
         if entry.timeline.note(self.io.now, connected, after, metrics) {
+            counters.connected.add(1);
             if let (Some(record), (_, Some(upstream))) = (&mut entry.record, entry.session.legs()) {
                 record.connected(upstream);
             }
@@ -306,6 +335,16 @@ impl Worker {
         self.shared.release();
         self.io.metrics.sessions.sub(1);
         self.io.metrics.ended[end.index()].add(1);
+        let counters = entry.stats.worker(self.io.worker);
+        counters.sessions.sub(1);
+        counters.ended[end.index()].add(1);
+        if let Some(peer) = &entry.peer {
+            let counters = peer.worker(self.io.worker);
+            counters.sessions.sub(1);
+            if end.is_of_connect() {
+                counters.sessions_failed.add(1);
+            }
+        }
         match close {
             // Both streams have ended, so closing sends no RST.
             Close::Gracefully => drop((client, upstream)),

@@ -1,0 +1,210 @@
+//! The sentences of the log for a change of state.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::Condition;
+
+/// Returns the warning at the beginning of a condition: what is broken, how many are affected, and
+/// what to do. `example` is one of the affected clients or relays.
+pub(crate) fn broken(
+    condition: &Condition,
+    cause: &str,
+    affected: u64,
+    example: Option<IpAddr>,
+) -> String {
+    let sessions = many(affected, "session");
+    let clients = many(affected, "client");
+    let place = condition.place();
+    let example = example.map_or_else(String::new, |ip| format!(", the last from {ip}"));
+    match condition {
+        Condition::Destination { to, .. } => {
+            let (what, hint) = destination(cause);
+            format!("{place}: {to} {what}; {sessions} reset so far; {hint}")
+        }
+        Condition::Destinations { .. } => {
+            let (_, hint) = destination(cause);
+            format!(
+                "{place}: most destinations cannot be reached ({cause}); {sessions} reset so far; {hint}"
+            )
+        }
+        Condition::Peer { peer } => {
+            let (what, hint) = peer_failure(cause);
+            format!("next relay {peer} {what}; {sessions} reset so far; {hint}")
+        }
+        Condition::LookUp { name } => format!(
+            "cannot look up {name}: its former addresses stay in use; check the name and /etc/resolv.conf"
+        ),
+        Condition::MaxSessions => format!(
+            "relay.max_sessions are open; {clients} reset so far{example}; raise relay.max_sessions, or find \
+             out who holds so many: `taut relay sessions`"
+        ),
+        Condition::SourceLimit => format!(
+            "a source has relay.max_sessions_per_source open; {clients} reset so far{example}; raise the \
+             limit if that source is one of yours"
+        ),
+        Condition::Accept => format!(
+            "cannot accept connections: no descriptor or memory is left; {} failed so far; check `ulimit -n`, \
+             LimitNOFILE in the systemd unit, and free memory",
+            many(affected, "attempt")
+        ),
+        Condition::Refused { .. } => {
+            let hint = refused(cause);
+            format!("{place} refuses clients ({cause}); {clients} reset so far{example}; {hint}")
+        }
+        Condition::Handshakes => format!(
+            "connections at the mesh port fail the handshake ({cause}); {} so far{example}; if that is one \
+             of your relays, compare the keys of both",
+            many(affected, "connection")
+        ),
+    }
+}
+
+/// Returns the message at the end of a condition.
+pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> String {
+    let lasted = humantime::format_duration(Duration::from_secs(lasted.as_secs()));
+    let sessions = were(affected, "session");
+    let clients = were(affected, "client");
+    let place = condition.place();
+    match condition {
+        Condition::Destination { to, .. } => format!(
+            "{place}: {to} accepts connections again after {lasted}; {sessions} reset meanwhile"
+        ),
+        Condition::Destinations { .. } => format!(
+            "{place}: destinations can be reached again after {lasted}; {sessions} reset meanwhile"
+        ),
+        Condition::Peer { peer } => format!(
+            "next relay {peer} can be reached again after {lasted}; {sessions} reset meanwhile"
+        ),
+        Condition::LookUp { name } => format!("{name} can be looked up again after {lasted}"),
+        Condition::MaxSessions => {
+            format!("relay.max_sessions are no longer open; {clients} reset in {lasted}")
+        }
+        Condition::SourceLimit => format!(
+            "no source exceeds relay.max_sessions_per_source any more; {clients} reset in {lasted}"
+        ),
+        Condition::Accept => format!("connections are accepted again after {lasted}"),
+        Condition::Refused { .. } => {
+            format!("{place} refuses no more clients; {clients} reset in {lasted}")
+        }
+        Condition::Handshakes => format!(
+            "no more connections at the mesh port fail the handshake; {} in {lasted}",
+            many(affected, "connection")
+        ),
+    }
+}
+
+/// Returns what is wrong with a destination, and what to do.
+fn destination(cause: &str) -> (&'static str, &'static str) {
+    match cause {
+        "connect_refused" => (
+            "refuses connections",
+            "check that the server runs and listens there",
+        ),
+        "connect_timed_out" => (
+            "does not answer",
+            "check the server, its firewall and the path to it",
+        ),
+        "look_up_failed" => ("has no address", "check the name and /etc/resolv.conf"),
+        "no_resources" => (
+            "cannot be dialled: this machine has no descriptor, port or memory left",
+            "check `ulimit -n` and net.ipv4.ip_local_port_range",
+        ),
+        _ => (
+            "cannot be reached",
+            "check this machine's routes and firewall: `ip route get ADDRESS`",
+        ),
+    }
+}
+
+/// Returns what is wrong with a peer, and what to do.
+fn peer_failure(cause: &str) -> (&'static str, &'static str) {
+    match cause {
+        "refused" => (
+            "refuses connections",
+            "check that the relay runs there and that its `listen` has this port",
+        ),
+        "timed_out" => (
+            "does not answer",
+            "check that relay, its firewall and the path to it",
+        ),
+        "closed" => (
+            "closes connections in the handshake",
+            "it may hold another key or not admit this relay; its log says more",
+        ),
+        "rejected" => (
+            "does not prove its key",
+            "it may hold another key; compare the keys of both",
+        ),
+        "no_resources" => (
+            "cannot be dialled: this machine has no descriptor, port or memory left",
+            "check `ulimit -n` and net.ipv4.ip_local_port_range",
+        ),
+        _ => (
+            "cannot be reached",
+            "check this machine's routes and firewall: `ip route get ADDRESS`",
+        ),
+    }
+}
+
+/// Returns what admits refused clients.
+fn refused(cause: &str) -> &'static str {
+    match cause {
+        "source_not_listed" => "add their prefix to `from` to admit them",
+        "source_denied" => "`not_from` excludes them",
+        "proxy_header" => {
+            "they lack a valid PROXY protocol header, or their address is not in `proxy_from`"
+        }
+        _ => "`allow` does not list where they want to go",
+    }
+}
+
+fn many(count: u64, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}
+
+fn were(count: u64, what: &str) -> String {
+    match count {
+        1 => format!("1 {what} was"),
+        _ => format!("{count} {what}s were"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_names_the_object_the_cause_the_count_and_what_to_do() {
+        let dead = Condition::Destination {
+            forward: "web".into(),
+            to: "192.0.2.1:80".into(),
+        };
+        assert_eq!(
+            broken(&dead, "connect_refused", 14, None),
+            "forward web: 192.0.2.1:80 refuses connections; 14 sessions reset so far; check that the server \
+             runs and listens there"
+        );
+        assert_eq!(
+            well(&dead, Duration::from_millis(192_400), 1),
+            "forward web: 192.0.2.1:80 accepts connections again after 3m 12s; 1 session was reset meanwhile"
+        );
+        let wrong_key = Condition::Peer {
+            peer: "fra1".into(),
+        };
+        let said = broken(&wrong_key, "closed", 0, None);
+        assert!(
+            said.starts_with("next relay fra1 closes connections in the handshake; 0 sessions")
+        );
+        assert!(said.contains("another key"));
+        let refused = Condition::Refused {
+            forward: "web".into(),
+        };
+        let from = Some("198.51.100.7".parse().unwrap());
+        let said = broken(&refused, "source_denied", 3, from);
+        assert!(said.contains("3 clients reset so far, the last from 198.51.100.7"));
+    }
+}

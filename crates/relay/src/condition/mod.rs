@@ -1,0 +1,135 @@
+//! What is broken at a node, and since when: changes of state for the log.
+//!
+//! [`Tracker`] is pure: it gets totals of counters and the time, and returns the changes that are
+//! worth a line of the log. [`message`] words them.
+//!
+//! | bound | value | when it is reached |
+//! |---|---|---|
+//! | conditions | [`MAX_CONDITIONS`] | further ones are not tracked |
+//! | warnings of one condition | one a minute, of refused clients one in ten minutes | the change is not logged; its count is added to the next warning |
+//! | lines of all conditions | [`BURST`] at once, one in [`REFILL`] | a warning comes later; a recovery is not logged |
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) mod message;
+mod tracker;
+
+use crate::counters::forward::MESH;
+
+pub(crate) use tracker::{Broken, Change, Observation, Tracker};
+
+/// The maximum number of tracked conditions.
+pub(crate) const MAX_CONDITIONS: usize = 4096;
+
+/// The number of lines that may be logged at once.
+pub(crate) const BURST: u32 = 20;
+
+/// The time after which one more line may be logged.
+pub(crate) const REFILL: Duration = Duration::from_secs(3);
+
+/// The time without an occurrence after which a condition has ended that no success can end.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// Something that can be broken.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Condition {
+    /// The one destination of a forward cannot be reached.
+    Destination { forward: Arc<str>, to: Arc<str> },
+    /// Most of the destinations that clients or other relays ask for cannot be reached.
+    Destinations { forward: Arc<str> },
+    /// No connection to a peer can be had.
+    Peer { peer: String },
+    /// The look-up of a name fails.
+    LookUp { name: String },
+    /// Clients are reset because `max_sessions` are open.
+    MaxSessions,
+    /// Clients are reset because their source has `max_sessions_per_source` open.
+    SourceLimit,
+    /// Connections cannot be accepted.
+    Accept,
+    /// A forward refuses clients that its configuration does not admit.
+    Refused { forward: Arc<str> },
+    /// Connections at the mesh port do not complete the handshake.
+    Handshakes,
+}
+
+/// How a condition ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recovery {
+    /// When most attempts succeed.
+    Success,
+    /// When it has not occurred for this long.
+    Quiet(Duration),
+}
+
+// === impl Condition ===
+
+impl Condition {
+    /// Returns the label in metrics and in JSON.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Destination { .. } => "destination",
+            Self::Destinations { .. } => "destinations",
+            Self::Peer { .. } => "peer",
+            Self::LookUp { .. } => "look_up",
+            Self::MaxSessions => "max_sessions",
+            Self::SourceLimit => "source_limit",
+            Self::Accept => "accept",
+            Self::Refused { .. } => "refused",
+            Self::Handshakes => "handshakes",
+        }
+    }
+
+    /// Returns the name of the forward, peer or destination that is affected; empty for the node.
+    pub(crate) fn subject(&self) -> &str {
+        match self {
+            Self::Destination { forward, .. }
+            | Self::Destinations { forward }
+            | Self::Refused { forward } => forward,
+            Self::Peer { peer } => peer,
+            Self::LookUp { name } => name,
+            Self::MaxSessions | Self::SourceLimit | Self::Accept | Self::Handshakes => "",
+        }
+    }
+
+    /// Returns the forward or the mesh port in words.
+    fn place(&self) -> String {
+        match self.subject() {
+            MESH => "mesh port".to_owned(),
+            name => format!("forward {name}"),
+        }
+    }
+
+    fn recovery(&self) -> Recovery {
+        match self {
+            Self::Destination { .. }
+            | Self::Destinations { .. }
+            | Self::Peer { .. }
+            | Self::LookUp { .. } => Recovery::Success,
+            Self::MaxSessions
+            | Self::SourceLimit
+            | Self::Accept
+            | Self::Refused { .. }
+            | Self::Handshakes => Recovery::Quiet(QUIET),
+        }
+    }
+
+    /// Returns the number of failures in one round below which the condition does not begin.
+    fn threshold(&self) -> u64 {
+        match self {
+            // One wrong address of one client is no outage.
+            Self::Destinations { .. } => 10,
+            _ => 1,
+        }
+    }
+
+    /// Returns the time between two warnings.
+    fn pause(&self) -> Duration {
+        match self {
+            // The Internet never stops trying.
+            Self::Refused { .. } | Self::Handshakes | Self::SourceLimit => Duration::from_secs(600),
+            _ => Duration::from_secs(60),
+        }
+    }
+}

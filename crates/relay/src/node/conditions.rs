@@ -1,0 +1,187 @@
+//! Reads the counters that show what is broken, and logs changes of state.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use taut_mesh::acceptor::Rejection;
+
+use super::handle::SharedHandle;
+use crate::condition::{Change, Condition, Observation, Tracker, message};
+use crate::counters::forward::ForwardStats;
+use crate::metrics::Metrics;
+use crate::outcome::peer::PeerFailure;
+use crate::outcome::refusal::ClientRefusal;
+use crate::outcome::session_end::End;
+use crate::route::table::{NextHop, Setup, Upstream};
+
+/// The interval at which the counters are read.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The ends of sessions that show a destination to be unreachable.
+const UNREACHABLE: [End; 4] = [
+    End::ConnectRefused,
+    End::ConnectTimedOut,
+    End::ConnectUnreachable,
+    End::LookUpFailed,
+];
+
+/// The refusals of a client that its configuration causes.
+const REFUSALS: [ClientRefusal; 2] = [ClientRefusal::SourceNotListed, ClientRefusal::SourceDenied];
+
+impl SharedHandle {
+    /// Reads the counters and logs the conditions that have begun or ended since the last call.
+    pub(crate) fn report_conditions(&self, metrics: &Metrics, now: Instant) {
+        let setup = self.shared.setup();
+        let mut tracker = self.tracker();
+        for (condition, seen) in observations(&setup, metrics) {
+            if let Some(change) = tracker.observe(condition, seen, now) {
+                log(&change, &setup, metrics);
+            }
+        }
+        tracker.end_round();
+        let unlogged = tracker.take_unlogged();
+        if unlogged > 0 {
+            tracing::info!(
+                "{unlogged} more conditions have ended; `taut relay status` lists what is broken"
+            );
+        }
+    }
+
+    fn tracker(&self) -> MutexGuard<'_, Tracker> {
+        self.tracker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation)> {
+    let mut all = Vec::new();
+    for route in &setup.routes {
+        let forward = route.stats.name.clone();
+        let condition = match &route.next_hop {
+            NextHop::Direct { .. } => Some(Condition::Destination {
+                forward: forward.clone(),
+                to: route.destination.clone(),
+            }),
+            NextHop::OriginalDst(original) => match original.upstream {
+                Upstream::Direct(_) => Some(Condition::Destinations {
+                    forward: forward.clone(),
+                }),
+                Upstream::Mesh { .. } => None,
+            },
+            // The next relay has its own condition.
+            NextHop::Mesh { .. } => None,
+        };
+        all.extend(condition.map(|condition| (condition, reached(&route.stats))));
+        all.push((Condition::Refused { forward }, refused(&route.stats)));
+        if let NextHop::Direct { targets, .. } = &route.next_hop {
+            all.extend(targets.iter().filter_map(|targets| look_ups(targets)));
+        }
+    }
+    if let Some(mesh) = &setup.mesh {
+        if !mesh.listen.is_empty() {
+            let forward = mesh.stats.name.clone();
+            all.push((Condition::Destinations { forward }, reached(&mesh.stats)));
+            let forward = mesh.stats.name.clone();
+            all.push((Condition::Refused { forward }, refused(&mesh.stats)));
+            let failed = Rejection::ALL.into_iter();
+            let failed = failed.map(|r| (r.label(), metrics.mesh_rejected_for(r)));
+            all.push((Condition::Handshakes, only_failures(failed)));
+        }
+        for peer in &mesh.peers {
+            let stats = &peer.stats;
+            let failed = PeerFailure::ALL.into_iter();
+            let failed = failed.map(|f| (f.label(), stats.sum(|c| &c.failed[f.index()])));
+            let seen = Observation {
+                failed: failed.collect(),
+                succeeded: stats.sum(|c| &c.dialled),
+                affected: Some(stats.sum(|c| &c.sessions_failed)),
+            };
+            let peer_name = stats.name.clone();
+            all.push((Condition::Peer { peer: peer_name }, seen));
+            all.extend(look_ups(&peer.targets));
+        }
+    }
+    let limit = |cause: ClientRefusal| [(cause.label(), metrics.refused(cause))];
+    let full = limit(ClientRefusal::Full).into_iter();
+    all.push((Condition::MaxSessions, only_failures(full)));
+    let source = limit(ClientRefusal::SourceLimit).into_iter();
+    all.push((Condition::SourceLimit, only_failures(source)));
+    let accept = [("accept", metrics.accept_failed())].into_iter();
+    all.push((Condition::Accept, only_failures(accept)));
+    all
+}
+
+/// Returns the attempts of a forward's sessions to reach their destination.
+fn reached(stats: &ForwardStats) -> Observation {
+    // A leg that this machine has no resources for says nothing about the destination, but its
+    // sessions are reset all the same.
+    let ends = UNREACHABLE.into_iter().chain([End::NoResources]);
+    Observation {
+        failed: ends
+            .map(|end| (end.label(), stats.sum(|c| &c.ended[end.index()])))
+            .collect(),
+        succeeded: stats.sum(|c| &c.connected),
+        affected: None,
+    }
+}
+
+fn refused(stats: &ForwardStats) -> Observation {
+    let sources = REFUSALS.into_iter();
+    let sources = sources.map(|cause| (cause.label(), stats.sum(|c| &c.refused[cause.index()])));
+    only_failures(sources.chain([
+        ("destination", stats.sum(|c| &c.destination_refused)),
+        ("proxy_header", stats.sum(|c| &c.header_refused)),
+    ]))
+}
+
+fn look_ups(targets: &crate::net::targets::Targets) -> Option<(Condition, Observation)> {
+    let (failed, succeeded) = targets.look_ups();
+    let name = targets
+        .is_a_name()
+        .then(|| targets.destination().to_string())?;
+    let seen = Observation {
+        failed: vec![("look_up", failed)],
+        succeeded,
+        affected: Some(0),
+    };
+    Some((Condition::LookUp { name }, seen))
+}
+
+fn only_failures(failed: impl Iterator<Item = (&'static str, u64)>) -> Observation {
+    Observation {
+        failed: failed.collect(),
+        succeeded: 0,
+        affected: None,
+    }
+}
+
+fn log(change: &Change, setup: &Setup, metrics: &Metrics) {
+    match change {
+        Change::Broken {
+            condition,
+            cause,
+            affected,
+        } => {
+            let of = |name: &str| {
+                let routes = setup.routes.iter().map(|route| &route.stats);
+                let mut all = routes.chain(setup.mesh.iter().map(|mesh| &mesh.stats));
+                all.find(|stats| &*stats.name == name)?.last_refused()
+            };
+            let example = match condition {
+                Condition::Refused { forward } => of(forward),
+                Condition::SourceLimit | Condition::MaxSessions => {
+                    let routes = setup.routes.iter().map(|route| &route.stats);
+                    let all = routes.chain(setup.mesh.iter().map(|mesh| &mesh.stats));
+                    all.into_iter().find_map(|stats| stats.last_refused())
+                }
+                Condition::Handshakes => metrics.last_mesh_rejected(),
+                _ => None,
+            };
+            tracing::warn!("{}", message::broken(condition, cause, *affected, example));
+        }
+        Change::Well {
+            condition,
+            lasted,
+            affected,
+        } => tracing::info!("{}", message::well(condition, *lasted, *affected)),
+    }
+}

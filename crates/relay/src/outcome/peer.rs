@@ -1,0 +1,92 @@
+//! The reasons why a connection to another relay fails before a session uses it.
+
+use taut_sys::Errno;
+
+/// The reason why a dial to a peer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerFailure {
+    /// The peer's machine answered the SYN with RST: no relay listens there.
+    Refused,
+    /// No answer came in time.
+    TimedOut,
+    /// No route leads to the peer, or the network reports it unreachable.
+    Unreachable,
+    /// This machine had no descriptor, port or memory left.
+    NoResources,
+    /// The peer closed the connection during the handshake: it does not accept this relay.
+    Closed,
+    /// The peer's proof is wrong: this relay does not accept the peer.
+    Rejected,
+}
+
+// === impl PeerFailure ===
+
+impl PeerFailure {
+    /// Every reason.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Refused,
+        Self::TimedOut,
+        Self::Unreachable,
+        Self::NoResources,
+        Self::Closed,
+        Self::Rejected,
+    ];
+
+    /// Returns the label in metrics and logs.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::TimedOut => "timed_out",
+            Self::Unreachable => "unreachable",
+            Self::NoResources => "no_resources",
+            Self::Closed => "closed",
+            Self::Rejected => "rejected",
+        }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Returns the reason for an error. `connected` means that the handshake had begun.
+    pub(crate) fn of(error: Errno, connected: bool) -> Self {
+        match error {
+            Errno::PROTO => Self::Rejected,
+            Errno::TIMEDOUT => Self::TimedOut,
+            Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOBUFS
+            | Errno::NOMEM
+            | Errno::NOSPC
+            | Errno::ADDRNOTAVAIL
+            | Errno::AGAIN => Self::NoResources,
+            _ if connected => Self::Closed,
+            Errno::CONNREFUSED => Self::Refused,
+            _ => Self::Unreachable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_have_their_own_place_and_label() {
+        for (i, failure) in PeerFailure::ALL.into_iter().enumerate() {
+            assert_eq!(failure.index(), i);
+            let same = PeerFailure::ALL.iter();
+            let same = same.filter(|other| other.label() == failure.label());
+            assert_eq!(same.count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_reset_before_the_handshake_is_a_refusal_and_later_a_rejection_by_the_peer() {
+        let of = PeerFailure::of;
+        assert_eq!(of(Errno::CONNREFUSED, false), PeerFailure::Refused);
+        assert_eq!(of(Errno::CONNRESET, true), PeerFailure::Closed);
+        assert_eq!(of(Errno::HOSTUNREACH, false), PeerFailure::Unreachable);
+        assert_eq!(of(Errno::PROTO, true), PeerFailure::Rejected);
+    }
+}
