@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::contender::Contender::{self, Direct, Haproxy, HaproxySplice, Nginx, Taut};
-use super::measured::Measured;
 use super::plan::Plan;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::workload::echo::{Beside, Echo};
+use crate::experiment::workload::measured;
 use crate::experiment::{Request, stats};
 
+type Measured = measured::Measured<Contender>;
 type Quantile = fn(&Echo) -> f64;
 
 const P50: Quantile = |echo| echo.p50 * 1e6;
@@ -74,7 +75,7 @@ fn series(m: &Measured) -> Vec<Series> {
             (Beside::Bulk, "echo/beside 1 Gbit/s"),
         ] {
             add(what, metric, "us", &|of| {
-                relays(of, m.added(beside, of, quantile))
+                relays(of, m.added(beside, of, Direct, quantile))
             });
         }
     }
@@ -82,9 +83,18 @@ fn series(m: &Measured) -> Vec<Series> {
         relays(of, m.resident(of))
     });
     add("idle", "kernel memory per session", "B", &|of| {
-        relays(of, m.slab(of))
+        relays(of, slab(m, of))
     });
     all
+}
+
+/// Returns the slab memory of the relay's part of a session; empty if there are too few sessions to
+/// be visible in the machine's slabs.
+fn slab(m: &Measured, of: Contender) -> Vec<f64> {
+    match of.holds_thousands() {
+        true => m.slab(of, Direct),
+        false => Vec::new(),
+    }
 }
 
 /// Returns the ratio of Taut's median to a peer's.
@@ -133,7 +143,7 @@ fn headline(m: &Measured) -> BTreeMap<String, f64> {
         ),
         (
             "idle_kernel_memory_over_haproxy",
-            over_haproxy(&|of| m.slab(of)),
+            over_haproxy(&|of| slab(m, of)),
         ),
     ]
     .into_iter()
@@ -226,7 +236,7 @@ fn notes(m: &Measured, plan: &Plan) -> Vec<String> {
     let direct = m.echo(Beside::Nothing, Direct, P99);
     let quantile = |p| stats::quantile(&direct, p).unwrap_or(f64::NAN);
     let noise = quantile(0.9) - quantile(0.1);
-    if noise > middle(&m.added(Beside::Nothing, Taut, P99)) {
+    if noise > middle(&m.added(Beside::Nothing, Taut, Direct, P99)) {
         notes.push(format!(
             "The direct connection's own p99 varied by {noise:.0} us from round to round, more than a \
              relay adds: the machine was busy, and the p99 of this run does not tell relays apart."

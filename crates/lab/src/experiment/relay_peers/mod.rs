@@ -7,7 +7,6 @@
 
 mod contender;
 mod figures;
-mod measured;
 mod plan;
 mod rig;
 
@@ -16,12 +15,12 @@ use std::collections::BTreeMap;
 use super::descriptors::enough_descriptors;
 use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
-use super::workload::{bulk, echo, idle, storm};
+use super::workload::measured::Measured;
+use super::workload::{bulk, idle};
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::{nginx_stream, program};
 use contender::Contender;
-use measured::Measured;
-use plan::{Job, Plan};
+use plan::Plan;
 use rig::Rig;
 
 /// The entry in the list of experiments.
@@ -72,24 +71,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     for round in &plan.rounds {
         for &(job, contender) in round {
             let entrance = &entrances[&contender];
-            match job {
-                Job::Bulk => {
-                    let what = format!("relay in bulk through {}", contender.label());
-                    let bulk = rig.inside(&what, || bulk::measure(entrance, plan.bulk))?;
-                    measured.bulk.entry(contender).or_default().push(bulk);
-                }
-                Job::Storm => {
-                    let what = format!("open connections through {}", contender.label());
-                    let storm = rig.inside(&what, || storm::measure(entrance, plan.storm))?;
-                    measured.storm.entry(contender).or_default().push(storm);
-                }
-                Job::Echo(beside) => {
-                    let what = format!("echo through {}", contender.label());
-                    let echo = rig.inside(&what, || echo::measure(entrance, plan.echo, beside))?;
-                    let key = (beside, contender);
-                    measured.echo.entry(key).or_default().push(echo);
-                }
-            }
+            let what = format!("{} through {}", job.verb(), contender.label());
+            rig.inside(&what, || {
+                measured.measure(job, contender, entrance, &plan.times)
+            })?;
             progress.step();
         }
     }

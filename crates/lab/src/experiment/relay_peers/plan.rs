@@ -3,37 +3,17 @@
 use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
-use rand_pcg::rand_core::{Rng, SeedableRng};
+use rand_pcg::rand_core::SeedableRng;
 
 use super::contender::Contender;
 use crate::experiment::Request;
-use crate::experiment::workload::echo::Beside;
+use crate::experiment::workload::measured::{Job, Times, shuffle};
 
 const IDLE_SESSIONS: usize = 8_000;
 const IDLE_SESSIONS_QUICK: usize = 2_000;
 /// The number of sessions for relays that need a process, or a channel of one connection, for each
 /// session.
 const IDLE_SESSIONS_FEW: usize = 200;
-
-/// One measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Job {
-    /// A flow at full speed.
-    Bulk,
-    /// As many new connections as possible.
-    Storm,
-    /// Round trips of single bytes.
-    Echo(Beside),
-}
-
-impl Job {
-    const ALL: [Self; 4] = [
-        Self::Bulk,
-        Self::Storm,
-        Self::Echo(Beside::Nothing),
-        Self::Echo(Beside::Bulk),
-    ];
-}
 
 /// The whole plan.
 pub(super) struct Plan {
@@ -42,10 +22,7 @@ pub(super) struct Plan {
     /// The rounds. In every round each contender does each job once, in random order, so that other
     /// work of the machine affects all contenders equally.
     pub(super) rounds: Vec<Vec<(Job, Contender)>>,
-    /// The duration of each measurement.
-    pub(super) bulk: Duration,
-    pub(super) storm: Duration,
-    pub(super) echo: Duration,
+    pub(super) times: Times,
     sessions: usize,
 }
 
@@ -81,9 +58,11 @@ impl Plan {
         Self {
             idle,
             rounds: rounds.collect(),
-            bulk: milliseconds(500, 1_500),
-            storm: milliseconds(500, 1_500),
-            echo: milliseconds(500, 1_000),
+            times: Times {
+                bulk: milliseconds(500, 1_500),
+                storm: milliseconds(500, 1_500),
+                echo: milliseconds(500, 1_000),
+            },
             sessions: if request.quick {
                 IDLE_SESSIONS_QUICK
             } else {
@@ -102,11 +81,5 @@ impl Plan {
             true => self.sessions,
             false => IDLE_SESSIONS_FEW,
         }
-    }
-}
-
-fn shuffle<T>(all: &mut [T], random: &mut Pcg64Mcg) {
-    for i in (1..all.len()).rev() {
-        all.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
     }
 }
