@@ -234,12 +234,51 @@ fn every_relay_beside_taut_relays_exactly_and_is_measured() {
 }
 
 #[test]
+fn every_pair_of_relays_carries_exactly_and_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("mesh-peers", &dir.path().join("mesh-peers.json"));
+    for check in [
+        "contenders_that_relayed_exactly",
+        "bulk_bytes_missing",
+        "connections_failed",
+        "legs_tapped",
+    ] {
+        let check = &outcome["calibration"][check];
+        assert_eq!(check["measured"], check["least"], "{outcome}");
+    }
+    let series = outcome["series"].as_array().unwrap();
+    for relay in ["taut", "haproxy-tls", "nginx-tls", "stunnel"] {
+        for (what, metric) in [
+            ("flow", "throughput"),
+            ("flow", "cpu per GB"),
+            ("connections", "new connections"),
+            ("echo", "round trip p99"),
+            ("idle session", "resident memory"),
+        ] {
+            let name = format!("{relay}/{what}");
+            let one = |s: &&Value| s["name"] == name.as_str() && s["metric"] == metric;
+            assert!(series.iter().any(|s| one(&s)), "{metric} of {name}");
+        }
+    }
+    for key in [
+        "flow_over_haproxy_tls",
+        "connections_over_haproxy_tls",
+        "connections_without_pool_over_haproxy_tls",
+        "cpu_per_gb_over_haproxy_tls",
+        "echo_p99_over_haproxy_tls",
+        "pooled_connection_bytes",
+    ] {
+        assert!(outcome["headline"][key].is_f64(), "{key}");
+    }
+}
+
+#[test]
 fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() {
     let output = lab(&["run", "pied-pipper"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, incast, descheduled, relay-peers, soak, snoop-soak, snoop-hazards"
+            "pied-piper, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, incast, descheduled, relay-peers, mesh-peers, soak, snoop-soak, snoop-hazards"
         ),
         "{}",
         said(&output)

@@ -10,6 +10,7 @@ pub mod guests;
 pub mod idle_sessions;
 pub mod incast;
 pub mod long_fat;
+pub mod mesh_peers;
 pub mod observe_cost;
 pub mod outcome;
 mod peer_networks;
@@ -80,6 +81,7 @@ pub const ALL: &[Experiment] = &[
     incast::EXPERIMENT,
     descheduled::EXPERIMENT,
     relay_peers::EXPERIMENT,
+    mesh_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,
     snoop_hazards::EXPERIMENT,

@@ -20,7 +20,7 @@ pub enum Splice {
 
 /// The maximum number of sessions. HAProxy needs two descriptors for each session and some more.
 /// Their number must stay below 20,000, the limit on some machines.
-const SESSIONS: usize = 9_000;
+pub(super) const SESSIONS: usize = 9_000;
 /// The number of pipes for splicing, the same as in `taut relay`. By default HAProxy reserves
 /// descriptors for a quarter of its sessions.
 const PIPES: usize = 128;

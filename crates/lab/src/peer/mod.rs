@@ -7,9 +7,12 @@ pub mod nginx;
 pub mod nginx_stream;
 pub mod program;
 pub mod relay;
+pub mod relay_pair;
 pub mod socat;
 pub mod ss;
 pub mod ssh;
+pub mod tls;
+pub mod two_relays;
 
 use std::fs::File;
 use std::io;

@@ -11,10 +11,10 @@ use taut_netlab::world::Host;
 /// The port that nginx listens on.
 pub const PORT: u16 = 8082;
 /// The module's path in Debian's package; nginx loads it at run time.
-const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+pub(super) const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 /// The maximum number of a worker's connections. A session has two connections, and one worker may
 /// get all sessions.
-const CONNECTIONS: usize = 19_000;
+pub(super) const CONNECTIONS: usize = 19_000;
 
 /// Checks that nginx has its stream module.
 ///

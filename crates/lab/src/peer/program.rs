@@ -42,6 +42,18 @@ pub const SOCAT: Program = Program {
     version: "-V",
     package: "socat",
 };
+/// stunnel, which wraps connections in TLS.
+pub const STUNNEL: Program = Program {
+    name: "stunnel",
+    version: "-version",
+    package: "stunnel4",
+};
+/// openssl, which makes certificates.
+pub const OPENSSL: Program = Program {
+    name: "openssl",
+    version: "version",
+    package: "openssl",
+};
 /// iperf3, which can pace its sending.
 pub const IPERF3: Program = Program {
     name: "iperf3",

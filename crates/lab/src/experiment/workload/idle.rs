@@ -12,7 +12,7 @@ use crate::experiment::process_tree::kilobytes;
 /// after they are closed.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// The memory of one session, in bytes.
+/// The memory of one session or pooled connection, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::experiment) struct Idle {
     /// Resident memory of the relay's processes.
@@ -23,7 +23,7 @@ pub(in crate::experiment) struct Idle {
 
 /// Memory at one moment, in bytes.
 #[derive(Clone, Copy)]
-struct Memory {
+pub(in crate::experiment) struct Memory {
     resident: u64,
     slab: u64,
 }
@@ -38,15 +38,12 @@ pub(in crate::experiment) fn measure(entrance: &Entrance, sessions: usize) -> io
         .collect::<io::Result<Vec<_>>>()?;
     let full = Memory::now(entrance)?;
     drop(open);
-    let each = |full: u64, empty: u64| (full as f64 - empty as f64) / sessions as f64;
-    Ok(Idle {
-        resident: each(full.resident, empty.resident),
-        slab: each(full.slab, empty.slab),
-    })
+    Ok(full.each_since(&empty, sessions))
 }
 
 impl Memory {
-    fn now(entrance: &Entrance) -> io::Result<Self> {
+    /// Measures the memory of the relays of `entrance`, and of the machine's slabs.
+    pub(in crate::experiment) fn now(entrance: &Entrance) -> io::Result<Self> {
         std::thread::sleep(SETTLE);
         let meminfo = fs::read_to_string("/proc/meminfo")?;
         let slab = kilobytes(&meminfo, "Slab:")
@@ -55,5 +52,14 @@ impl Memory {
             resident: entrance.processes.memory()?,
             slab: slab * 1024,
         })
+    }
+
+    /// Returns the growth since `before` for each of `number` things that have come since then.
+    pub(in crate::experiment) fn each_since(&self, before: &Self, number: usize) -> Idle {
+        let each = |now: u64, before: u64| (now as f64 - before as f64) / number as f64;
+        Idle {
+            resident: each(self.resident, before.resident),
+            slab: each(self.slab, before.slab),
+        }
     }
 }

@@ -1,0 +1,116 @@
+//! Two `taut relay` of a mesh on one host, one behind the other.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+
+use super::relay::{make_key, wait_for_pool};
+use super::two_relays::{Place, TwoRelays};
+use super::{PeerError, Service};
+
+/// How far a relay's metrics port is from the port that it relays at.
+const METRICS: u16 = 200;
+
+/// The number of connections that the near relay keeps ready to the far one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// As many as the relay decides by itself.
+    Own,
+    /// None: every session waits for a connection of its own.
+    None,
+    /// Exactly this many.
+    Exactly(u32),
+}
+
+/// Starts the pair, and waits until its pool is filled.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn pair(taut: &Path, place: &Place<'_>, pool: Pool) -> Result<TwoRelays, PeerError> {
+    let [near, far] = configurations(place, pool)?;
+    let port = place.near.port();
+    let far = start(
+        taut,
+        place,
+        &format!("taut-far-{port}"),
+        place.between,
+        &far,
+    )?;
+    let near = start(taut, place, &format!("taut-near-{port}"), place.near, &near)?;
+    let least = match pool {
+        Pool::Own => 1,
+        Pool::None => 0,
+        Pool::Exactly(number) => number,
+    };
+    wait_for_pool(&near, place.host, metrics(place.near), least)?;
+    Ok(TwoRelays { near, far })
+}
+
+/// Returns the configurations of the near and of the far relay. Their files are in the place's
+/// directory.
+fn configurations(place: &Place<'_>, pool: Pool) -> Result<[String; 2], PeerError> {
+    let Place {
+        near,
+        between,
+        to,
+        dir,
+        ..
+    } = place;
+    let key = dir.join(format!("mesh-{}.key", near.port()));
+    // An earlier pair at these ports has left one.
+    if !key.exists() {
+        make_key(&key)?;
+    }
+    let key = key.display();
+    let pool = match pool {
+        Pool::Own => String::new(),
+        Pool::None => "pool_max = 0\n".to_owned(),
+        Pool::Exactly(number) => format!("pool_min = {number}\npool_max = {number}\n"),
+    };
+    // Turbo start is for long paths, and limits the rate.
+    let near = format!(
+        "[relay]\n\
+         metrics = \"{}\"\n\
+         [relay.mesh]\n\
+         key_file = \"{key}\"\n\
+         turbo = false\n\
+         {pool}\
+         [[relay.forward]]\n\
+         listen = \"{near}\"\n\
+         via = \"{between}\"\n\
+         to = \"{to}\"\n",
+        metrics(*near)
+    );
+    // A relay refuses destinations on its own machine unless they are named.
+    let far = format!(
+        "[relay]\n\
+         metrics = \"{}\"\n\
+         [relay.mesh]\n\
+         key_file = \"{key}\"\n\
+         turbo = false\n\
+         listen = \"{between}\"\n\
+         allow = \"{}/32:{}\"\n",
+        metrics(*between),
+        to.ip(),
+        to.port()
+    );
+    Ok([near, far])
+}
+
+fn metrics(relay: SocketAddr) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, relay.port() + METRICS).into()
+}
+
+fn start(
+    taut: &Path,
+    place: &Place<'_>,
+    name: &str,
+    addr: SocketAddr,
+    configuration: &str,
+) -> Result<Service, PeerError> {
+    let mut command = Command::new(taut);
+    command
+        .args(["relay", "--config"])
+        .arg(place.write(name, configuration)?);
+    Service::start(place.host, name, command, addr, place.dir)
+}
