@@ -7,15 +7,27 @@ use std::io::IsTerminal;
 
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::Failure;
 
 /// The number of lines buffered for a slow reader; further lines are dropped.
 const LINES: usize = 4096;
 
+/// The crates whose name alone is a directive of `TAUT_LOG`.
+const CRATES: [&str; 2] = ["taut", "libbpf"];
+
 /// Starts logging at level `info`, or as specified by `TAUT_LOG` (syntax of tracing's `EnvFilter`,
 /// for example `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out the
 /// buffered lines, for up to a second.
-pub(crate) fn to_stderr() -> WorkerGuard {
-    let filter = EnvFilter::try_from_env("TAUT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+///
+/// # Errors
+/// `TAUT_LOG` is not understood.
+pub(crate) fn to_stderr() -> Result<WorkerGuard, Failure> {
+    let filter = match std::env::var_os("TAUT_LOG") {
+        Some(text) if !text.is_empty() => filter(&text.to_string_lossy())?,
+        _ => EnvFilter::new("info"),
+    };
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)
         .buffered_lines_limit(LINES)
@@ -28,5 +40,57 @@ pub(crate) fn to_stderr() -> WorkerGuard {
         .with_writer(writer)
         .log_internal_errors(false)
         .init();
-    guard
+    Ok(guard)
+}
+
+/// Parses `TAUT_LOG`. A word that is no level would be the name of a crate to `EnvFilter`, and turn
+/// off the log of all others.
+fn filter(text: &str) -> Result<EnvFilter, Failure> {
+    let refuse = || {
+        Failure::Usage(format!(
+            "TAUT_LOG: `{}` is neither a level (error, warn, info, debug, trace, off) nor a list such as \
+             info,taut_relay=debug",
+            text.escape_default()
+        ))
+    };
+    let is_known = |directive: &str| {
+        let directive = directive.trim();
+        let is_level = directive.parse::<LevelFilter>().is_ok();
+        let names_part =
+            directive.contains(['=', '[']) || CRATES.iter().any(|c| directive.starts_with(c));
+        is_level || names_part
+    };
+    if !text
+        .split(',')
+        .filter(|d| !d.trim().is_empty())
+        .all(is_known)
+    {
+        return Err(refuse());
+    }
+    EnvFilter::try_new(text).map_err(|_| refuse())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_no_level_is_refused() {
+        for good in [
+            "debug",
+            "WARN",
+            "info,taut_relay=debug",
+            "taut_relay",
+            "libbpf=debug",
+            "off",
+        ] {
+            assert!(filter(good).is_ok(), "{good}");
+        }
+        for bad in ["verbose", "info,verbose", "taut_relay=verbose", "yes"] {
+            let Err(Failure::Usage(said)) = filter(bad) else {
+                panic!("{bad} was accepted")
+            };
+            assert!(said.contains("neither a level"), "{said}");
+        }
+    }
 }

@@ -21,6 +21,10 @@ use clap::{Parser, Subcommand};
 /// Takes the slack out of TCP.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true, max_term_width = 100)]
+#[command(
+    after_help = "TAUT_LOG sets what jobs log to standard error: error, warn, info (the default), \
+debug, trace or off."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -50,36 +54,26 @@ pub(crate) enum Failure {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // The guard of the log is dropped last, to write out the remaining lines.
+    let logged =
+        |run: &dyn Fn() -> Result<(), Failure>| exit_code(log::to_stderr().and_then(|_log| run()));
     match cli.command {
         Command::Relay(args) => exit_code(relay::prepare(args).and_then(|job| {
-            // Not started earlier, because it starts a thread. Dropped last, to write out the
-            // remaining lines.
-            let _log = log::to_stderr();
+            // Not started earlier, because it starts a thread.
+            let _log = log::to_stderr()?;
             relay::run(job)
         })),
-        Command::Snoop(args) => {
-            let _log = log::to_stderr();
-            exit_code(snoop::run(args))
-        }
+        Command::Snoop(args) => exit_code(log::to_stderr().and_then(|_log| snoop::run(args))),
         Command::Top(args) => exit_code(top::run(&args)),
         Command::Why(args) => exit_code(why::run(&args)),
-        Command::Tune(args) => {
-            let _log = log::to_stderr();
-            exit_code(tune::run(&args))
-        }
-        Command::Watch(args) => {
-            let _log = log::to_stderr();
-            exit_code(watch::run(&args))
-        }
-        Command::Guest(args) => {
-            let _log = log::to_stderr();
-            exit_code(guest::run(&args))
-        }
+        Command::Tune(args) => logged(&|| tune::run(&args)),
+        Command::Watch(args) => logged(&|| watch::run(&args)),
+        Command::Guest(args) => logged(&|| guest::run(&args)),
         Command::Lab(args) => exit_code(lab::run(&args)),
-        Command::Doctor(args) => {
-            let _log = log::to_stderr();
-            doctor::run(&args)
-        }
+        Command::Doctor(args) => match log::to_stderr() {
+            Ok(_log) => doctor::run(&args),
+            Err(failure) => exit_code(Err(failure)),
+        },
     }
 }
 

@@ -1,12 +1,14 @@
 //! `taut relay`: runs a relay node.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 use taut_relay::config::{Config, ConfigError, Forward};
 use taut_relay::handover::Passed;
-use taut_relay::net::addr::{Destination, Listen};
+use taut_relay::net::addr::{Destination, Listen, serving_addr};
+use taut_relay::node;
 use taut_relay::serve;
 use taut_sys::activation::{self, Activated};
 use taut_sys::privileges::{self, Capability};
@@ -25,7 +27,13 @@ Without options, reads the [relay] section of /etc/taut/taut.toml. A relay witho
 
 SIGTERM and SIGINT drain the relay: it accepts no more connections and gives open sessions \
 relay.drain_timeout to end; a second signal resets them. SIGHUP reloads the configuration; sessions \
-continue.")]
+continue.
+
+--check exits with 0 if a relay could start, 1 if it could not (a name without an address, a key that \
+cannot be read), 2 if the configuration file has a mistake. A port in use is no error.
+
+TAUT_LOG sets what is logged: error, warn, info (the default), debug, trace or off, or more of one part, \
+such as TAUT_LOG=info,taut_relay=debug.")]
 pub(crate) struct Args {
     /// Configuration file
     #[arg(short, long, value_name = "FILE")]
@@ -46,8 +54,12 @@ pub(crate) struct Args {
     to: Option<Destination>,
 
     /// Address to serve OpenMetrics on, at /metrics
-    #[arg(short, long, value_name = "ADDR")]
+    #[arg(short, long, value_name = "ADDR", value_parser = serving_addr)]
     metrics: Option<SocketAddr>,
+
+    /// Check the configuration, names, keys and addresses, and exit without starting a relay
+    #[arg(long)]
+    check: bool,
 }
 
 /// A relay that is ready to start, with reduced privileges.
@@ -89,12 +101,28 @@ fn needed(config: &Config) -> Vec<Capability> {
     needed
 }
 
+/// Checks the configuration and prints what is wrong with it.
+fn check(config: &Config) -> Result<(), Failure> {
+    let findings = node::check(config);
+    for warning in &findings.warnings {
+        let _ = writeln!(std::io::stderr(), "taut: warning: {warning}");
+    }
+    if findings.errors.is_empty() {
+        let _ = writeln!(std::io::stdout(), "the configuration is valid");
+        return Ok(());
+    }
+    Err(Failure::Run(findings.errors.join("\ntaut: ")))
+}
+
 pub(crate) fn run(job: Job) -> Result<(), Failure> {
     let Job {
         args,
         config,
         inherited,
     } = job;
+    if args.check {
+        return check(&config);
+    }
     let reload = Box::new(move || configuration(&args));
     serve::run(&config, inherited, reload).map_err(|e| Failure::Run(e.to_string()))
 }

@@ -159,6 +159,18 @@ fn a_mistake_in_the_configuration_is_one_message_with_its_line() {
             ":3: relay.forward[0].to: `x`",
         ),
         ("[relay]\nworkers = 2\n".into(), "no [[relay.forward]]"),
+        (
+            format!("{0}{0}", FORWARD.replace("127.0.0.1:0", "127.0.0.1:99")),
+            ":5: relay.forward[1].listen[0]: 127.0.0.1:99 is in relay.forward[0].listen[0] already",
+        ),
+        (
+            format!("{FORWARD}name = \"a\"\n{FORWARD}name = \"a\"\n"),
+            ":8: relay.forward[1].name: `a` is the name of relay.forward[0] already",
+        ),
+        (
+            format!("{FORWARD}name = \"mesh\"\n"),
+            ":4: relay.forward[0].name: `mesh`",
+        ),
         ("[relay\n".into(), ":1: "),
     ] {
         let (output, said) = refused(&config);
@@ -297,6 +309,60 @@ fn sighup_reloads_the_configuration_and_sessions_continue() {
     let mut got = Vec::new();
     far.read_to_end(&mut got).unwrap();
     assert_eq!(got, b"still here");
+}
+
+#[test]
+fn a_check_exits_without_a_relay_and_says_what_prevents_one() {
+    let (_holder, taken) = server();
+    let check = |config: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, config).unwrap();
+        let args = [Path::new("--check"), Path::new("--config"), file.path()];
+        let output = taut().args(args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    // The port is in use, as it is while the relay runs.
+    let running = FORWARD.replace("127.0.0.1:0", &taken.to_string());
+    assert_eq!(check(&running), (Some(0), String::new()));
+    let (code, said) = check(&FORWARD.replace("127.0.0.1:9", "nowhere.invalid:80"));
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, "cannot look up `nowhere.invalid:80`");
+    let (code, said) = check("[relay]\nworker = 2\n");
+    assert_eq!(code, Some(2));
+    assert_one_sentence(&said, "unknown field `worker`");
+}
+
+#[test]
+fn a_log_level_that_does_not_exist_is_refused() {
+    let args = ["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"];
+    let output = taut()
+        .env("TAUT_LOG", "verbose")
+        .args(args)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_one_sentence(
+        &String::from_utf8(output.stderr).unwrap(),
+        "TAUT_LOG: `verbose`",
+    );
+}
+
+#[test]
+fn a_reload_logs_only_what_changes() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let other = FORWARD.replace("127.0.0.1:0", "127.0.0.5:0");
+    fs::write(file.path(), format!("{FORWARD}{other}")).unwrap();
+    let mut relay = Running::with_config(file.path());
+    relay.wait_for_log("listen=127.0.0.5:");
+    fs::write(file.path(), FORWARD).unwrap();
+    relay.signal(Signal::HUP);
+    let said = relay.wait_for_log("has been read again");
+    assert_eq!(said.matches("forwarding").count(), 1, "{said}");
+    assert!(
+        said.contains("no longer forwarding listen=127.0.0.5:"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The configuration file as written, and its conversion to a [`Config`].
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use toml::Spanned;
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
 use super::{Config, Forward, mesh, transparent};
 use crate::early_syn::Devices;
-use crate::net::addr::Destination;
+use crate::net::addr::{Destination, Listen, serving_addr};
 use crate::session_log;
 
 #[derive(Deserialize)]
@@ -55,6 +56,7 @@ pub(super) struct Section {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ForwardSection {
+    name: Option<Spanned<String>>,
     // serde gives no span for the texts inside an untagged enum; the span of the list is used.
     listen: Spanned<OneOrMany>,
     to: Option<Spanned<OneOrMany>>,
@@ -83,6 +85,10 @@ pub(super) struct ForwardSection {
 const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
 /// The range of keepalive times that the kernel accepts, in whole seconds.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
+/// The maximum length of a forward's name.
+const MAX_NAME: usize = 64;
+/// The name that metrics and logs use for the mesh port.
+const MESH: &str = "mesh";
 /// The maximum number of relays in a route: those that fit into a hello, and the first.
 const MAX_VIA: usize = 8;
 /// The maximum number of destinations of a forward.
@@ -107,13 +113,8 @@ impl Section {
         config.handover = self.handover;
         config.user = self.user;
         if let Some(metrics) = self.metrics {
-            let addr = metrics.get_ref().parse().map_err(|_| {
-                let text = metrics.get_ref();
-                (
-                    metrics.span().start,
-                    format!("relay.metrics: `{text}` is not ADDRESS:PORT, such as 127.0.0.1:9464"),
-                )
-            })?;
+            let addr = serving_addr(metrics.get_ref());
+            let addr = addr.map_err(|e| (metrics.span().start, format!("relay.metrics: {e}")))?;
             config.metrics = Some(addr);
         }
 
@@ -190,11 +191,18 @@ impl Section {
         if let Some(method) = self.intercept_by {
             config.intercept.method = Some(transparent::method(&method)?);
         }
+        let mesh_at = self.mesh.as_ref().map_or(0, |mesh| mesh.span().start);
         if let Some(mesh) = self.mesh {
-            let at = mesh.span().start;
+            let at = mesh_at;
             config.mesh = Some(mesh.into_inner().check(at)?);
         }
+        let mut taken = Taken::default();
+        if let Some(mesh) = &config.mesh {
+            taken.listen(mesh_at, "relay.mesh", &mesh.listen)?;
+        }
         for (i, forward) in self.forward.into_iter().enumerate() {
+            let (at, name_at) = (forward.listen.span().start, forward.name.as_ref());
+            let name_at = name_at.map_or(at, |name| name.span().start);
             let via_at = forward.via.as_ref().map(|via| via.span().start);
             if let (Some(at), None) = (via_at, &config.mesh) {
                 let message = format!(
@@ -203,7 +211,11 @@ impl Section {
                 );
                 return Err((at, message));
             }
-            config.forwards.push(forward.check(i)?);
+            let forward = forward.check(i)?;
+            let section = format!("relay.forward[{i}]");
+            taken.name(name_at, &section, forward.name.as_deref())?;
+            taken.listen(at, &section, &forward.listen)?;
+            config.forwards.push(forward);
         }
         Ok(config)
     }
@@ -258,6 +270,7 @@ impl ForwardSection {
             deny: self.deny,
         };
         let forward = Forward {
+            name: self.name.map(|name| forward_name(name, i)).transpose()?,
             transparent: transparent.check(i, listen_at, &listen)?,
             listen,
             to,
@@ -293,6 +306,76 @@ fn destinations(to: Spanned<OneOrMany>, field: &str) -> Result<Vec<Destination>,
     texts
         .map(|(j, text)| parse(text, at, || format!("{field}[{j}]")))
         .collect()
+}
+
+/// The names and addresses that the sections so far have taken.
+#[derive(Default)]
+struct Taken {
+    names: Vec<(String, String)>,
+    addrs: Vec<(SocketAddr, String)>,
+}
+
+// === impl Taken ===
+
+impl Taken {
+    /// Takes the name of a section, unless another section has it.
+    fn name(
+        &mut self,
+        at: usize,
+        section: &str,
+        name: Option<&str>,
+    ) -> Result<(), (usize, String)> {
+        let Some(name) = name else { return Ok(()) };
+        if let Some((_, other)) = self.names.iter().find(|(taken, _)| taken == name) {
+            let message = format!("{section}.name: `{name}` is the name of {other} already");
+            return Err((at, message));
+        }
+        self.names.push((name.to_owned(), section.to_owned()));
+        Ok(())
+    }
+
+    /// Takes the addresses of a section, unless another one listens there. Port 0 is a new port each
+    /// time.
+    fn listen(
+        &mut self,
+        at: usize,
+        section: &str,
+        listen: &[Listen],
+    ) -> Result<(), (usize, String)> {
+        for (j, listen) in listen.iter().enumerate() {
+            for addr in listen
+                .addrs
+                .iter()
+                .map(|addr| addr.0)
+                .filter(|a| a.port() != 0)
+            {
+                let field = format!("{section}.listen[{j}]");
+                if let Some((_, other)) = self.addrs.iter().find(|(taken, _)| *taken == addr) {
+                    let message = format!(
+                        "{field}: {addr} is in {other} already; an address can have one forward"
+                    );
+                    return Err((at, message));
+                }
+                self.addrs.push((addr, field));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks the name of `forward[i]`. It is a label in metrics and an argument of commands.
+fn forward_name(name: Spanned<String>, i: usize) -> Result<String, (usize, String)> {
+    let text = name.get_ref();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > MAX_NAME || !text.chars().all(is_plain) || text == MESH {
+        let message = format!(
+            "relay.forward[{i}].name: `{}` is not a name of 1 to {MAX_NAME} letters, digits, `-`, `_` \
+             and `.`, other than `{MESH}`",
+            text.escape_default()
+        );
+        return Err((name.span().start, message));
+    }
+    Ok(name.into_inner())
 }
 
 /// Parses the relays of `forward[i].via`.

@@ -110,6 +110,8 @@ pub struct DataPath {
 /// One `[[relay.forward]]`.
 #[derive(Clone, Debug)]
 pub struct Forward {
+    /// The name in logs, metrics and commands; `None`: the first address of `listen`.
+    pub name: Option<String>,
     /// The addresses that clients connect to.
     pub listen: Vec<Listen>,
     /// The destinations, of which each session gets one. Empty: the destination that each client
@@ -176,6 +178,7 @@ impl Forward {
     /// Returns a forward that intercepts connections.
     pub fn transparent(listen: Vec<Listen>, transparent: Transparent) -> Self {
         Self {
+            name: None,
             listen,
             to: Vec::new(),
             check: None,
@@ -192,6 +195,7 @@ impl Forward {
     /// Returns a forward from `listen` to `to`, with the kernel's defaults on both legs.
     pub fn new(listen: Vec<Listen>, to: Destination) -> Self {
         Self {
+            name: None,
             listen,
             to: vec![to],
             check: None,

@@ -35,6 +35,15 @@ pub enum Method {
     Nft,
 }
 
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Bpf => "BPF",
+            Self::Nft => "nftables",
+        })
+    }
+}
+
 /// The connections to intercept, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {

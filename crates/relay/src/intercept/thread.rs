@@ -170,7 +170,11 @@ impl Work {
             plan,
             status,
         };
-        tracing::info!(method = ?work.method(), mark = work.plan.mark, "intercepting");
+        tracing::info!(
+            "intercepting by {}, with packets marked {:#x}",
+            work.method(),
+            work.plan.mark
+        );
         work.look();
         Ok(work)
     }

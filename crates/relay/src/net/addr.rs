@@ -125,6 +125,18 @@ impl FromStr for Listen {
     }
 }
 
+/// Parses an address to serve on: `ADDRESS:PORT`, or `:PORT` for all addresses.
+///
+/// # Errors
+/// What the text should be.
+pub fn serving_addr(text: &str) -> Result<SocketAddr, String> {
+    let all = text.strip_prefix(':').and_then(|port| port.parse().ok());
+    let all = all.map(|port: u16| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
+    all.map_or_else(|| text.parse(), Ok).map_err(|_| {
+        format!("`{text}` is not ADDRESS:PORT, such as 127.0.0.1:9464, nor :PORT for all addresses")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -65,7 +65,10 @@ pub(super) fn assemble(
             None => next_hop(forward, targets, upstream, &peers),
             Some(transparent) => original(forward, transparent, &listen, upstream, &peers)?,
         };
-        let name = listen.first().map_or_else(String::new, |l| l.0.to_string());
+        let name = match &forward.name {
+            Some(name) => name.clone(),
+            None => listen.first().map_or_else(String::new, |l| l.0.to_string()),
+        };
         let route = Route {
             id: 0,
             stats: registry.forward(&name),
@@ -146,7 +149,7 @@ fn plain_leg(config: &Config) -> LegOptions {
 }
 
 /// Returns the socket options of each forward's legs, after checking that the kernel accepts them.
-fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
+pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
     let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
         let options = LegOptions {
             congestion: congestion.clone(),

@@ -151,7 +151,7 @@ pub(super) fn assign(
     }
 }
 
-fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
+pub(super) fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
     match error {
         Errno::ADDRINUSE => ListenProblem::InUse(addr.port()),
         Errno::ADDRNOTAVAIL => ListenProblem::NotHere,

@@ -17,6 +17,7 @@ use crate::worker::Order;
 
 mod assemble;
 mod bind;
+mod check;
 mod conditions;
 mod descriptors;
 mod early_syn_thread;
@@ -31,6 +32,7 @@ mod reload;
 mod start;
 mod threads;
 
+pub use check::{Findings, check};
 pub(crate) use conditions::INTERVAL as CONDITION_INTERVAL;
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};

@@ -74,7 +74,7 @@ impl SharedHandle {
                 listeners,
             });
         }
-        announce(&config, &setup);
+        announce(&config, &setup, present.holdings.setup.as_deref());
         self.changed.notify_one();
         present.config = config;
         present.holdings = holdings;

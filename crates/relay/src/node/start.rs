@@ -10,6 +10,7 @@ use super::descriptors::session_ceiling;
 use super::ended::{Ended, Report};
 use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
+use super::look_ups::dialled_relays;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
@@ -20,7 +21,7 @@ use crate::early_syn::PendingTable;
 use crate::handover::Passed;
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
-use crate::route::table::Setup;
+use crate::route::table::{Route, Setup};
 use crate::session_log::{self, SessionLog};
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
@@ -46,6 +47,9 @@ impl Node {
 
         let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
         let turbo = TurboStart::begin(config.keepalive, turbo);
+        if let Some(in_words) = turbo.in_words() {
+            tracing::info!("legs between relays {in_words}");
+        }
         let mesh_leg = turbo.leg().clone();
         let registry = Arc::new(Registry::new(workers));
         let Assembly {
@@ -167,24 +171,64 @@ impl Node {
             node.threads.push(thread);
         }
         tracing::info!(workers, max_sessions, "relaying");
-        announce(config, &setup);
+        announce(config, &setup, None);
         Ok(node)
     }
 }
 
-/// Logs the addresses that the node listens on and their destinations.
-pub(super) fn announce(config: &Config, setup: &Setup) {
-    for (forward, route) in config.forwards.iter().zip(&setup.routes) {
+/// Logs what the node listens on and where it forwards to, as far as `before` did not.
+pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
+    let is_in = |setup: Option<&Setup>, route: &Route| {
+        setup.is_some_and(|setup| setup.routes.iter().any(|r| r.id == route.id))
+    };
+    let gone = before.iter().flat_map(|before| &before.routes);
+    for route in gone.filter(|route| !is_in(Some(setup), route)) {
         for listen in &route.listen {
-            tracing::info!(listen = %listen.0, to = %route.destination, via = ?forward.via, "forwarding");
+            tracing::info!(listen = %listen.0, to = %route.destination, "no longer forwarding");
         }
     }
+    for (forward, route) in config.forwards.iter().zip(&setup.routes) {
+        if is_in(before, route) {
+            continue;
+        }
+        for listen in &route.listen {
+            let (listen, to) = (listen.0, &route.destination);
+            if forward.via.is_empty() {
+                tracing::info!(%listen, %to, "forwarding");
+            } else {
+                let via: Vec<_> = forward.via.iter().map(ToString::to_string).collect();
+                tracing::info!(%listen, %to, via = %via.join(" > "), "forwarding");
+            }
+        }
+    }
+    let known = before.and_then(|before| before.mesh.as_ref());
     for listen in setup.mesh.iter().flat_map(|mesh| &mesh.listen) {
-        tracing::info!(listen = %listen.0, "taking sessions from the mesh");
+        if !known.is_some_and(|known| known.listen.contains(listen)) {
+            tracing::info!(listen = %listen.0, "taking sessions from the mesh");
+        }
+    }
+    for doubt in doubts(config) {
+        tracing::warn!("{doubt}");
     }
 }
 
-fn available_cpus() -> usize {
+/// Returns what a configuration says and probably does not mean, one sentence each.
+pub(super) fn doubts(config: &Config) -> Vec<String> {
+    let refuses_all = config.mesh.as_ref().is_some_and(|mesh| {
+        !mesh.listen.is_empty() && mesh.allow.is_empty() && dialled_relays(config).is_empty()
+    });
+    let mut doubts = Vec::new();
+    if refuses_all {
+        doubts.push(
+            "relay.mesh.listen without relay.mesh.allow: every session from another relay will be \
+             refused; list the destinations in `allow`"
+                .to_owned(),
+        );
+    }
+    doubts
+}
+
+pub(super) fn available_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 

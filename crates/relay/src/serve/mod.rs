@@ -1,6 +1,6 @@
 //! Runs a node as a process: signals, metrics over HTTP, and periodic look-ups of names.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,7 +142,13 @@ fn metrics_listener(
     let place = inherited.iter().position(|passed| passed.addr == addr);
     let listener = match place {
         Some(place) => inherited.swap_remove(place).fd.into(),
-        None => std::net::TcpListener::bind(addr)?,
+        // `:PORT` means all addresses, and a machine without IPv6 has IPv4.
+        None => match std::net::TcpListener::bind(addr) {
+            Err(_) if addr.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
+                std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, addr.port()))?
+            }
+            bound => bound?,
+        },
     };
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -201,7 +207,7 @@ async fn drain(
     let metrics = node.metrics();
     tracing::info!(
         sessions = metrics.sessions(),
-        ?patience,
+        patience = %humantime::format_duration(patience),
         "draining: no new connections"
     );
     node.drain();

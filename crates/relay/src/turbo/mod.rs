@@ -59,6 +59,20 @@ impl TurboStart {
         }
     }
 
+    /// Returns what legs between relays use, as the end of a sentence; `None` without turbo start.
+    pub(crate) fn in_words(&self) -> Option<String> {
+        let segments = self.route_segments;
+        let congestion = self.leg.congestion.as_deref();
+        match (&self.pipe, segments) {
+            (Some(pipe), _) => Some(format!("use the congestion control {}", pipe.name())),
+            (None, Some(segments)) => Some(format!(
+                "do not use taut_pipe but {} and, by route, an initial window of {segments} segments",
+                congestion.unwrap_or("the kernel's default congestion control")
+            )),
+            (None, None) => None,
+        }
+    }
+
     /// Returns the counters of `taut_pipe`, if it is in use.
     pub(crate) fn counters(&self) -> Option<Counters> {
         self.pipe.as_ref()?.counters().ok()
