@@ -1,62 +1,87 @@
-//! The accepting end: admits only diallers that prove, live, that they hold a key of the mesh.
+//! The accepting end: admits only diallers that prove to be a member of the mesh, and reads their hello.
 //!
 //! ```text
-//! Opening --opening, key known--> Proof --proof--> Proven --hello--> Done
-//!    unknown key: no reply          Greet            may wait for minutes
+//! First --a TLS record---> Handshake --the key of a member--> Proven --hello--> Done
+//!   |                                                           ^
+//!   +--a hello, in a trusted network----------------------------+
 //! ```
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::channel::Channel;
 use crate::deadline::after;
 use crate::hello::Hello;
-use crate::key::{Key, Keys};
+use crate::identity::PublicKey;
+use crate::members::{Member, MemberName, Members};
 use crate::proxy::Framer;
 pub use crate::rejection::Rejection;
-use crate::wire::{self, Kind, MAX_HANDSHAKE, MAX_HELLO, Nonce, Sealed, Session};
+use crate::tls::AcceptTls;
+use crate::wire::{self, MAX_HELLO};
+
+/// The first byte of a TLS record that begins a handshake (RFC 8446 section 5.1).
+const TLS_HANDSHAKE: u8 = 22;
 
 /// Time limits for a dialler. Each applies to the whole message: bytes that trickle in do not extend
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time from accept to the complete proof.
+    /// Time from accept to the end of the handshake.
     pub handshake: Duration,
-    /// Time from the proof to the first byte of the hello. Must be longer than diallers hold a
+    /// Time from the handshake to the first byte of the hello. Must be longer than diallers hold a
     /// connection ready.
     pub idle: Duration,
     /// Time from the first byte of the hello to its last.
     pub hello: Duration,
 }
 
+/// What an accepting relay knows of itself and of others.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Its own name.
+    pub name: MemberName,
+    /// Its TLS.
+    pub tls: AcceptTls,
+    /// All members.
+    pub members: Arc<Members>,
+}
+
 /// The result of processing the bytes that were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The message is incomplete: read more.
+    /// Nothing is complete: read more.
     More,
-    /// The dialler holds a key or replays the opening of a dialler that does. Send these bytes, then
-    /// read more.
-    Greet(Vec<u8>),
-    /// The dialler is live and holds a key. Read more: the hello comes now or in minutes.
+    /// The dialler has proven to be a member. Read more: the hello comes now or in minutes.
     Proven,
-    /// The hello of a session. The client's bytes follow in the stream.
-    Hello(Box<Hello>),
+    /// The hello of a session. The client's bytes follow, the first of them in `early`.
+    Hello {
+        /// The hello.
+        hello: Box<Hello>,
+        /// The start of the client's stream.
+        early: Vec<u8>,
+    },
 }
 
-/// The state of one accepted connection up to its hello. Read bytes into [`space`](Acceptor::space),
-/// then call [`advance`](Acceptor::advance) with their number.
+/// The state of one accepted connection up to its hello.
 #[derive(Debug)]
 pub struct Acceptor {
     framer: Framer,
     stage: Stage,
+    channel: Option<Channel>,
+    member: Option<Arc<Member>>,
+    /// The member that may connect without TLS, by its address in a trusted network.
+    trusted: Option<Arc<Member>>,
     deadline: Instant,
+    handshake: Duration,
     idle: Duration,
     hello: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Opening(Nonce),
-    Proof(Session),
-    Proven(Session),
+    First,
+    Handshake,
+    Proven,
     Done,
     Refused(Rejection),
 }
@@ -76,118 +101,146 @@ impl Default for Limits {
 // === impl Acceptor ===
 
 impl Acceptor {
-    /// Creates the state for a connection accepted at `now`. `nonce` must be random and unique to the
-    /// connection.
-    pub fn new(nonce: [u8; 32], now: Instant, limits: &Limits) -> Self {
+    /// Creates the state for a connection accepted at `now`. `trusted` is the member that has the
+    /// connection's source address in a trusted network, where TLS is not needed.
+    pub fn new(now: Instant, limits: &Limits, trusted: Option<Arc<Member>>) -> Self {
+        // Without TLS the first byte is that of a hello, which may come in minutes.
+        let first = match trusted {
+            Some(_) => limits.idle,
+            None => limits.handshake,
+        };
         Self {
-            framer: Framer::new(MAX_HANDSHAKE),
-            stage: Stage::Opening(nonce),
-            deadline: after(now, limits.handshake),
+            framer: Framer::new(MAX_HELLO),
+            stage: Stage::First,
+            channel: None,
+            member: None,
+            trusted,
+            deadline: after(now, first),
+            handshake: limits.handshake,
             idle: limits.idle,
             hello: limits.hello,
         }
     }
 
-    /// Returns the buffer for the next bytes, which never extends beyond the current message. Empty only
-    /// after the hello or a rejection.
-    pub fn space(&mut self) -> &mut [u8] {
-        match self.stage {
-            Stage::Done | Stage::Refused(_) => &mut [],
-            _ => self.framer.space(),
-        }
+    /// Returns the start of an incomplete record. It must precede the bytes given to the next
+    /// [`receive`](Self::receive).
+    pub fn partial(&self) -> &[u8] {
+        self.channel.as_ref().map_or(&[], Channel::partial)
     }
 
-    /// Processes `n` bytes that were read into [`space`](Acceptor::space) at `now`. `keys` are the
-    /// relay's current keys; a connection keeps the key of its opening (see
-    /// [`is_current`](Acceptor::is_current)).
+    /// Processes `bytes`: those of [`partial`](Self::partial) and those that have arrived at `now`. `plain`
+    /// is a buffer at least as long. Appends what must be sent to `out`, also on an error.
     ///
     /// # Errors
-    /// The reason for turning the dialler away. Close the connection without sending another byte.
-    /// Later calls return the same error.
-    ///
-    /// # Panics
-    /// If `n` exceeds the buffer.
-    pub fn advance(&mut self, n: usize, now: Instant, keys: &Keys) -> Result<Event, Rejection> {
-        let outcome = self.step(n, now, keys);
+    /// The reason for turning the dialler away. Send `out` and close the connection. Later calls return the
+    /// same error.
+    pub fn receive(
+        &mut self,
+        bytes: &mut [u8],
+        plain: &mut [u8],
+        now: Instant,
+        local: &Local,
+        out: &mut Vec<u8>,
+    ) -> Result<Event, Rejection> {
+        let outcome = self.step(bytes, plain, now, local, out);
         if let Err(rejection) = outcome {
             self.stage = Stage::Refused(rejection);
         }
         outcome
     }
 
-    fn step(&mut self, n: usize, now: Instant, keys: &Keys) -> Result<Event, Rejection> {
-        match self.stage {
-            Stage::Done => {
-                assert_eq!(n, 0, "more bytes than there was room for");
-                return Ok(Event::More);
-            }
-            Stage::Refused(rejection) => return Err(rejection),
-            _ => {}
+    fn step(
+        &mut self,
+        bytes: &mut [u8],
+        plain: &mut [u8],
+        now: Instant,
+        local: &Local,
+        out: &mut Vec<u8>,
+    ) -> Result<Event, Rejection> {
+        if let Stage::Refused(rejection) = self.stage {
+            return Err(rejection);
         }
         if let Some(rejection) = self.expired(now) {
             return Err(rejection);
         }
-        let had_begun = self.hello_begun();
-        let message = self.framer.advance(n).map_err(wire::rejection)?;
-        if !had_begun && self.hello_begun() {
-            self.deadline = after(now, self.hello);
+        let Some(&first) = bytes.first() else {
+            return Ok(Event::More);
+        };
+        // The stream belongs to the session, which reads it through `into_channel`.
+        if self.stage == Stage::Done {
+            return Ok(Event::More);
         }
-        match message {
-            Some(message) => self.take(&message, now, keys),
-            None => Ok(Event::More),
+        if self.stage == Stage::First {
+            self.begin(first, now, local)?;
+        }
+        let Some(channel) = &mut self.channel else {
+            return self.read_hello(bytes, now, local);
+        };
+        let opened = channel.open(bytes, plain, out)?;
+        let established = channel.is_established();
+        let proven = self.stage == Stage::Handshake && established;
+        if proven {
+            let key = channel.peer().ok_or(Rejection::UnknownKey)?;
+            // The list may have changed since the handshake began.
+            let member = local.members.by_key(&key).ok_or(Rejection::UnknownKey)?;
+            self.member = Some(member.clone());
+            self.stage = Stage::Proven;
+            self.deadline = after(now, self.idle);
+        }
+        match self.read_hello(&plain[..opened.len], now, local)? {
+            Event::More if opened.closed && self.framer.has_begun() => Err(Rejection::ClosedEarly),
+            Event::More if proven => Ok(Event::Proven),
+            event => Ok(event),
         }
     }
 
-    fn take(&mut self, message: &[u8], now: Instant, keys: &Keys) -> Result<Event, Rejection> {
-        match &self.stage {
-            Stage::Opening(nonce) => {
-                let opening = Sealed::parse_handshake(message)?;
-                opening.check_version()?;
-                let key = opening
-                    .key(keys, Kind::Opening, &[])
-                    .ok_or(Rejection::WrongKey)?;
-                let session = Session {
-                    key: key.clone(),
-                    acceptor: *nonce,
-                    dialler: opening.field(wire::kind::NONCE)?,
-                };
-                let greeting = wire::seal(
-                    key,
-                    Kind::Greeting,
-                    &[&session.dialler],
-                    wire::introduction(nonce),
-                );
-                self.stage = Stage::Proof(session);
-                Ok(Event::Greet(greeting))
+    /// Decides how the connection is protected, by its first byte.
+    fn begin(&mut self, first: u8, now: Instant, local: &Local) -> Result<(), Rejection> {
+        if first == TLS_HANDSHAKE {
+            self.channel = Some(Channel::accept(&local.tls)?);
+            self.stage = Stage::Handshake;
+            self.trusted = None;
+            self.deadline = self.deadline.min(after(now, self.handshake));
+            return Ok(());
+        }
+        let member = self.trusted.take().ok_or(Rejection::Unprotected)?;
+        self.member = Some(member);
+        // The list may have changed while the connection waited.
+        if !self.is_current(&local.members) {
+            return Err(Rejection::UnknownKey);
+        }
+        self.stage = Stage::Proven;
+        self.deadline = after(now, self.idle);
+        Ok(())
+    }
+
+    fn read_hello(
+        &mut self,
+        mut bytes: &[u8],
+        now: Instant,
+        local: &Local,
+    ) -> Result<Event, Rejection> {
+        while !bytes.is_empty() && self.stage == Stage::Proven {
+            if !self.framer.has_begun() {
+                self.deadline = after(now, self.hello);
             }
-            Stage::Proof(session) => {
-                let proof = Sealed::parse_handshake(message)?;
-                if !session.is_sealed(Kind::Proof, &proof) {
-                    return Err(Rejection::Replayed);
-                }
-                self.stage = Stage::Proven(session.clone());
-                self.framer.set_max(MAX_HELLO);
-                self.deadline = after(now, self.idle);
-                Ok(Event::Proven)
-            }
-            Stage::Proven(session) => {
-                let sealed = Sealed::parse(message)?;
-                sealed.check_version()?;
-                if !session.is_sealed(Kind::Hello, &sealed) {
-                    return Err(Rejection::Forged);
-                }
-                let hello = Hello::from_sealed(&sealed)?;
+            let space = self.framer.space();
+            let n = space.len().min(bytes.len());
+            space[..n].copy_from_slice(&bytes[..n]);
+            bytes = &bytes[n..];
+            if let Some(message) = self.framer.advance(n).map_err(wire::rejection)? {
+                let hello = Hello::decode(&message, &local.name)?;
                 self.stage = Stage::Done;
-                Ok(Event::Hello(Box::new(hello)))
+                return Ok(Event::Hello {
+                    hello: Box::new(hello),
+                    early: bytes.to_vec(),
+                });
             }
-            Stage::Done => Ok(Event::More),
-            Stage::Refused(rejection) => Err(*rejection),
         }
+        Ok(Event::More)
     }
 
-    /// Returns the current deadline for the dialler. Each [`advance`] may move it.
-    ///
-    /// [`advance`]: Acceptor::advance
+    /// Returns the current deadline for the dialler. Each [`receive`](Self::receive) may move it.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
@@ -198,9 +251,10 @@ impl Acceptor {
             return None;
         }
         match self.stage {
-            Stage::Opening(_) | Stage::Proof(_) => Some(Rejection::TimedOutHandshake),
-            Stage::Proven(_) if self.framer.has_begun() => Some(Rejection::TimedOutHello),
-            Stage::Proven(_) => Some(Rejection::TimedOutIdle),
+            Stage::First if self.trusted.is_some() => Some(Rejection::TimedOutIdle),
+            Stage::First | Stage::Handshake => Some(Rejection::TimedOutHandshake),
+            Stage::Proven if self.framer.has_begun() => Some(Rejection::TimedOutHello),
+            Stage::Proven => Some(Rejection::TimedOutIdle),
             Stage::Done | Stage::Refused(_) => None,
         }
     }
@@ -209,38 +263,58 @@ impl Acceptor {
     /// connection, which is not an error.
     pub fn closed(&self) -> Option<Rejection> {
         match self.stage {
-            Stage::Opening(_) | Stage::Proof(_) => Some(Rejection::ClosedEarly),
-            Stage::Proven(_) => self.framer.has_begun().then_some(Rejection::ClosedEarly),
+            Stage::First if self.trusted.is_some() => None,
+            Stage::First | Stage::Handshake => Some(Rejection::ClosedEarly),
+            Stage::Proven => self.framer.has_begun().then_some(Rejection::ClosedEarly),
             Stage::Done => None,
             Stage::Refused(rejection) => Some(rejection),
         }
     }
 
-    /// Returns whether the dialler has proved that it is live and holds a key.
+    /// Returns the member that the dialler has proven to be, or that it is taken for in a trusted network.
+    pub fn member(&self) -> Option<&Arc<Member>> {
+        self.member.as_ref().or(self.trusted.as_ref())
+    }
+
+    /// Returns whether the dialler has proven to be a member, or needs no proof.
     pub fn is_proven(&self) -> bool {
-        matches!(self.stage, Stage::Proven(_) | Stage::Done)
+        match self.stage {
+            Stage::First => self.trusted.is_some(),
+            Stage::Proven | Stage::Done => true,
+            Stage::Handshake | Stage::Refused(_) => false,
+        }
     }
 
     /// Returns whether a byte of the hello has arrived, so the connection is in use.
     pub fn hello_begun(&self) -> bool {
         match self.stage {
-            Stage::Proven(_) => self.framer.has_begun(),
+            Stage::Proven => self.framer.has_begun(),
             Stage::Done => true,
             _ => false,
         }
     }
 
-    /// Returns whether the key of the opening is still one of `keys`; `true` before the opening. After
-    /// reloading keys, close the connections that are not current: a removed key must lose its power.
-    pub fn is_current(&self, keys: &Keys) -> bool {
-        self.key().is_none_or(|key| keys.contains(key))
+    /// Returns whether the key that the dialler has proven still is one of the same member, or, without TLS,
+    /// whether the member is unchanged; `true` before the end of the handshake, which checks the list again.
+    /// After a change of the list, close the connections that are not current: a removed key must lose its
+    /// power.
+    pub fn is_current(&self, members: &Members) -> bool {
+        let Some(member) = self.member() else {
+            return true;
+        };
+        match self.key() {
+            Some(key) => members.by_key(&key).is_some_and(|m| m.name == member.name),
+            None => members.by_name(member.name.as_str()) == Some(member),
+        }
     }
 
-    fn key(&self) -> Option<&Key> {
-        match &self.stage {
-            Stage::Proof(session) | Stage::Proven(session) => Some(&session.key),
-            _ => None,
-        }
+    fn key(&self) -> Option<PublicKey> {
+        self.channel.as_ref().and_then(Channel::peer)
+    }
+
+    /// Returns the channel of the connection after its hello; `None` if it is not protected.
+    pub fn into_channel(self) -> Option<Channel> {
+        self.channel
     }
 }
 

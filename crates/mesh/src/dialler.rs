@@ -1,158 +1,167 @@
-//! The dialling end: checks that its peer is a relay of the mesh, and proves that it is one itself.
+//! The dialling end: checks that its peer is the expected member, and proves that it is one itself.
 
 use std::time::{Duration, Instant};
 
+use crate::channel::{Channel, ChannelError, sealed_len};
 use crate::deadline::after;
 use crate::hello::Hello;
-use crate::key::{Key, Keys};
-use crate::proxy::Framer;
+use crate::identity::PublicKey;
 pub use crate::rejection::Rejection;
-use crate::wire::{self, Kind, MAX_HANDSHAKE, Nonce, Sealed, Session};
+use crate::tls::DialTls;
 
-/// The state of a connection from connected to ready. Read bytes into [`space`](Dialler::space), then
-/// call [`advance`](Dialler::advance) with their number.
+/// The state of a connection from connected to ready.
 #[derive(Debug)]
 pub struct Dialler {
-    framer: Framer,
-    stage: Stage,
+    channel: Channel,
+    refused: Option<Rejection>,
     deadline: Instant,
 }
 
-#[derive(Debug)]
-enum Stage {
-    Greeting { key: Key, nonce: Nonce },
-    Ready(Session),
-    Refused(Rejection),
-}
-
-/// A connection on which both ends have proved themselves. It makes the hello of the session that will
+/// A connection on which the peer has proven its identity. It makes the hello of the session that will
 /// use the connection.
+///
+/// The peer may still refuse this relay's key. It says so in an alert, which [`Ready::receive`] reports.
 #[derive(Debug)]
-pub struct Ready(Session);
+pub struct Ready {
+    /// `None` in a trusted network.
+    channel: Option<Channel>,
+}
 
 // === impl Dialler ===
 
 impl Dialler {
-    /// Creates the state for a connection established at `now`, and returns it with the opening to send.
-    /// `nonce` must be random and unique to the connection. The acceptor's greeting must arrive within
-    /// `timeout`.
-    pub fn new(nonce: [u8; 32], now: Instant, timeout: Duration, keys: &Keys) -> (Self, Vec<u8>) {
-        let key = keys.first().clone();
-        let opening = wire::seal(&key, Kind::Opening, &[], wire::introduction(&nonce));
-        let dialler = Self {
-            framer: Framer::new(MAX_HANDSHAKE),
-            stage: Stage::Greeting { key, nonce },
-            deadline: after(now, timeout),
-        };
-        (dialler, opening)
-    }
-
-    /// Returns the buffer for the next bytes, which never extends beyond the greeting. Empty only after
-    /// the greeting or a rejection.
-    pub fn space(&mut self) -> &mut [u8] {
-        match self.stage {
-            Stage::Greeting { .. } => self.framer.space(),
-            Stage::Ready(_) | Stage::Refused(_) => &mut [],
-        }
-    }
-
-    /// Processes `n` bytes that were read into [`space`](Dialler::space) at `now`. Returns the proof once
-    /// the greeting is complete. Send the proof at once; the connection is [`ready`](Dialler::ready)
-    /// then, and a hello may follow in the same write.
+    /// Creates the state for a connection established at `now`, and appends its first bytes to `out`. The
+    /// handshake must be complete within `timeout`.
     ///
     /// # Errors
-    /// The reason for not trusting the acceptor. Close the connection. Later calls return the same error.
+    /// [`Rejection::Tls`] if there is no randomness.
+    pub fn new(
+        tls: &DialTls,
+        now: Instant,
+        timeout: Duration,
+        out: &mut Vec<u8>,
+    ) -> Result<Self, Rejection> {
+        Ok(Self {
+            channel: Channel::dial(tls, out)?,
+            refused: None,
+            deadline: after(now, timeout),
+        })
+    }
+
+    /// Returns the start of an incomplete record. It must precede the bytes given to the next
+    /// [`receive`](Self::receive).
+    pub fn partial(&self) -> &[u8] {
+        self.channel.partial()
+    }
+
+    /// Processes `bytes`: those of [`partial`](Self::partial) and those that have arrived at `now`. `plain`
+    /// is a buffer at least as long. Appends what must be sent to `out`, also on an error. Returns whether
+    /// the handshake is complete: the connection is [`ready`](Self::ready) then.
     ///
-    /// # Panics
-    /// If `n` exceeds the buffer.
-    pub fn advance(&mut self, n: usize, now: Instant) -> Result<Option<Vec<u8>>, Rejection> {
-        let outcome = self.step(n, now);
-        if let Err(rejection) = outcome {
-            self.stage = Stage::Refused(rejection);
-        }
+    /// # Errors
+    /// The reason for not trusting the acceptor. Send `out` and close the connection. Later calls return the
+    /// same error.
+    pub fn receive(
+        &mut self,
+        bytes: &mut [u8],
+        plain: &mut [u8],
+        now: Instant,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, Rejection> {
+        let outcome = self.step(bytes, plain, now, out);
+        self.refused = outcome.err();
         outcome
     }
 
-    fn step(&mut self, n: usize, now: Instant) -> Result<Option<Vec<u8>>, Rejection> {
-        let (key, nonce) = match &self.stage {
-            Stage::Greeting { key, nonce } => (key, nonce),
-            Stage::Ready(_) => {
-                assert_eq!(n, 0, "more bytes than there was room for");
-                return Ok(None);
-            }
-            Stage::Refused(rejection) => return Err(*rejection),
-        };
-        if let Some(rejection) = self.expired(now) {
+    fn step(
+        &mut self,
+        bytes: &mut [u8],
+        plain: &mut [u8],
+        now: Instant,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, Rejection> {
+        if let Some(rejection) = self.refused.or_else(|| self.expired(now)) {
             return Err(rejection);
         }
-        let Some(message) = self.framer.advance(n).map_err(wire::rejection)? else {
-            return Ok(None);
-        };
-        let greeting = Sealed::parse_handshake(&message)?;
-        greeting.check_version()?;
-        if !greeting.is_by(key, Kind::Greeting, &[nonce]) {
-            return Err(Rejection::WrongKey);
+        // An acceptor has nothing to say before the hello.
+        match self.channel.open(bytes, plain, out)? {
+            opened if opened.len > 0 => Err(Rejection::BadFrame),
+            opened if opened.closed => Err(Rejection::ClosedEarly),
+            _ => Ok(self.channel.is_established()),
         }
-        let session = Session {
-            key: key.clone(),
-            acceptor: greeting.field(wire::kind::NONCE)?,
-            dialler: *nonce,
-        };
-        let proof = session.seal(
-            Kind::Proof,
-            crate::proxy::bare_start(crate::proxy::Command::Local),
-        );
-        self.stage = Stage::Ready(session);
-        Ok(Some(proof))
     }
 
-    /// Returns the ready connection, or `None` before the proof was returned.
+    /// Returns whether the handshake is complete.
+    pub fn is_ready(&self) -> bool {
+        self.refused.is_none() && self.channel.is_established()
+    }
+
+    /// Returns the ready connection, or `None` before the handshake is complete.
     pub fn ready(self) -> Option<Ready> {
-        match self.stage {
-            Stage::Ready(session) => Some(Ready(session)),
-            _ => None,
-        }
+        self.is_ready().then_some(Ready {
+            channel: Some(self.channel),
+        })
     }
 
-    /// Returns the deadline for the acceptor's greeting.
+    /// Returns the deadline of the handshake.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
     /// Returns which time limit the acceptor has exceeded at `now`, if any.
     pub fn expired(&self, now: Instant) -> Option<Rejection> {
-        let waits = matches!(self.stage, Stage::Greeting { .. });
+        let waits = !self.channel.is_established();
         (waits && now >= self.deadline).then_some(Rejection::TimedOutHandshake)
-    }
-
-    /// Returns the error for an acceptor that has closed, or `None` once the connection is ready.
-    ///
-    /// Before the greeting the most likely cause is a different key: an acceptor does not reply to a
-    /// dialler whose key it lacks.
-    pub fn closed(&self) -> Option<Rejection> {
-        match self.stage {
-            Stage::Greeting { .. } => Some(Rejection::ClosedEarly),
-            Stage::Ready(_) => None,
-            Stage::Refused(rejection) => Some(rejection),
-        }
     }
 }
 
 // === impl Ready ===
 
 impl Ready {
-    /// Returns the bytes that give the connection to a session; the client's bytes follow them. Send
-    /// them once: a connection carries one hello.
-    ///
-    /// The acceptor refuses a hello that fails [`Hello::check`].
-    pub fn hello(&self, hello: &Hello) -> Vec<u8> {
-        self.0.seal(Kind::Hello, hello.unsealed())
+    /// Returns a connection in a trusted network, which needs no handshake.
+    pub fn trusted() -> Self {
+        Self { channel: None }
     }
 
-    /// Returns whether the connection's key is still one of `keys`. After reloading keys, close the
-    /// connections that are not current; the other end does the same.
-    pub fn is_current(&self, keys: &Keys) -> bool {
-        keys.contains(&self.0.key)
+    /// Returns the key that the peer has proven; `None` in a trusted network.
+    pub fn peer(&self) -> Option<PublicKey> {
+        self.channel.as_ref().and_then(Channel::peer)
+    }
+
+    /// Processes what an unused connection receives. Anything but a part of a record is its end.
+    ///
+    /// # Errors
+    /// Why the connection cannot be used, such as [`Rejection::KeyRefused`].
+    pub fn receive(&mut self, bytes: &mut [u8], plain: &mut [u8]) -> Result<(), Rejection> {
+        let channel = self.channel.as_mut().ok_or(Rejection::BadFrame)?;
+        let mut out = Vec::new();
+        match channel.open(bytes, plain, &mut out)? {
+            opened if opened.closed => Err(Rejection::ClosedEarly),
+            opened if opened.len > 0 || !out.is_empty() => Err(Rejection::BadFrame),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the start of an incomplete record. It must precede the bytes given to the next
+    /// [`receive`](Self::receive).
+    pub fn partial(&self) -> &[u8] {
+        self.channel.as_ref().map_or(&[], Channel::partial)
+    }
+
+    /// Returns the bytes that give the connection to a session; the client's bytes follow them, through
+    /// the returned channel if the connection is protected.
+    ///
+    /// # Errors
+    /// [`ChannelError`] if the channel cannot seal.
+    pub fn hello(mut self, hello: &Hello) -> Result<(Vec<u8>, Option<Channel>), ChannelError> {
+        let message = hello.encode();
+        let Some(channel) = &mut self.channel else {
+            return Ok((message, None));
+        };
+        let mut sealed = vec![0; sealed_len(message.len())];
+        let len = channel.seal(&message, &mut sealed)?;
+        sealed.truncate(len);
+        Ok((sealed, self.channel))
     }
 }
 

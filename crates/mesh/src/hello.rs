@@ -7,9 +7,10 @@ use std::fmt;
 use std::net::SocketAddr;
 
 pub use self::target::{Target, TargetError};
+use crate::members::MemberName;
 use crate::proxy::{self, Command};
 use crate::rejection::Rejection;
-use crate::wire::{Sealed, VERSION, kind};
+use crate::wire::{Fields, VERSION, kind};
 
 /// The largest number of relays in a hello's route, besides the one that it is sent to.
 pub const MAX_ROUTE: usize = 8;
@@ -25,9 +26,11 @@ pub struct Hello {
     pub source: SocketAddr,
     /// Destination of the session.
     pub destination: Target,
-    /// The relays after the receiver of the hello, at most [`MAX_ROUTE`]. If empty, the receiver
-    /// connects to the destination.
-    pub route: Vec<Target>,
+    /// The relay that the hello is for. Another relay refuses it.
+    pub receiver: MemberName,
+    /// The relays after the receiver, at most [`MAX_ROUTE`]. If empty, the receiver connects to the
+    /// destination.
+    pub route: Vec<MemberName>,
     /// The number of relays that may still accept the session, including the receiver. A relay refuses
     /// 0, so that a loop ends.
     pub hops_left: u8,
@@ -45,14 +48,6 @@ pub enum HelloError {
     /// The destination is invalid.
     #[error("the destination {0}")]
     Destination(TargetError),
-    /// A relay of the route is invalid.
-    #[error("relay {index} of the route {error}", index = index + 1)]
-    Relay {
-        /// The relay's position in the route, from 0.
-        index: usize,
-        /// The rule that it breaks.
-        error: TargetError,
-    },
     /// The route has too many relays.
     #[error("the route has {0} relays; at most {MAX_ROUTE} are allowed")]
     Route(usize),
@@ -73,40 +68,35 @@ impl Hello {
         if self.route.len() > MAX_ROUTE {
             return Err(HelloError::Route(self.route.len()));
         }
-        for (index, relay) in self.route.iter().enumerate() {
-            relay
-                .check()
-                .map_err(|error| HelloError::Relay { index, error })?;
-        }
         if self.hops_left == 0 {
             return Err(HelloError::NoHops);
         }
         Ok(())
     }
 
-    /// Returns the next relay and the hello for it, at a relay that accepted this hello. Returns `None`
-    /// if that relay is the last and must connect to the destination.
+    /// Returns the hello for the next relay, at a relay that accepted this hello. Returns `None` if that
+    /// relay is the last and must connect to the destination.
     ///
     /// # Errors
     /// [`Rejection::NoHops`] if the session may not pass another relay.
-    pub fn next_hop(&self) -> Result<Option<(Target, Self)>, Rejection> {
+    pub fn next_hop(&self) -> Result<Option<Self>, Rejection> {
         let Some((next, rest)) = self.route.split_first() else {
             return Ok(None);
         };
         if self.hops_left <= 1 {
             return Err(Rejection::NoHops);
         }
-        let hello = Self {
+        Ok(Some(Self {
+            receiver: next.clone(),
             route: rest.to_vec(),
             hops_left: self.hops_left - 1,
             ..self.clone()
-        };
-        Ok(Some((next.clone(), hello)))
+        }))
     }
 
-    /// Encodes the message without its MAC. An over-long field is truncated so that it still breaks the
-    /// rule: the encoded hello never names another destination.
-    pub(crate) fn unsealed(&self) -> Vec<u8> {
+    /// Encodes the message. An over-long field is truncated so that it still breaks the rule: the encoded
+    /// hello never names another destination.
+    pub fn encode(&self) -> Vec<u8> {
         let name;
         let destination = match &self.destination {
             Target::Addr(addr) => {
@@ -120,6 +110,11 @@ impl Hello {
         };
         let mut message = proxy::start(self.source, destination);
         proxy::push_tlv(&mut message, kind::VERSION, &[VERSION]);
+        proxy::push_tlv(
+            &mut message,
+            kind::RECEIVER,
+            self.receiver.as_str().as_bytes(),
+        );
         proxy::push_tlv(&mut message, kind::HOPS, &[self.hops_left]);
         proxy::push_tlv(&mut message, proxy::kind::UNIQUE_ID, &self.session.0);
         if let Some(name) = name {
@@ -128,16 +123,24 @@ impl Hello {
         if !self.route.is_empty() {
             proxy::push_tlv(&mut message, kind::ROUTE, &route::encode(&self.route));
         }
+        let len = message.len();
+        proxy::set_length(&mut message, len);
         message
     }
 
-    /// Decodes a message whose MAC and version were checked.
-    pub(crate) fn from_sealed(sealed: &Sealed<'_>) -> Result<Self, Rejection> {
-        if sealed.frame.command != Command::Proxy {
+    /// Decodes a message that arrived at the relay `own`.
+    pub(crate) fn decode(bytes: &[u8], own: &MemberName) -> Result<Self, Rejection> {
+        let fields = Fields::parse(bytes)?;
+        fields.check_version()?;
+        if fields.frame.command != Command::Proxy {
             return Err(Rejection::BadFrame);
         }
-        let (source, address) = sealed.frame.addresses().ok_or(Rejection::BadFrame)?;
-        let destination = match sealed.optional_field(proxy::kind::AUTHORITY)? {
+        let receiver = fields.optional_field(kind::RECEIVER)?;
+        if receiver != Some(own.as_str().as_bytes()) {
+            return Err(Rejection::Misdirected);
+        }
+        let (source, address) = fields.frame.addresses().ok_or(Rejection::BadFrame)?;
+        let destination = match fields.optional_field(proxy::kind::AUTHORITY)? {
             None => Target::Addr(address),
             // With both a name and an address the destination would be ambiguous.
             Some(_) if !address.ip().is_unspecified() => return Err(Rejection::BadDestination),
@@ -151,16 +154,17 @@ impl Hello {
         let hello = Self {
             source,
             destination,
-            route: match sealed.optional_field(kind::ROUTE)? {
+            receiver: own.clone(),
+            route: match fields.optional_field(kind::ROUTE)? {
                 Some(route) => route::decode(route).ok_or(Rejection::BadRoute)?,
                 None => Vec::new(),
             },
-            hops_left: u8::from_be_bytes(sealed.field(kind::HOPS)?),
-            session: SessionId(sealed.field(proxy::kind::UNIQUE_ID)?),
+            hops_left: u8::from_be_bytes(fields.field(kind::HOPS)?),
+            session: SessionId(fields.field(proxy::kind::UNIQUE_ID)?),
         };
         hello.check().map_err(|error| match error {
             HelloError::Destination(_) => Rejection::BadDestination,
-            HelloError::Relay { .. } | HelloError::Route(_) => Rejection::BadRoute,
+            HelloError::Route(_) => Rejection::BadRoute,
             HelloError::NoHops => Rejection::NoHops,
         })?;
         Ok(hello)

@@ -1,72 +1,80 @@
 //! The protocol between relays, and the sizing of their pools of ready connections.
 //!
 //! Relays open TCP connections to each other before they are needed and use each once (pied-piper
-//! 3.2, improvement 3). Both ends prove that they hold a [`key`] of the mesh. When a session needs
-//! the connection, one [`hello`] names its client and destination, and the client's bytes follow.
-//! Every message is a header of the PROXY protocol ([`proxy`]). [`acceptor`] and [`dialler`] are the
-//! two ends; [`pool`] decides how many connections to hold ready. `docs/design/mesh-hello.md`
-//! specifies the messages and the attacks that they withstand.
+//! 3.2, improvement 3). Each relay has a key pair ([`identity`]) and a list of the others ([`members`]).
+//! A connection begins with a handshake of TLS 1.3 in which both ends prove their keys ([`tls`],
+//! [`channel`]). When a session needs the connection, one [`hello`] names its client and destination, and
+//! the client's bytes follow. The hello is a header of the PROXY protocol ([`proxy`]). [`acceptor`] and
+//! [`dialler`] are the two ends; [`pool`] decides how many connections to hold ready.
+//! `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.
 //!
-//! This crate has no sockets and no clock: bytes, random numbers and `now` are arguments. Only
-//! [`key::Keys::load`] reads a file.
+//! This crate has no sockets and no clock: bytes and `now` are arguments. The randomness of TLS is the
+//! kernel's. Only [`identity::PrivateKey`] reads and writes a file.
 //!
 //! ```
+//! use std::sync::Arc;
 //! use std::time::{Duration, Instant};
-//! use taut_mesh::acceptor::{Acceptor, Event, Limits};
+//! use taut_mesh::acceptor::{Acceptor, Event, Limits, Local};
 //! use taut_mesh::dialler::Dialler;
 //! use taut_mesh::hello::{DEFAULT_HOPS, Hello, SessionId};
-//! use taut_mesh::key::{Key, Keys};
+//! use taut_mesh::identity::PrivateKey;
+//! use taut_mesh::members::Members;
+//! use taut_mesh::tls::{AcceptTls, DialTls};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (now, keys) = (Instant::now(), Keys::new(Key::new([7; 32]), None));
-//! let (mut dialler, opening) = Dialler::new([1; 32], now, Duration::from_secs(5), &keys);
-//! let mut acceptor = Acceptor::new([2; 32], now, &Limits::default());
+//! // Two relays that know each other's public key.
+//! let (fra, nyc) = (PrivateKey::from_seed(&[1; 32]), PrivateKey::from_seed(&[2; 32]));
+//! let members = Arc::new(Members::parse(&format!(
+//!     r#"
+//!     [[member]]
+//!     name = "fra1"
+//!     keys = ["{}"]
 //!
-//! /// Hands a message to an acceptor, in pieces of the size that it asks for.
-//! fn receive(
-//!     acceptor: &mut Acceptor,
-//!     mut bytes: &[u8],
-//!     now: Instant,
-//!     keys: &Keys,
-//! ) -> Result<Event, taut_mesh::acceptor::Rejection> {
-//!     loop {
-//!         let space = acceptor.space();
-//!         let n = space.len().min(bytes.len());
-//!         space[..n].copy_from_slice(&bytes[..n]);
-//!         bytes = &bytes[n..];
-//!         match acceptor.advance(n, now, keys)? {
-//!             Event::More if !bytes.is_empty() => {}
-//!             event => return Ok(event),
-//!         }
-//!     }
-//! }
+//!     [[member]]
+//!     name = "nyc1"
+//!     keys = ["{}"]
+//!     "#,
+//!     fra.public(),
+//!     nyc.public(),
+//! ))?);
+//! let local = Local {
+//!     name: "nyc1".parse()?,
+//!     tls: AcceptTls::new(&nyc, members.clone()),
+//!     members: members.clone(),
+//! };
 //!
-//! let Event::Greet(mut greeting) = receive(&mut acceptor, &opening, now, &keys)? else {
-//!     panic!("the acceptor did not greet");
-//! };
-//! let proof = loop {
-//!     let space = dialler.space();
-//!     let n = space.len().min(greeting.len());
-//!     space[..n].copy_from_slice(&greeting[..n]);
-//!     greeting.drain(..n);
-//!     if let Some(proof) = dialler.advance(n, now)? {
-//!         break proof;
-//!     }
-//! };
-//! assert_eq!(receive(&mut acceptor, &proof, now, &keys)?, Event::Proven);
+//! // fra1 dials nyc1. What one end appends to its output is the other end's input.
+//! let now = Instant::now();
+//! let tls = DialTls::new(&fra, &members.by_name("nyc1").expect("a member").keys);
+//! let (mut to_nyc, mut to_fra, mut plain) = (Vec::new(), Vec::new(), vec![0; 1 << 16]);
+//! let mut dialler = Dialler::new(&tls, now, Duration::from_secs(5), &mut to_nyc)?;
+//! let mut acceptor = Acceptor::new(now, &Limits::default(), None);
+//!
+//! let event = acceptor.receive(&mut to_nyc, &mut plain, now, &local, &mut to_fra)?;
+//! assert_eq!(event, Event::More);
+//! to_nyc.clear();
+//! assert!(dialler.receive(&mut to_fra, &mut plain, now, &mut to_nyc)?);
+//! to_fra.clear();
+//! let event = acceptor.receive(&mut to_nyc, &mut plain, now, &local, &mut to_fra)?;
+//! assert_eq!(event, Event::Proven);
+//! assert_eq!(acceptor.member().expect("proven").name.as_str(), "fra1");
 //!
 //! // Both ends are ready; a session may take the connection now or minutes later.
 //! let hello = Hello {
 //!     source: "192.0.2.1:40000".parse()?,
 //!     destination: "example.org:443".parse()?,
+//!     receiver: "nyc1".parse()?,
 //!     route: Vec::new(),
 //!     hops_left: DEFAULT_HOPS,
 //!     session: SessionId([3; 16]),
 //! };
-//! let message = dialler.ready().expect("proved").hello(&hello);
+//! let (mut sealed, _channel) = dialler.ready().expect("a handshake").hello(&hello)?;
 //! assert_eq!(
-//!     receive(&mut acceptor, &message, now, &keys)?,
-//!     Event::Hello(Box::new(hello)),
+//!     acceptor.receive(&mut sealed, &mut plain, now, &local, &mut to_fra)?,
+//!     Event::Hello {
+//!         hello: Box::new(hello),
+//!         early: Vec::new(),
+//!     },
 //! );
 //! # Ok(())
 //! # }
@@ -74,6 +82,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptor;
+pub mod channel;
 pub mod client_hello;
 mod deadline;
 pub mod dialler;
@@ -81,10 +90,12 @@ pub mod dialler;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hello;
-pub mod key;
+pub mod identity;
+pub mod members;
 pub mod pool;
 pub mod proxy;
 mod rejection;
 #[cfg(test)]
 mod sim;
+pub mod tls;
 mod wire;

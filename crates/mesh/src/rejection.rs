@@ -1,32 +1,46 @@
 //! The reasons for turning a peer away.
 
+use rustls::{AlertDescription, Error};
+
+use crate::channel::ChannelError;
+
 /// The reason why one end of a connection between relays turned the other away. Its label is the
 /// `cause` in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     /// The message is malformed: not a PROXY protocol header, inconsistent lengths, or a field that is
     /// missing, repeated or of the wrong length.
-    #[error(
-        "the peer did not send a message between relays: another program may be connecting to this port"
-    )]
+    #[error("the peer did not send a hello: another program may be connecting to this port")]
     BadFrame,
-    /// The message exceeds the limit for its kind.
-    #[error("the peer's message is longer than any message between relays")]
+    /// The hello exceeds the limit.
+    #[error("the peer's message is longer than any hello")]
     TooLong,
     /// The peer uses another version of the hello.
     #[error(
         "the peer speaks another version of the hello: run the same release of Taut on both relays"
     )]
     Version,
-    /// The first message was made with a key that this relay lacks.
-    #[error("the peer uses a key that this relay lacks: compare the key files of the two relays")]
-    WrongKey,
-    /// The first message was valid, but its sender could not answer the challenge: it may be a replay.
-    #[error("the peer's proof does not answer this connection's challenge: it may be a replay")]
-    Replayed,
-    /// The hello's MAC is wrong: the hello was altered in transit or copied from another connection.
-    #[error("the hello does not belong to this connection: its traffic may be altered in transit")]
-    Forged,
+    /// The peer's key is not that of a member, or not that of the member that was dialled.
+    #[error(
+        "the peer's key is not that of an expected member of the mesh: compare the lists of members of the two relays"
+    )]
+    UnknownKey,
+    /// The peer refuses this relay's key.
+    #[error(
+        "the peer does not accept this relay's key: compare the peer's list of members with `taut mesh pubkey` here"
+    )]
+    KeyRefused,
+    /// The peer broke TLS, or its records were altered in transit.
+    #[error("the connection broke TLS: it may be altered in transit, or the peer is not a relay")]
+    Tls,
+    /// The connection is not protected, and its addresses are not in a trusted network.
+    #[error(
+        "the peer did not begin with TLS: list its network in trusted_networks of both relays, or of none"
+    )]
+    Unprotected,
+    /// The hello is for another relay.
+    #[error("the hello is for another relay: the peer's list of members has a wrong address")]
+    Misdirected,
     /// The hello is genuine, but its destination is invalid.
     #[error("the peer's hello does not name a valid host and port as destination")]
     BadDestination,
@@ -50,15 +64,33 @@ pub enum Rejection {
     ClosedEarly,
 }
 
+impl From<ChannelError> for Rejection {
+    fn from(error: ChannelError) -> Self {
+        match error {
+            ChannelError::LongHandshake => Self::TooLong,
+            ChannelError::Tls(Error::InvalidCertificate(_)) => Self::UnknownKey,
+            ChannelError::Tls(Error::AlertReceived(
+                AlertDescription::AccessDenied
+                | AlertDescription::BadCertificate
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA,
+            )) => Self::KeyRefused,
+            ChannelError::Tls(_) => Self::Tls,
+        }
+    }
+}
+
 impl Rejection {
     /// All rejections, in the order of [`Self::index`].
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::BadFrame,
         Self::TooLong,
         Self::Version,
-        Self::WrongKey,
-        Self::Replayed,
-        Self::Forged,
+        Self::UnknownKey,
+        Self::KeyRefused,
+        Self::Tls,
+        Self::Unprotected,
+        Self::Misdirected,
         Self::BadDestination,
         Self::BadRoute,
         Self::NoHops,
@@ -74,9 +106,11 @@ impl Rejection {
             Self::BadFrame => "bad_frame",
             Self::TooLong => "too_long",
             Self::Version => "version",
-            Self::WrongKey => "wrong_key",
-            Self::Replayed => "replayed",
-            Self::Forged => "forged",
+            Self::UnknownKey => "unknown_key",
+            Self::KeyRefused => "key_refused",
+            Self::Tls => "tls",
+            Self::Unprotected => "unprotected",
+            Self::Misdirected => "misdirected",
             Self::BadDestination => "bad_destination",
             Self::BadRoute => "bad_route",
             Self::NoHops => "no_hops",

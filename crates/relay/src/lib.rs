@@ -45,3 +45,5 @@ pub mod serve;
 pub mod session_log;
 pub mod turbo;
 mod worker;
+
+pub use taut_mesh::identity;

@@ -5,6 +5,7 @@ mod doctor;
 mod guest;
 mod lab;
 mod log;
+mod mesh;
 mod observe;
 mod relay;
 mod snoop;
@@ -37,6 +38,7 @@ enum Command {
     Watch(watch::Args),
     Tune(tune::Args),
     Relay(relay::Args),
+    Mesh(mesh::Args),
     Snoop(snoop::Args),
     Guest(guest::Args),
     Lab(lab::Args),
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
             let _log = log::to_stderr()?;
             relay::run(job)
         })),
+        Command::Mesh(args) => exit_code(mesh::run(&args)),
         Command::Snoop(args) => exit_code(log::to_stderr().and_then(|_log| snoop::run(args))),
         Command::Top(args) => exit_code(top::run(&args)),
         Command::Why(args) => exit_code(why::run(&args)),

@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -437,20 +436,30 @@ fn clients_that_are_refused_are_one_warning_with_an_example() {
 #[test]
 fn a_next_relay_that_does_not_answer_is_a_warning_without_any_session() {
     let dir = tempfile::tempdir().unwrap();
-    let key = dir.path().join("key");
-    fs::write(&key, "a".repeat(64)).unwrap();
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    let config = dir.path().join("taut.toml");
     let next = free_port();
-    fs::write(
-        &config,
-        format!("{FORWARD}via = \"{next}\"\n[relay.mesh]\nkey_file = {key:?}\n"),
-    )
-    .unwrap();
+    let [own, other] = ["own", "next"].map(|name| {
+        let key = dir.path().join(name);
+        let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
+        let made = keygen.args(["mesh", "keygen"]).arg(&key).output().unwrap();
+        (key, String::from_utf8(made.stdout).unwrap())
+    });
+    let members = dir.path().join("members.toml");
+    let member = |name, key: &str, addresses: &str| {
+        let key = key.trim_end();
+        format!("[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = [{addresses}]\n")
+    };
+    let list = member("own", &own.1, "") + &member("next", &other.1, &format!("\"{next}\""));
+    fs::write(&members, list).unwrap();
+    let config = dir.path().join("taut.toml");
+    let mesh = format!(
+        "[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {members:?}\n",
+        own.0
+    );
+    fs::write(&config, format!("{FORWARD}via = \"next\"\n{mesh}")).unwrap();
     let mut relay = Running::with_config(&config);
     let said = relay.wait_for_log("next relay");
-    let part = format!("WARN next relay {next} refuses connections; 0 sessions reset");
-    assert!(said.contains(&part), "{said}");
+    let part = "WARN next relay next refuses connections; 0 sessions reset";
+    assert!(said.contains(part), "{said}");
 }
 
 /// Stops the clients and their server on drop, also if the test fails.

@@ -3,12 +3,13 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
+use taut_mesh::identity::{PrivateKey, PublicKey};
 
 use super::{PeerError, Service};
 use taut_netlab::units::BitsPerSecond;
@@ -47,8 +48,10 @@ pub struct Node {
 /// The section `[relay.mesh]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Mesh {
-    /// The file of the mesh's key, from [`make_key`].
-    pub key_file: PathBuf,
+    /// The file of the relay's private key, from [`make_key`].
+    pub private_key_file: PathBuf,
+    /// The file of the list of members, from [`write_members`].
+    pub members_file: PathBuf,
     /// The address for connections from other relays; `None` if the relay accepts none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
@@ -69,9 +72,13 @@ pub struct Mesh {
 pub struct Forward {
     /// The address for clients.
     pub listen: SocketAddr,
-    /// The next relay's mesh address; `None` if the session goes to `to` directly.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub via: Option<SocketAddr>,
+    /// The routes to try in order, each the names of its relays: `far`, `a > b`. Empty if the
+    /// session goes to `to` directly.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub via: Vec<String>,
+    /// Whether a session goes to `to` directly if all routes fail.
+    #[serde(skip_serializing_if = "is_false")]
+    pub direct: bool,
     /// The session's destination.
     pub to: SocketAddr,
     /// Whether the upstream leg is opened at the client's SYN.
@@ -89,7 +96,8 @@ impl Forward {
     pub fn new(listen: SocketAddr, to: SocketAddr) -> Self {
         Self {
             listen,
-            via: None,
+            via: Vec::new(),
+            direct: false,
             to,
             early_syn: false,
             client_congestion: None,
@@ -136,28 +144,59 @@ pub fn start(
     Service::start(host, &format!("taut-{name}"), command, addr, dir)
 }
 
-/// Writes a new key for a mesh to `file`. Only the file's owner can read it.
+/// A relay in the list of members (`members_file`).
+#[derive(Clone, Debug, Serialize)]
+pub struct Member {
+    /// The name that routes use.
+    pub name: String,
+    /// Its public key; two while one replaces the other.
+    #[serde(serialize_with = "as_texts")]
+    pub keys: Vec<PublicKey>,
+    /// The addresses of its mesh port; empty if no relay dials it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// Writes a new private key to `file` and returns its public key. Only the file's owner can read
+/// the file; an existing file is not replaced.
 ///
 /// # Errors
 /// [`PeerError::Prepare`].
-pub fn make_key(file: &Path) -> Result<(), PeerError> {
-    let write = || {
-        let mut key = [0; 32];
-        let filled = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-        if filled < key.len() {
+pub fn make_key(file: &Path) -> Result<PublicKey, PeerError> {
+    let make = || {
+        let mut seed = [0; 32];
+        let filled = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+        if filled < seed.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut options = fs::OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(file)?;
-        writeln!(file, "{hex}")
+        PrivateKey::create(file, &seed).map_err(io::Error::other)
+    };
+    let key = make().map_err(|source| PeerError::Prepare {
+        what: "a relay's private key".into(),
+        source,
+    })?;
+    Ok(key.public())
+}
+
+/// Writes a list of members to `file`. An existing file is replaced atomically.
+///
+/// # Errors
+/// [`PeerError::Prepare`].
+pub fn write_members(file: &Path, members: &[Member]) -> Result<(), PeerError> {
+    #[derive(Serialize)]
+    struct List<'a> {
+        member: &'a [Member],
+    }
+    let write = || {
+        let text = toml::to_string(&List { member: members }).map_err(io::Error::other)?;
+        let new = file.with_extension("new");
+        fs::write(&new, text)?;
+        // A relay refuses a list that other users can change, which depends on the umask.
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;
+        fs::rename(new, file)
     };
     write().map_err(|source| PeerError::Prepare {
-        what: "a mesh's key".into(),
+        what: "a list of members".into(),
         source,
     })
 }
@@ -231,6 +270,10 @@ fn as_tc_writes_it<S: Serializer>(rate: &BitsPerSecond, to: S) -> Result<S::Ok, 
     to.serialize_str(&text)
 }
 
+fn as_texts<S: Serializer>(keys: &[PublicKey], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(keys.iter().map(PublicKey::to_string))
+}
+
 /// Reads the relay's metrics at `metrics`. Must be called in the relay's namespace.
 pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     let mut scrape = TcpStream::connect(metrics)?;
@@ -240,7 +283,8 @@ pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     Ok(answer)
 }
 
-/// Sums the values of the metric `name` over all labels; `None` if the metric is missing.
+/// Sums the values of the metric `name`, which may include labels as they are written, over all
+/// other labels; `None` if the metric is missing.
 pub(crate) fn sum(exposition: &str, name: &str) -> Option<f64> {
     exposition
         .lines()
@@ -257,6 +301,8 @@ pub(crate) fn sum(exposition: &str, name: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use taut_mesh::members::Members;
+
     use super::*;
 
     #[test]
@@ -279,7 +325,8 @@ mod tests {
     #[test]
     fn a_mesh_is_written_as_its_documentation_has_it() {
         let mesh = Mesh {
-            key_file: "/w/mesh.key".into(),
+            private_key_file: "/w/near.key".into(),
+            members_file: "/w/members.toml".into(),
             listen: Some(addr(2)),
             allow: vec!["10.0.0.3/32:80".to_owned()],
             pool_min: 4,
@@ -287,7 +334,8 @@ mod tests {
             rate: BitsPerSecond::giga(1),
         };
         let forward = Forward {
-            via: Some(addr(2)),
+            via: vec!["a > b".to_owned(), "far".to_owned()],
+            direct: true,
             early_syn: true,
             client_congestion: Some("bbr".to_owned()),
             ..Forward::new(addr(1), addr(3))
@@ -299,7 +347,8 @@ mod tests {
             [relay]
             metrics = "127.0.0.1:9464"
             [relay.mesh]
-            key_file = "/w/mesh.key"
+            private_key_file = "/w/near.key"
+            members_file = "/w/members.toml"
             listen = "10.0.0.2:8080"
             allow = ["10.0.0.3/32:80"]
             pool_min = 4
@@ -307,7 +356,8 @@ mod tests {
             rate = "1gbit"
             [[relay.forward]]
             listen = "10.0.0.1:8080"
-            via = "10.0.0.2:8080"
+            via = ["a > b", "far"]
+            direct = true
             to = "10.0.0.3:8080"
             early_syn = true
             client_congestion = "bbr"
@@ -318,20 +368,37 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_64_hex_digits_that_only_its_owner_can_read() {
-        use std::os::unix::fs::PermissionsExt as _;
+    fn a_relay_accepts_a_new_key_and_the_list_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
-        let files = ["a", "b"].map(|name| dir.path().join(name));
-        let keys = files.each_ref().map(|file| {
-            make_key(file).unwrap();
-            fs::read_to_string(file).unwrap()
-        });
-        assert_eq!(keys[0].trim_end().len(), 64);
-        assert!(keys[0].trim_end().bytes().all(|b| b.is_ascii_hexdigit()));
+        let files = ["near", "far"].map(|name| dir.path().join(name));
+        let keys = files.each_ref().map(|file| make_key(file).unwrap());
         assert_ne!(keys[0], keys[1]);
-        let mode = fs::metadata(&files[0]).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(PrivateKey::load(&files[0]).unwrap().public(), keys[0]);
         assert!(make_key(&files[0]).is_err(), "an old key is never replaced");
+
+        let list = dir.path().join("members.toml");
+        let near = Member {
+            name: "near".to_owned(),
+            keys: keys.to_vec(),
+            addresses: Vec::new(),
+        };
+        write_members(&list, &[near]).unwrap();
+        let read = Members::parse(&fs::read_to_string(&list).unwrap()).unwrap();
+        assert_eq!(read.by_name("near").unwrap().keys, keys);
+        let far = Member {
+            name: "far".to_owned(),
+            keys: vec![keys[1]],
+            addresses: vec![addr(2), addr(3)],
+        };
+        write_members(&list, &[far]).unwrap();
+        let read = Members::parse(&fs::read_to_string(&list).unwrap()).unwrap();
+        let far = read.by_name("far").unwrap();
+        assert_eq!(far.keys, [keys[1]]);
+        let addresses: Vec<String> = far.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, ["10.0.0.2:8080", "10.0.0.3:8080"]);
+        assert!(read.by_name("near").is_none(), "the list was replaced");
+        let mode = fs::metadata(&list).unwrap().permissions().mode();
+        assert_eq!(mode & 0o022, 0);
     }
 
     fn addr(host: u8) -> SocketAddr {

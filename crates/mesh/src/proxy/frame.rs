@@ -47,10 +47,6 @@ impl<'a> Frame<'a> {
         self.family >> 4 <= 3 && self.family & 0x0f <= 2
     }
 
-    pub(crate) fn is_bare(&self) -> bool {
-        self.family == UNSPEC
-    }
-
     /// Splits the body into the addresses and the fields after them.
     pub(crate) fn split(&self) -> Result<(&'a [u8], &'a [u8]), ProxyError> {
         let len = match self.family >> 4 {

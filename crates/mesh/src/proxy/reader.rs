@@ -102,11 +102,6 @@ impl Framer {
         }
     }
 
-    /// Sets the largest accepted length, from the next header on.
-    pub(crate) fn set_max(&mut self, max: usize) {
-        self.max = u16::try_from(max).unwrap_or(u16::MAX);
-    }
-
     /// Returns whether a byte of the current header has arrived.
     pub(crate) fn has_begun(&self) -> bool {
         self.filled > 0

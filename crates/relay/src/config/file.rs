@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use taut_mesh::members::MemberName;
 use toml::Spanned;
 
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
@@ -74,6 +75,8 @@ pub(super) struct ForwardSection {
     proxy_from: Option<Spanned<OneOrMany>>,
     via: Option<Spanned<OneOrMany>>,
     #[serde(default)]
+    direct: bool,
+    #[serde(default)]
     early_syn: bool,
     from: Option<Spanned<OneOrMany>>,
     not_from: Option<Spanned<OneOrMany>>,
@@ -95,6 +98,8 @@ const MAX_VIA: usize = 8;
 const MAX_TO: usize = 64;
 /// The range of `check`. More frequent checks would burden the destinations to no purpose.
 const CHECK: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=*TIME.end();
+/// The maximum number of routes of a forward.
+const MAX_ROUTES: usize = 8;
 /// The range of pipe sizes: from one page to fs.pipe-max-size on a stock kernel.
 const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
 
@@ -206,8 +211,8 @@ impl Section {
             let via_at = forward.via.as_ref().map(|via| via.span().start);
             if let (Some(at), None) = (via_at, &config.mesh) {
                 let message = format!(
-                    "relay.forward[{i}].via: there is no [relay.mesh] with the key_file that the \
-                     other relay would want to see"
+                    "relay.forward[{i}].via: there is no [relay.mesh] with the private key and the \
+                     list of members"
                 );
                 return Err((at, message));
             }
@@ -251,7 +256,7 @@ impl ForwardSection {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let via = match self.via {
-            Some(via) => relays(via, i)?,
+            Some(via) => routes(via, i)?,
             None => Vec::new(),
         };
         let identity = transparent::identity(
@@ -277,6 +282,7 @@ impl ForwardSection {
             check,
             identity,
             via,
+            direct: self.direct,
             early_syn: self.early_syn,
             sources: sources(self.from, self.not_from, &format!("relay.forward[{i}]"))?,
             client_congestion: self.client_congestion,
@@ -378,16 +384,23 @@ fn forward_name(name: Spanned<String>, i: usize) -> Result<String, (usize, Strin
     Ok(name.into_inner())
 }
 
-/// Parses the relays of `forward[i].via`.
-fn relays(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Destination>, (usize, String)> {
+/// Parses the routes of `forward[i].via`: alternatives in order, each the names of its relays.
+fn routes(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Vec<MemberName>>, (usize, String)> {
     let at = via.span().start;
     let texts = via.into_inner().into_vec();
-    if texts.is_empty() || texts.len() > MAX_VIA {
-        let message = format!("relay.forward[{i}].via: must name from 1 to {MAX_VIA} relays");
+    if texts.is_empty() || texts.len() > MAX_ROUTES {
+        let message = format!("relay.forward[{i}].via: must name from 1 to {MAX_ROUTES} routes");
         return Err((at, message));
     }
-    let texts = texts.iter().enumerate();
-    texts
-        .map(|(j, text)| parse(text, at, || format!("relay.forward[{i}].via[{j}]")))
-        .collect()
+    let route = |(j, text): (usize, &String)| {
+        let field = || format!("relay.forward[{i}].via[{j}]");
+        let relays: Vec<&str> = text.split('>').map(str::trim).collect();
+        if relays.len() > MAX_VIA {
+            let message = format!("{}: a route has at most {MAX_VIA} relays", field());
+            return Err((at, message));
+        }
+        let relays = relays.into_iter().map(|name| parse(name, at, field));
+        relays.collect()
+    };
+    texts.iter().enumerate().map(route).collect()
 }

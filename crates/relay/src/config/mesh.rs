@@ -4,13 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use ipnet::IpNet;
 use serde::Deserialize;
+use taut_mesh::members::MemberName;
 use toml::Spanned;
 
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
 use super::limits::{InboundLimits, PoolLimits};
-use crate::access::{Rule, Sources};
-use crate::net::addr::{Destination, Listen};
+use crate::access::{Rule, SourcePrefix, Sources};
+use crate::net::addr::Listen;
 
 /// The default limit of relays that a session may pass through, counted from the first. RFC 9110
 /// sets no such limit for proxies; eight is more than any sensible route needs.
@@ -19,8 +21,10 @@ const HOP_LIMIT: u8 = 8;
 /// A node's part in a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshConfig {
-    /// The file with the key, or two keys, that all relays of the mesh share.
-    pub key_file: PathBuf,
+    /// The file with this relay's private key.
+    pub private_key_file: PathBuf,
+    /// The file with the list of all relays of the mesh.
+    pub members_file: PathBuf,
     /// The addresses of the mesh port; empty: this node only dials.
     pub listen: Vec<Listen>,
     /// Relays that may connect, by their own addresses.
@@ -29,9 +33,15 @@ pub struct MeshConfig {
     pub allow: Vec<Rule>,
     /// Exceptions from `allow`.
     pub deny: Vec<Rule>,
+    /// Networks in which connections between relays need no TLS.
+    pub trusted_networks: Vec<IpNet>,
     /// Relays that sessions from other relays may be forwarded to, besides those in the routes of
     /// forwards.
-    pub peers: Vec<Destination>,
+    pub peers: Vec<MemberName>,
+    /// What single relays may do here.
+    pub rules: Vec<PeerRule>,
+    /// What happens to the sessions of a relay that is removed from the list.
+    pub removed: Removed,
     /// The number of relays that a session may pass through.
     pub hop_limit: u8,
     /// The pool of ready connections.
@@ -43,6 +53,30 @@ pub struct MeshConfig {
     pub borrow: bool,
     /// Turbo start of legs between relays; `None`: off.
     pub turbo: Option<Turbo>,
+}
+
+/// `[[relay.mesh.peer]]`: what one relay may do here.
+#[derive(Clone, Debug)]
+pub struct PeerRule {
+    /// The relay.
+    pub name: MemberName,
+    /// Destinations that its sessions may reach, instead of those of the mesh; `None`: those.
+    pub allow: Option<Vec<Rule>>,
+    /// Exceptions, besides those of the mesh.
+    pub deny: Vec<Rule>,
+    /// Clients that it may speak for; the default is all.
+    pub clients: Sources,
+}
+
+/// What happens to the sessions of a relay that is removed from the list of members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Removed {
+    /// They are reset at once.
+    #[default]
+    Reset,
+    /// They end by themselves; no new ones begin.
+    Drain,
 }
 
 /// Turbo start of legs between relays (pied-piper 3.2, improvement 4).
@@ -65,15 +99,20 @@ impl Default for Turbo {
 }
 
 impl MeshConfig {
-    /// Returns the defaults with this key: no mesh port and no allowed destinations.
-    pub fn new(key_file: PathBuf) -> Self {
+    /// Returns the defaults with this private key and list of members: no mesh port and no allowed
+    /// destinations.
+    pub fn new(private_key_file: PathBuf, members_file: PathBuf) -> Self {
         Self {
-            key_file,
+            private_key_file,
+            members_file,
             listen: Vec::new(),
             sources: Sources::default(),
             allow: Vec::new(),
             deny: Vec::new(),
+            trusted_networks: Vec::new(),
             peers: Vec::new(),
+            rules: Vec::new(),
+            removed: Removed::default(),
             hop_limit: HOP_LIMIT,
             pool: PoolLimits::default(),
             inbound: InboundLimits::default(),
@@ -86,7 +125,12 @@ impl MeshConfig {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MeshSection {
-    key_file: Option<PathBuf>,
+    private_key_file: Option<PathBuf>,
+    members_file: Option<PathBuf>,
+    trusted_networks: Option<Spanned<OneOrMany>>,
+    removed_members: Option<Removed>,
+    #[serde(default)]
+    peer: Vec<Spanned<PeerSection>>,
     listen: Option<Spanned<OneOrMany>>,
     from: Option<Spanned<OneOrMany>>,
     not_from: Option<Spanned<OneOrMany>>,
@@ -108,6 +152,15 @@ pub(super) struct MeshSection {
     window: Option<Spanned<ByteSize>>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeerSection {
+    name: Spanned<String>,
+    allow: Option<Spanned<OneOrMany>>,
+    deny: Option<Spanned<OneOrMany>>,
+    clients: Option<Spanned<OneOrMany>>,
+}
+
 /// The range of `pool_age`. The dialler replaces a connection before the acceptor's limit ends it.
 const POOL_AGE: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
@@ -123,18 +176,34 @@ impl MeshSection {
 
     /// Returns the checked section; `at` is the offset where it begins.
     pub(super) fn check(self, at: usize) -> Result<MeshConfig, (usize, String)> {
-        let Some(key_file) = self.key_file else {
-            let message = "relay.mesh.key_file: a mesh needs a key, or anybody could send sessions \
-                           through this relay; make one with `openssl rand -hex 32`, give it to \
-                           every relay and name its file here";
+        let Some(private_key_file) = self.private_key_file else {
+            let message = "relay.mesh.private_key_file: a relay of a mesh proves its identity by a \
+                           key; make one with `taut mesh keygen FILE` and name its file here";
             return Err((at, message.into()));
         };
-        let mut mesh = MeshConfig::new(key_file);
+        let Some(members_file) = self.members_file else {
+            let message = "relay.mesh.members_file: a mesh needs the list of its relays and their \
+                           public keys, or anybody could send sessions through this relay";
+            return Err((at, message.into()));
+        };
+        let mut mesh = MeshConfig::new(private_key_file, members_file);
         mesh.listen = list(self.listen, "listen")?;
         mesh.sources = sources(self.from, self.not_from, "relay.mesh")?;
         mesh.allow = list(self.allow, "allow")?;
         mesh.deny = list(self.deny, "deny")?;
         mesh.peers = list(self.peers, "peers")?;
+        let trusted: Vec<SourcePrefix> = list(self.trusted_networks, "trusted_networks")?;
+        mesh.trusted_networks = trusted.into_iter().map(|p| p.0).collect();
+        mesh.removed = self.removed_members.unwrap_or_default();
+        for (i, peer) in self.peer.into_iter().enumerate() {
+            let at = peer.span().start;
+            let rule = peer.into_inner().check(i)?;
+            if mesh.rules.iter().any(|r| r.name == rule.name) {
+                let message = format!("relay.mesh.peer[{i}].name: {} has rules already", rule.name);
+                return Err((at, message));
+            }
+            mesh.rules.push(rule);
+        }
         if let Some(limit) = self.hop_limit {
             if *limit.get_ref() == 0 {
                 let message = "relay.mesh.hop_limit: must be at least 1".into();
@@ -209,6 +278,22 @@ impl MeshSection {
         }
         mesh.turbo = (self.turbo != Some(false)).then_some(turbo);
         Ok(mesh)
+    }
+}
+
+impl PeerSection {
+    fn check(self, i: usize) -> Result<PeerRule, (usize, String)> {
+        let field = |name: &str| format!("peer[{i}].{name}");
+        let name = parse(self.name.get_ref(), self.name.span().start, || {
+            format!("relay.mesh.{}", field("name"))
+        })?;
+        let allow = self.allow.map(|allow| list(Some(allow), &field("allow")));
+        Ok(PeerRule {
+            name,
+            allow: allow.transpose()?,
+            deny: list(self.deny, &field("deny"))?,
+            clients: sources(self.clients, None, &format!("relay.mesh.peer[{i}].clients"))?,
+        })
     }
 }
 

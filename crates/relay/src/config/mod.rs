@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use taut_mesh::members::MemberName;
 use taut_sys::socket::Keepalive;
 
 use crate::access::Sources;
@@ -20,7 +21,7 @@ mod mesh;
 mod transparent;
 
 pub use limits::{InboundLimits, PoolLimits};
-pub use mesh::{MeshConfig, Turbo};
+pub use mesh::{MeshConfig, PeerRule, Removed, Turbo};
 pub use transparent::{InterceptConfig, Transparent};
 
 use file::File;
@@ -123,8 +124,11 @@ pub struct Forward {
     pub transparent: Option<Transparent>,
     /// How the forward learns its clients' addresses, and how it passes them on.
     pub identity: Identity,
-    /// The relays of the mesh that sessions pass through, in order; empty: directly to `to`.
-    pub via: Vec<Destination>,
+    /// The routes through the mesh, in the order in which they are tried, each the relays that sessions
+    /// pass through; empty: directly to the destination.
+    pub via: Vec<Vec<MemberName>>,
+    /// Whether sessions go directly to the destination if no route works.
+    pub direct: bool,
     /// Dials the upstream leg when the client's SYN arrives, before its handshake completes
     /// (pied-piper 3.2, improvement 1).
     pub early_syn: bool,
@@ -167,6 +171,9 @@ impl Forward {
                 ".check: only destinations that this relay connects to itself can be checked; remove \
                  `check`, or `transparent` or `via`"
             }
+            _ if self.direct && self.via.is_empty() => {
+                ".direct: is for forwards with `via`; without it, sessions go directly anyway"
+            }
             _ if !self.via.is_empty() && (*send_proxy || *borrow) => {
                 ".via: `send_proxy` and `source` are for connections to the destination itself; write \
                  `source` into [relay.mesh] of the last relay"
@@ -185,6 +192,7 @@ impl Forward {
             transparent: Some(transparent),
             identity: Identity::default(),
             via: Vec::new(),
+            direct: false,
             early_syn: false,
             sources: Sources::default(),
             client_congestion: None,
@@ -202,6 +210,7 @@ impl Forward {
             transparent: None,
             identity: Identity::default(),
             via: Vec::new(),
+            direct: false,
             early_syn: false,
             sources: Sources::default(),
             client_congestion: None,

@@ -65,7 +65,7 @@ fn a_forward_may_have_several_destinations_and_check_them() {
         .collect();
     assert_eq!(to, ["a:1", "[::1]:2"]);
     assert_eq!(config.forwards[0].check, Some(Duration::from_secs(5)));
-    let mesh = "[relay.mesh]\nkey_file = \"/k\"\n";
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\n";
     for (text, part) in [
         ("to = []\n".to_owned(), "to: must name from 1 to 64"),
         (
@@ -81,11 +81,11 @@ fn a_forward_may_have_several_destinations_and_check_them() {
             "relay.forward[0].check: must be from",
         ),
         (
-            "to = [\"a:1\", \"b:1\"]\nvia = \"c:1\"\n".to_owned(),
+            "to = [\"a:1\", \"b:1\"]\nvia = \"c\"\n".to_owned(),
             "with `via` there is one destination",
         ),
         (
-            "to = \"a:1\"\ncheck = \"1s\"\nvia = \"c:1\"\n".to_owned(),
+            "to = \"a:1\"\ncheck = \"1s\"\nvia = \"c\"\n".to_owned(),
             "can be checked",
         ),
     ] {
@@ -223,9 +223,11 @@ fn source_lists_are_parsed_and_a_bad_prefix_is_named() {
 
     let e = error(&format!("{FORWARD}from = [\"10.0.0.0/8\", \"here\"]\n"));
     assert!(e.contains(": relay.forward[0].from[1]: "), "{e}");
-    let e = error("[relay.mesh]\nkey_file = \"k\"\nlisten = \":1\"\nnot_from = \"10.0.0.1/8\"\n");
+    let e = error(
+        "[relay.mesh]\nprivate_key_file = \"k\"\nmembers_file = \"m\"\nlisten = \":1\"\nnot_from = \"10.0.0.1/8\"\n",
+    );
     assert!(
-        e.starts_with("taut.toml:4: relay.mesh.not_from[0]: "),
+        e.starts_with("taut.toml:5: relay.mesh.not_from[0]: "),
         "{e}"
     );
 }

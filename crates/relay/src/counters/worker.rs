@@ -39,6 +39,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pool_hits: Counter,
     pub(crate) pool_misses: Counter,
     pub(crate) pool_retries: Counter,
+    /// Sessions that took another way because a relay could not be reached.
+    pub(crate) fall_backs: Counter,
     pub(crate) pool_expired: Counter,
     pub(crate) pool_dead: Counter,
     pub(crate) pool_dials_failed: Counter,

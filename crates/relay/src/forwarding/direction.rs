@@ -14,8 +14,6 @@
 
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
-use taut_sys::pipe::Pipe;
-use taut_sys::socket::Stream;
 
 /// The number of bytes that one splice requests. A pipe of 1 MiB can hold more when its slots carry
 /// coalesced segments; a larger request costs nothing.
@@ -24,20 +22,46 @@ const SPLICE_MAX: usize = 4 << 20;
 /// The bytes that a direction moves before the other sessions of its worker get their turn.
 pub(crate) const TURN: u64 = 512 << 10;
 
-/// The operations that a direction needs on a leg; each is the method of [`Stream`] with that name.
+/// The operations that a direction needs on a leg. For a leg without TLS, each is the method of
+/// [`taut_sys::socket::Stream`] with that name.
 pub(crate) trait Leg {
     type Pipe;
-    fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno>;
+    /// Reads into `scratch.plain`. A result of 0 is the orderly end of the stream.
+    fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno>;
     fn peek(&self) -> Result<Option<bool>, Errno>;
-    fn send(&self, bytes: &[u8]) -> Result<usize, Errno>;
+    /// Writes `bytes`. A protected leg may hold some of them until [`Leg::flush`]. `cipher` is scratch
+    /// memory.
+    fn send(&mut self, bytes: &[u8], cipher: &mut [u8]) -> Result<usize, Errno>;
+    /// Writes the bytes that the leg holds. `EAGAIN`: some are left.
+    fn flush(&mut self) -> Result<(), Errno>;
+    /// Returns whether the kernel can move this leg's bytes by splice.
+    fn can_splice(&self) -> bool;
     fn fill(&self, pipe: &Self::Pipe, max: usize) -> Result<usize, Errno>;
     fn drain(&self, pipe: &Self::Pipe, len: usize) -> Result<usize, Errno>;
-    fn shutdown_write(&self) -> Result<(), Errno>;
+    /// Ends the stream to the peer in order. `EAGAIN`: call again when the leg is writable.
+    fn shutdown_write(&mut self) -> Result<(), Errno>;
     fn take_error(&self) -> Result<(), Errno>;
     fn unacknowledged(&self) -> usize;
     fn unsent(&self) -> usize;
     fn is_its_own_peer(&self) -> bool;
     fn end_gracefully(&self);
+}
+
+/// What [`Leg::recv`] has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    /// The number of bytes; 0 is the end of the stream.
+    pub(crate) len: usize,
+    /// More bytes than these may be waiting. If not, the poller reports the next ones.
+    pub(crate) more: bool,
+}
+
+/// Memory that a worker lends a leg for one call.
+pub(crate) struct Scratch<'a> {
+    /// Holds the bytes of a stream; it limits the size of a copied chunk.
+    pub(crate) plain: &'a mut [u8],
+    /// Holds them as they are on the wire. It has room for the records of as much as `plain` holds.
+    pub(crate) cipher: &'a mut [u8],
 }
 
 /// Pipes and buffers that a worker lends a direction for one turn.
@@ -49,8 +73,8 @@ pub(crate) trait Buffers {
     fn give_back(&mut self, pipe: Self::Pipe);
     /// Drains the `len` bytes that a pipe holds.
     fn empty(&mut self, pipe: &Self::Pipe, len: usize) -> Box<[u8]>;
-    /// Returns the buffer to copy through; it limits the size of a copied chunk.
-    fn scratch(&mut self) -> &mut [u8];
+    /// Returns the memory to copy through.
+    fn scratch(&mut self) -> Scratch<'_>;
     /// Returns the number of copied bytes after which splice is used; `None`: never.
     fn splice_after(&self) -> Option<u64>;
 }
@@ -233,7 +257,7 @@ impl<P> Direction<P> {
     ///
     /// # Errors [`Fault`]: the leg that failed. Bytes that were already read remain in the
     /// direction, and a later turn continues with them.
-    pub(crate) fn turn<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<Turn, Fault>
+    pub(crate) fn turn<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
@@ -248,14 +272,14 @@ impl<P> Direction<P> {
         result
     }
 
-    fn go<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<Turn, Fault>
+    fn go<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
     {
         let start = self.moved;
         loop {
-            if !self.deliver(to)? {
+            if !self.deliver(to, io)? {
                 return Ok(Turn::Blocked);
             }
             match self.state {
@@ -263,11 +287,17 @@ impl<P> Direction<P> {
                 // queue, where they close the sender's window, instead of in this process.
                 State::Open if !self.readable || !self.writable => return Ok(Turn::Blocked),
                 State::Open => {}
-                State::Ending => {
-                    to.shutdown_write().map_err(Fault::To)?;
-                    self.state = State::Ended;
-                    return Ok(Turn::Ended);
-                }
+                State::Ending => match to.shutdown_write() {
+                    Ok(()) => {
+                        self.state = State::Ended;
+                        return Ok(Turn::Ended);
+                    }
+                    Err(Errno::AGAIN) => {
+                        self.writable = false;
+                        return Ok(Turn::Blocked);
+                    }
+                    Err(e) => return Err(Fault::To(e)),
+                },
                 State::Ended | State::Spent => return Ok(Turn::Ended),
             }
             if self.moved - start >= TURN {
@@ -288,12 +318,19 @@ impl<P> Direction<P> {
         };
     }
 
-    /// Writes the chunk to `to`. Returns `false` if some of it is left.
-    fn deliver<L: Leg<Pipe = P>>(&mut self, to: &L) -> Result<bool, Fault> {
+    /// Writes the chunk, and what `to` holds, to `to`. Returns `false` if some of the chunk is left.
+    fn deliver<L, W>(&mut self, to: &mut L, io: &mut W) -> Result<bool, Fault>
+    where
+        L: Leg<Pipe = P>,
+        W: Buffers<Pipe = P>,
+    {
         while self.writable {
             let result = match &mut self.chunk {
-                Chunk::None | Chunk::Piped { left: 0, .. } => return Ok(true),
-                Chunk::Bytes { bytes, sent } => to.send(&bytes[*sent..]),
+                Chunk::None | Chunk::Piped { left: 0, .. } => match to.flush() {
+                    Ok(()) => return Ok(true),
+                    Err(e) => Err(e),
+                },
+                Chunk::Bytes { bytes, sent } => to.send(&bytes[*sent..], io.scratch().cipher),
                 Chunk::Piped { pipe, left } => to.drain(pipe, *left),
             };
             match result {
@@ -320,7 +357,7 @@ impl<P> Direction<P> {
     }
 
     /// Reads the next chunk from `from`. Copied bytes are written to `to` at once.
-    fn collect<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
+    fn collect<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
@@ -329,6 +366,8 @@ impl<P> Direction<P> {
             return self.collect_by_splice(from, to, io);
         }
         if io.splice_after().is_some_and(|after| self.moved >= after)
+            && from.can_splice()
+            && to.can_splice()
             && let Some(pipe) = io.take_pipe()
         {
             self.chunk = Chunk::Piped { pipe, left: 0 };
@@ -337,7 +376,7 @@ impl<P> Direction<P> {
         self.collect_by_copy(from, to, io)
     }
 
-    fn collect_by_splice<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
+    fn collect_by_splice<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
@@ -362,7 +401,7 @@ impl<P> Direction<P> {
 
     /// Handles a splice that moved nothing. At an urgent mark, splice returns `EAGAIN` for ever, or
     /// 0 once FIN follows the mark; a read passes the mark.
-    fn look_closer<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
+    fn look_closer<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
@@ -377,18 +416,18 @@ impl<P> Direction<P> {
         Ok(())
     }
 
-    fn collect_by_copy<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
+    fn collect_by_copy<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
     {
-        let scratch = io.scratch();
-        let n = match from.recv(scratch) {
-            Ok(0) => {
+        let mut scratch = io.scratch();
+        let Received { len: n, more } = match from.recv(&mut scratch) {
+            Ok(Received { len: 0, .. }) => {
                 self.end_of_stream();
                 return Ok(());
             }
-            Ok(n) => n,
+            Ok(received) => received,
             Err(Errno::AGAIN) => {
                 self.readable = false;
                 return Ok(());
@@ -399,13 +438,13 @@ impl<P> Direction<P> {
         // epoll(7): if a read of an edge-triggered stream returns less than requested, the stream
         // is empty, and the poller will report new bytes. This saves the read that would return
         // EAGAIN.
-        if n < scratch.len() && !self.read_to_the_end {
+        if !more && !self.read_to_the_end {
             self.readable = false;
         }
         let mut sent = 0;
         let mut fault = None;
         while sent < n && self.writable {
-            match to.send(&scratch[sent..n]) {
+            match to.send(&scratch.plain[sent..n], scratch.cipher) {
                 Ok(m) => sent += m,
                 Err(Errno::AGAIN) => self.writable = false,
                 Err(Errno::INTR) => {}
@@ -417,7 +456,7 @@ impl<P> Direction<P> {
         }
         self.moved += sent as u64;
         if sent < n {
-            let rest = scratch[sent..n].into();
+            let rest = scratch.plain[sent..n].into();
             // The direction still holds an empty pipe; the bytes are in memory now.
             if let Some(pipe) = self.take_dirty_pipe() {
                 io.give_back(pipe);
@@ -428,56 +467,6 @@ impl<P> Direction<P> {
             };
         }
         fault.map_or(Ok(()), Err)
-    }
-}
-
-// === impl Leg for Stream ===
-
-impl Leg for Stream {
-    type Pipe = Pipe;
-
-    fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno> {
-        Stream::recv(self, buf)
-    }
-
-    fn peek(&self) -> Result<Option<bool>, Errno> {
-        Stream::peek(self)
-    }
-
-    fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        Stream::send(self, bytes)
-    }
-
-    fn fill(&self, pipe: &Pipe, max: usize) -> Result<usize, Errno> {
-        pipe.fill(self, max)
-    }
-
-    fn drain(&self, pipe: &Pipe, len: usize) -> Result<usize, Errno> {
-        pipe.drain(self, len)
-    }
-
-    fn shutdown_write(&self) -> Result<(), Errno> {
-        Stream::shutdown_write(self)
-    }
-
-    fn take_error(&self) -> Result<(), Errno> {
-        Stream::take_error(self)
-    }
-
-    fn unacknowledged(&self) -> usize {
-        Stream::unacknowledged(self)
-    }
-
-    fn unsent(&self) -> usize {
-        Stream::unsent(self)
-    }
-
-    fn is_its_own_peer(&self) -> bool {
-        Stream::is_its_own_peer(self)
-    }
-
-    fn end_gracefully(&self) {
-        Stream::end_gracefully(self);
     }
 }
 

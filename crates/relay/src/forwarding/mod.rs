@@ -1,6 +1,7 @@
 //! The data path of a session: its two legs, the bytes of each direction, and the pipes for splice.
 
 pub(crate) mod direction;
+pub(crate) mod leg;
 pub(crate) mod session;
 #[cfg(test)]
 pub(crate) mod sim;

@@ -282,7 +282,7 @@ impl<L: Leg> Session<L> {
     where
         W: Buffers<Pipe = L::Pipe>,
     {
-        let Some(upstream) = &self.upstream else {
+        let Some(upstream) = &mut self.upstream else {
             return Step::Wait;
         };
         if self.client_failed {
@@ -294,12 +294,12 @@ impl<L: Leg> Session<L> {
             return self.break_off(Side::Upstream, error, now, t, io);
         }
         let before = (self.to_upstream.position(), self.to_client.position());
-        let up = match self.to_upstream.turn(&self.client, upstream, io) {
+        let up = match self.to_upstream.turn(&mut self.client, upstream, io) {
             Ok(turn) => turn,
             Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Upstream, e, now, t, io),
         };
-        let down = match self.to_client.turn(upstream, &self.client, io) {
+        let down = match self.to_client.turn(upstream, &mut self.client, io) {
             Ok(turn) => turn,
             Err(Fault::From(e)) => return self.break_off(Side::Upstream, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, io),
@@ -423,20 +423,20 @@ impl<L: Leg> Session<L> {
         else {
             return Step::Wait;
         };
-        let Some(upstream) = &self.upstream else {
+        let Some(upstream) = &mut self.upstream else {
             return Step::Broken(end);
         };
         let (direction, from, to, survivor_failed) = match dead {
             Side::Client => (
                 &mut self.to_upstream,
-                &self.client,
+                &mut self.client,
                 upstream,
                 self.upstream_failed,
             ),
             Side::Upstream => (
                 &mut self.to_client,
                 upstream,
-                &self.client,
+                &mut self.client,
                 self.client_failed,
             ),
         };

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
-use crate::forwarding::direction::{Buffers, Leg};
+use crate::forwarding::direction::{Buffers, Leg, Received, Scratch};
 
 /// A pipe: segments in slots, as in the kernel.
 #[derive(Debug, Default)]
@@ -171,8 +171,9 @@ impl State {
 impl Leg for SimLeg {
     type Pipe = SimPipe;
 
-    fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+    fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno> {
         let mut s = self.0.borrow_mut();
+        let buf = &mut *scratch.plain;
         let mut n = 0;
         // A read collects segments until the buffer is full or the mark is reached.
         while n < buf.len() {
@@ -186,7 +187,9 @@ impl Leg for SimLeg {
             buf[n..n + part.len()].copy_from_slice(&part);
             n += part.len();
         }
-        if n > 0 { Ok(n) } else { s.nothing_to_read() }
+        let len = if n > 0 { n } else { s.nothing_to_read()? };
+        let more = len == buf.len();
+        Ok(Received { len, more })
     }
 
     fn peek(&self) -> Result<Option<bool>, Errno> {
@@ -201,8 +204,16 @@ impl Leg for SimLeg {
         }
     }
 
-    fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn send(&mut self, bytes: &[u8], _: &mut [u8]) -> Result<usize, Errno> {
         self.0.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn can_splice(&self) -> bool {
+        true
     }
 
     fn fill(&self, pipe: &SimPipe, max: usize) -> Result<usize, Errno> {
@@ -245,7 +256,7 @@ impl Leg for SimLeg {
         Ok(n)
     }
 
-    fn shutdown_write(&self) -> Result<(), Errno> {
+    fn shutdown_write(&mut self) -> Result<(), Errno> {
         let mut s = self.0.borrow_mut();
         assert!(!s.fin_sent, "a second FIN");
         s.fin_sent = true;
@@ -326,8 +337,11 @@ impl Buffers for SimBuffers {
         bytes.into()
     }
 
-    fn scratch(&mut self) -> &mut [u8] {
-        &mut self.scratch
+    fn scratch(&mut self) -> Scratch<'_> {
+        Scratch {
+            plain: &mut self.scratch,
+            cipher: &mut [],
+        }
     }
 
     fn splice_after(&self) -> Option<u64> {

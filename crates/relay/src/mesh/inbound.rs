@@ -10,16 +10,19 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 use taut_mesh::acceptor::{Acceptor, Event, Limits, Rejection};
+use taut_mesh::channel::Channel;
 use taut_mesh::hello::Hello;
-use taut_mesh::key::Keys;
+use taut_mesh::members::MemberName;
+use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
-use taut_sys::{Errno, random};
 
 use crate::access::session_quota::Source;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
+use crate::forwarding::direction::Scratch;
+use crate::route::table::Mesh;
 use crate::turbo::route_metrics::Relays;
 
 /// The time for which an unproven connection is safe from eviction by another connection of its own
@@ -29,7 +32,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// What a worker uses to handle its inbound connections.
 pub(crate) struct InboundTerms<'a> {
     pub(crate) poller: &'a Poller,
-    pub(crate) keys: &'a Keys,
+    pub(crate) mesh: &'a Mesh,
+    /// Memory to open records in.
+    pub(crate) scratch: Scratch<'a>,
     pub(crate) times: Limits,
     /// The maximum number of connections that have not proven their key; above it, a new connection
     /// evicts the oldest.
@@ -73,6 +78,12 @@ pub(crate) struct SessionRequest {
     pub(crate) stream: Stream,
     pub(crate) from: SocketAddr,
     pub(crate) hello: Box<Hello>,
+    /// The relay that it comes from.
+    pub(crate) member: MemberName,
+    /// The TLS of the connection; `None` in a trusted network.
+    pub(crate) channel: Option<Channel>,
+    /// The start of the client's stream.
+    pub(crate) early: Vec<u8>,
 }
 
 // === impl Inbound ===
@@ -84,7 +95,7 @@ impl Inbound {
     }
 
     /// Adds a connection that was accepted at the mesh port.
-    pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &InboundTerms<'_>) {
+    pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &mut InboundTerms<'_>) {
         rules.metrics.mesh_accepted.add(1);
         if self.unproven >= rules.max_unproven {
             let Some(slot) = self.evictable(Source::of(from.ip()), rules.now) else {
@@ -103,7 +114,8 @@ impl Inbound {
             tracing::warn!(%error, "cannot watch a connection of the mesh");
             return;
         }
-        let acceptor = Acceptor::new(random::bytes(), rules.now, &rules.times);
+        let trusted = rules.mesh.trusted_member(from.ip()).cloned();
+        let acceptor = Acceptor::new(rules.now, &rules.times, trusted);
         let deadline = Some(acceptor.deadline());
         self.deadlines.set(slot, None, deadline);
         vacant.insert(InboundConn {
@@ -127,7 +139,7 @@ impl Inbound {
     }
 
     /// Closes connections whose deadline has passed.
-    pub(crate) fn expire(&mut self, rules: &InboundTerms<'_>) {
+    pub(crate) fn expire(&mut self, rules: &mut InboundTerms<'_>) {
         let due: Vec<_> = self.deadlines.due(rules.now).collect();
         for slot in due {
             let late = self
@@ -146,7 +158,7 @@ impl Inbound {
         slot: Slot,
         generation: Generation,
         readiness: Readiness,
-        rules: &InboundTerms<'_>,
+        rules: &mut InboundTerms<'_>,
     ) -> Option<SessionRequest> {
         let conn = self.conns.get_mut(slot.0 as usize)?;
         if conn.generation != generation || !readiness.readable() {
@@ -168,12 +180,15 @@ impl Inbound {
             }
         }
         match read {
-            Ok(Some(hello)) => {
+            Ok(Some((hello, early))) => {
                 let conn = self.remove(slot, rules)?;
                 Some(SessionRequest {
                     stream: conn.stream,
                     from: conn.from,
                     hello,
+                    member: conn.acceptor.member()?.name.clone(),
+                    channel: conn.acceptor.into_channel(),
+                    early,
                 })
             }
             Ok(None) if self.ready > rules.max_ready => {
@@ -203,7 +218,7 @@ impl Inbound {
     /// that has arrived is served; a hello that has started to arrive is waited for. The reset is
     /// an RST, not a FIN: for a dialler whose hello crosses it, a FIN would be the orderly end of
     /// an empty reply.
-    pub(crate) fn retire(&mut self, rules: &InboundTerms<'_>) -> Vec<SessionRequest> {
+    pub(crate) fn retire(&mut self, rules: &mut InboundTerms<'_>) -> Vec<SessionRequest> {
         let all = self.conns.iter().map(|(key, a)| (key, a.generation));
         let all: Vec<_> = all.collect();
         let mut requests = Vec::new();
@@ -218,12 +233,12 @@ impl Inbound {
         requests
     }
 
-    /// Closes connections that were proven with a key that is no longer a key of the mesh.
-    pub(crate) fn drop_old_keys(&mut self, rules: &InboundTerms<'_>) {
+    /// Closes connections of members, or with keys, that are no longer in the list.
+    pub(crate) fn drop_old_keys(&mut self, rules: &mut InboundTerms<'_>) {
         let old: Vec<_> = self
             .conns
             .iter()
-            .filter(|(_, conn)| !conn.acceptor.is_current(rules.keys))
+            .filter(|(_, conn)| !conn.acceptor.is_current(&rules.mesh.local.members))
             .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
             .collect();
         for slot in old {
@@ -248,7 +263,7 @@ impl Inbound {
     }
 
     /// Accounts for a connection that is no longer unproven.
-    fn uncount_unproven(&mut self, from: SocketAddr, rules: &InboundTerms<'_>) {
+    fn uncount_unproven(&mut self, from: SocketAddr, rules: &mut InboundTerms<'_>) {
         self.unproven -= 1;
         rules.metrics.mesh_unproven.sub(1);
         if let Entry::Occupied(mut count) = self.by_source.entry(Source::of(from.ip())) {
@@ -259,7 +274,7 @@ impl Inbound {
         }
     }
 
-    fn reject(&mut self, slot: Slot, rejection: Rejection, rules: &InboundTerms<'_>) {
+    fn reject(&mut self, slot: Slot, rejection: Rejection, rules: &mut InboundTerms<'_>) {
         rules.metrics.mesh_rejected[rejection.index()].add(1);
         if let Some(conn) = self.remove(slot, rules) {
             let from = conn.from;
@@ -268,7 +283,7 @@ impl Inbound {
     }
 
     /// Removes a connection; dropping it resets it.
-    fn remove(&mut self, slot: Slot, rules: &InboundTerms<'_>) -> Option<InboundConn> {
+    fn remove(&mut self, slot: Slot, rules: &mut InboundTerms<'_>) -> Option<InboundConn> {
         let conn = self.conns.try_remove(slot.0 as usize)?;
         self.deadlines.set(slot, conn.deadline, None);
         if conn.proven {
@@ -292,6 +307,9 @@ impl Inbound {
     }
 }
 
+/// A hello, and the start of the client's stream after it.
+type Requested = (Box<Hello>, Vec<u8>);
+
 /// The reason why a connection ended before its hello.
 enum InboundEnd {
     Gone,
@@ -308,29 +326,45 @@ impl InboundConn {
         }
     }
 
-    /// Reads until there is a hello or nothing left to read. With `full`, sends no greeting, so
+    /// Reads until there is a hello or nothing left to read. With `full`, does not answer a handshake, so
     /// that the peer's dial fails and the peer backs off.
     fn read(
         &mut self,
         full: bool,
-        rules: &InboundTerms<'_>,
-    ) -> Result<Option<Box<Hello>>, InboundEnd> {
+        rules: &mut InboundTerms<'_>,
+    ) -> Result<Option<Requested>, InboundEnd> {
         loop {
-            let n = match self.stream.recv(self.acceptor.space()) {
+            let Scratch { plain, cipher } = &mut rules.scratch;
+            let partial = self.acceptor.partial();
+            let held = partial.len();
+            cipher[..held].copy_from_slice(partial);
+            let room = cipher.len().min(plain.len());
+            let n = match self.stream.recv(&mut cipher[held..room]) {
                 Ok(0) => return Err(self.closed_by_peer()),
                 Ok(n) => n,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => continue,
                 Err(_) => return Err(self.closed_by_peer()),
             };
-            match self.acceptor.advance(n, rules.now, rules.keys) {
+            if full && !self.acceptor.is_proven() {
+                return Err(InboundEnd::Full);
+            }
+            let mut reply = Vec::new();
+            let arrived = &mut cipher[..held + n];
+            let local = &rules.mesh.local;
+            let outcome = self
+                .acceptor
+                .receive(arrived, plain, rules.now, local, &mut reply);
+            if !reply.is_empty() {
+                match self.stream.send(&reply) {
+                    Ok(n) if n == reply.len() => {}
+                    _ if outcome.is_ok() => return Err(InboundEnd::Gone),
+                    _ => {}
+                }
+            }
+            match outcome {
                 Ok(Event::More | Event::Proven) => {}
-                Ok(Event::Greet(_)) if full => return Err(InboundEnd::Full),
-                Ok(Event::Greet(greeting)) => match self.stream.send(&greeting) {
-                    Ok(n) if n == greeting.len() => {}
-                    _ => return Err(InboundEnd::Gone),
-                },
-                Ok(Event::Hello(hello)) => return Ok(Some(hello)),
+                Ok(Event::Hello { hello, early }) => return Ok(Some((hello, early))),
                 Err(rejection) => return Err(InboundEnd::Rejected(rejection)),
             }
         }

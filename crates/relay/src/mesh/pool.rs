@@ -5,12 +5,13 @@
 //! while idle, replaces old ones and hands them to sessions. Nothing blocks on a connect.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use taut_mesh::dialler::{Dialler, Ready};
-use taut_mesh::key::Keys;
+use taut_mesh::dialler::{Dialler, Ready, Rejection};
+use taut_mesh::hello::Hello;
 use taut_mesh::pool::{Bounds, Sizer, expiry};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
@@ -20,8 +21,10 @@ use crate::config::PoolLimits;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
+use crate::forwarding::direction::Scratch;
+use crate::forwarding::leg::TcpLeg;
 use crate::outcome::peer::PeerFailure;
-use crate::route::table::Peer;
+use crate::route::table::{Mesh, Peer};
 
 /// The interval at which sizes are checked without an event.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -51,7 +54,9 @@ pub(crate) enum DialOutcome {
 /// What a worker uses to run its pools.
 pub(crate) struct PoolTerms<'a> {
     pub(crate) poller: &'a Poller,
-    pub(crate) keys: &'a Keys,
+    pub(crate) mesh: &'a Mesh,
+    /// Memory to open records in.
+    pub(crate) scratch: Scratch<'a>,
     pub(crate) limits: PoolLimits,
     /// For each address: from the SYN to the end of the handshake.
     pub(crate) timeout: Duration,
@@ -88,6 +93,7 @@ struct Pool {
 
 struct Conn {
     stream: Stream,
+    to: SocketAddr,
     generation: Generation,
     pool: usize,
     /// The pool's `next_addr` when the connection was dialled.
@@ -99,8 +105,22 @@ struct Conn {
 
 enum State {
     Connecting,
-    Handshaking(Dialler),
+    Handshaking(Box<Dialler>),
     Ready(Ready),
+}
+
+// === impl Spare ===
+
+impl Spare {
+    /// Gives the connection to a session by sending its hello, and returns the leg.
+    pub(crate) fn begin(self, hello: &Hello) -> Result<TcpLeg, Errno> {
+        let (message, channel) = self.ready.hello(hello).map_err(|_| Errno::PROTO)?;
+        // A connection that has sent almost nothing has room in its send buffer.
+        match self.stream.send(&message)? {
+            n if n == message.len() => Ok(TcpLeg::new(self.stream, channel)),
+            _ => Err(Errno::NOBUFS),
+        }
+    }
 }
 
 // === impl PoolTerms ===
@@ -129,7 +149,7 @@ impl Pools {
 
     /// Adopts the peers, and the limits of `terms`. Closes the ready connections of former peers
     /// and keeps those of remaining ones.
-    pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &PoolTerms<'_>) {
+    pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &mut PoolTerms<'_>) {
         for i in 0..self.pools.len() {
             let pool = &mut self.pools[i];
             match peers.iter().find(|peer| peer.id == i) {
@@ -155,7 +175,7 @@ impl Pools {
     }
 
     /// Returns a ready connection for a session, if there is one.
-    pub(crate) fn take(&mut self, peer: usize, terms: &PoolTerms<'_>) -> Option<Spare> {
+    pub(crate) fn take(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
         let pool = &mut self.pools[peer];
         pool.sizer.arrived(terms.now);
         self.poll_at = Some(terms.now);
@@ -173,7 +193,7 @@ impl Pools {
 
     /// Dials a connection for `waiter`, now or when another dial completes. A [`DialOutcome`]
     /// reports the result.
-    pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &PoolTerms<'_>) {
+    pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &mut PoolTerms<'_>) {
         self.pools[peer].waiters.push_back(waiter);
         if self.pools[peer].under_way < terms.dials_at_once() {
             self.dial(peer, terms);
@@ -190,7 +210,7 @@ impl Pools {
     }
 
     /// Dials for waiting sessions, up to the limit.
-    fn dial_for_waiters(&mut self, peer: usize, terms: &PoolTerms<'_>) {
+    fn dial_for_waiters(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
         // A dial that fails at once removes a waiter, so the loop ends.
         while let pool = &self.pools[peer]
             && (pool.under_way as usize) < pool.waiters.len()
@@ -201,7 +221,7 @@ impl Pools {
     }
 
     /// Dials a connection for a session that is expected soon.
-    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &PoolTerms<'_>) {
+    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
         let pool = &self.pools[peer];
         // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
         // not exceed the size of the pool, and it must respect the peer's back-off.
@@ -231,7 +251,7 @@ impl Pools {
         slot: Slot,
         generation: Generation,
         ready: Readiness,
-        terms: &PoolTerms<'_>,
+        terms: &mut PoolTerms<'_>,
     ) {
         let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
@@ -239,7 +259,8 @@ impl Pools {
         if conn.generation != generation {
             return;
         }
-        match conn.advance(ready, terms) {
+        let peer = self.pools[conn.pool].peer.clone();
+        match conn.advance(&peer, ready, terms) {
             Ok(Progress::Waiting) => {}
             Ok(Progress::Done) => self.on_ready(slot, terms),
             Err(error) => self.on_lost(slot, error, terms),
@@ -247,7 +268,7 @@ impl Pools {
     }
 
     /// Closes connections that are too old or too slow, and dials replacements for missing ones.
-    pub(crate) fn poll(&mut self, terms: &PoolTerms<'_>) {
+    pub(crate) fn poll(&mut self, terms: &mut PoolTerms<'_>) {
         let due: Vec<_> = self.deadlines.due(terms.now).collect();
         for slot in due {
             match self.conns.get(slot.0 as usize).map(|c| &c.state) {
@@ -281,12 +302,15 @@ impl Pools {
         }
     }
 
-    /// Closes connections that were made with a key that is no longer a key of the mesh.
-    pub(crate) fn drop_old_keys(&mut self, terms: &PoolTerms<'_>) {
+    /// Closes ready connections to peers whose key is no longer one of theirs.
+    pub(crate) fn drop_old_keys(&mut self, terms: &mut PoolTerms<'_>) {
         let old: Vec<_> = self
             .conns
             .iter()
-            .filter(|(_, conn)| matches!(&conn.state, State::Ready(r) if !r.is_current(terms.keys)))
+            .filter(|(_, conn)| {
+                let keys = &self.pools[conn.pool].peer.keys;
+                matches!(&conn.state, State::Ready(r) if r.peer().is_some_and(|k| !keys.contains(&k)))
+            })
             .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
             .collect();
         for slot in old {
@@ -296,7 +320,7 @@ impl Pools {
     }
 
     /// Closes ready connections and cancels dials, except dials that sessions wait for.
-    pub(crate) fn close(&mut self, terms: &PoolTerms<'_>) {
+    pub(crate) fn close(&mut self, terms: &mut PoolTerms<'_>) {
         self.poll_at = None;
         for i in 0..self.pools.len() {
             self.close_ready(i, terms);
@@ -304,7 +328,7 @@ impl Pools {
     }
 
     /// Closes the ready connections of a pool.
-    fn close_ready(&mut self, i: usize, terms: &PoolTerms<'_>) {
+    fn close_ready(&mut self, i: usize, terms: &mut PoolTerms<'_>) {
         while let Some(slot) = self.pools[i].ready.pop_front() {
             terms.metrics.pool_ready.sub(1);
             self.pools[i].peer.stats.worker(terms.worker).ready.sub(1);
@@ -312,10 +336,10 @@ impl Pools {
         }
     }
 
-    fn dial(&mut self, i: usize, terms: &PoolTerms<'_>) {
+    fn dial(&mut self, i: usize, terms: &mut PoolTerms<'_>) {
         let pool = &mut self.pools[i];
         pool.under_way += 1;
-        let addrs = pool.peer.targets.current();
+        let addrs = pool.peer.addrs();
         let tried = pool.next_addr;
         let addr = addrs[tried % addrs.len()].0;
         self.generation = self.generation.next();
@@ -332,6 +356,7 @@ impl Pools {
                 let deadline = terms.now + terms.timeout;
                 vacant.insert(Conn {
                     stream,
+                    to: addr,
                     generation,
                     pool: i,
                     addr: tried,
@@ -352,7 +377,7 @@ impl Pools {
         tried: usize,
         error: Errno,
         connected: bool,
-        terms: &PoolTerms<'_>,
+        terms: &mut PoolTerms<'_>,
     ) {
         let pool = &mut self.pools[i];
         pool.under_way -= 1;
@@ -365,22 +390,32 @@ impl Pools {
         terms.metrics.pool_dials_failed.add(1);
         let failure = PeerFailure::of(error, connected);
         pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-        tracing::debug!(peer = %pool.peer.targets.destination(), %error, "cannot connect to a relay");
+        tracing::debug!(peer = %pool.peer.name, %error, "cannot connect to a relay");
         if let Some(waiter) = pool.waiters.pop_front() {
             self.outcomes.push_back(DialOutcome::Fail(waiter, error));
         }
     }
 
     /// Handles the end of a connection, ready or not.
-    fn on_lost(&mut self, slot: Slot, error: Errno, terms: &PoolTerms<'_>) {
+    fn on_lost(&mut self, slot: Slot, error: Errno, terms: &mut PoolTerms<'_>) {
         let Some(conn) = self.conns.get(slot.0 as usize) else {
             return;
         };
         let (pool, tried) = (conn.pool, conn.addr);
         if matches!(conn.state, State::Ready(_)) {
+            // A peer that refuses this relay's key says so only after the handshake. Without a back-off,
+            // the pool would dial it without a pause.
+            let refused = matches!(error, Errno::PROTO | Errno::ACCESS)
+                || terms.now < conn.begun + terms.timeout;
             terms.metrics.pool_dead.add(1);
             self.poll_at = Some(terms.now);
             self.discard(slot, terms);
+            if refused {
+                let pool = &mut self.pools[pool];
+                pool.sizer.dial_failed(terms.now);
+                let failure = PeerFailure::of(error, true);
+                pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
+            }
         } else {
             let connected = matches!(conn.state, State::Handshaking(_));
             self.remove(slot);
@@ -390,7 +425,7 @@ impl Pools {
     }
 
     /// Handles the end of a handshake: gives the connection to a waiting session or to the pool.
-    fn on_ready(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
+    fn on_ready(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
         let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
         };
@@ -400,6 +435,17 @@ impl Pools {
         pool.sizer.dial_succeeded(time);
         terms.metrics.dial_mesh.observe(time);
         pool.peer.stats.worker(terms.worker).dialled.add(1);
+        // The list of members may have changed during the handshake.
+        let key = match &conn.state {
+            State::Ready(ready) => ready.peer(),
+            _ => None,
+        };
+        if key.is_some_and(|key| !pool.peer.keys.contains(&key)) {
+            let peer = conn.pool;
+            self.remove(slot);
+            self.dial_for_waiters(peer, terms);
+            return;
+        }
         if let Some(waiter) = pool.waiters.pop_front() {
             let peer = conn.pool;
             let spare = self.remove(slot).and_then(Conn::into_spare);
@@ -425,7 +471,7 @@ impl Pools {
     }
 
     /// Removes a ready connection from its pool and closes it.
-    fn discard(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
+    fn discard(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
         if let Some(conn) = self.remove(slot) {
             self.pools[conn.pool].ready.retain(|&p| p != slot);
             terms.metrics.pool_ready.sub(1);
@@ -478,7 +524,12 @@ fn bounds(limits: PoolLimits) -> Bounds {
 
 impl Conn {
     /// Continues the handshake as far as the received bytes allow.
-    fn advance(&mut self, ready: Readiness, terms: &PoolTerms<'_>) -> Result<Progress, Errno> {
+    fn advance(
+        &mut self,
+        peer: &Peer,
+        ready: Readiness,
+        terms: &mut PoolTerms<'_>,
+    ) -> Result<Progress, Errno> {
         if let State::Connecting = self.state {
             if !ready.writable() {
                 return Ok(Progress::Waiting);
@@ -487,30 +538,51 @@ impl Conn {
             if self.stream.is_its_own_peer() {
                 return Err(Errno::CONNREFUSED);
             }
-            let timeout = terms.timeout;
-            let (dialler, opening) = Dialler::new(random::bytes(), terms.now, timeout, terms.keys);
+            if terms.mesh.trusts(self.to.ip()) {
+                self.state = State::Ready(Ready::trusted());
+                return Ok(Progress::Done);
+            }
+            let mut opening = Vec::new();
+            let dialler = Dialler::new(&peer.tls, terms.now, terms.timeout, &mut opening);
+            let dialler = dialler.map_err(|_| Errno::PROTO)?;
             self.send_whole(&opening)?;
-            self.state = State::Handshaking(dialler);
+            self.state = State::Handshaking(Box::new(dialler));
         }
         if !ready.readable() {
             return Ok(Progress::Waiting);
         }
-        let State::Handshaking(dialler) = &mut self.state else {
-            // The peer closed an idle connection, or it is not a relay.
-            return Err(Errno::CONNRESET);
-        };
         loop {
-            let n = match self.stream.recv(dialler.space()) {
+            let Scratch { plain, cipher } = &mut terms.scratch;
+            let partial = match &self.state {
+                State::Connecting => return Ok(Progress::Waiting),
+                State::Handshaking(dialler) => dialler.partial(),
+                State::Ready(ready) => ready.partial(),
+            };
+            let held = partial.len();
+            cipher[..held].copy_from_slice(partial);
+            let room = cipher.len().min(plain.len());
+            let n = match self.stream.recv(&mut cipher[held..room]) {
                 Ok(0) => return Err(Errno::CONNRESET),
                 Ok(n) => n,
                 Err(Errno::AGAIN) => return Ok(Progress::Waiting),
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(e),
             };
-            match dialler.advance(n, terms.now) {
-                Ok(None) => {}
-                Ok(Some(proof)) => {
-                    self.send_whole(&proof)?;
+            let arrived = &mut cipher[..held + n];
+            let mut reply = Vec::new();
+            let outcome = match &mut self.state {
+                State::Connecting => return Err(Errno::PROTO),
+                State::Handshaking(dialler) => {
+                    dialler.receive(arrived, plain, terms.now, &mut reply)
+                }
+                State::Ready(ready) => ready.receive(arrived, plain).map(|()| false),
+            };
+            if !reply.is_empty() {
+                self.send_whole(&reply)?;
+            }
+            match outcome {
+                Ok(false) => {}
+                Ok(true) => {
                     let handshaking = std::mem::replace(&mut self.state, State::Connecting);
                     let State::Handshaking(dialler) = handshaking else {
                         return Err(Errno::PROTO);
@@ -518,8 +590,13 @@ impl Conn {
                     self.state = State::Ready(dialler.ready().ok_or(Errno::PROTO)?);
                     return Ok(Progress::Done);
                 }
+                // The peer closed an idle connection in order.
+                Err(Rejection::ClosedEarly) => return Err(Errno::CONNRESET),
                 Err(rejection) => {
-                    tracing::debug!(cause = rejection.label(), "not a relay of this mesh");
+                    tracing::debug!(peer = %peer.name, cause = rejection.label(), "{rejection}");
+                    if rejection == Rejection::KeyRefused {
+                        return Err(Errno::ACCESS);
+                    }
                     terms.metrics.pool_peers_rejected.add(1);
                     return Err(Errno::PROTO);
                 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
+use taut_mesh::hello::Target;
+
 /// The address a listener is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenAddr(pub SocketAddr);
@@ -88,6 +90,19 @@ impl FromStr for Destination {
                 port,
             }),
             Err(_) => Err(AddrError::Port(s.into())),
+        }
+    }
+}
+
+impl From<&Target> for Destination {
+    fn from(target: &Target) -> Self {
+        let host = match target {
+            Target::Addr(addr) => addr.ip().to_string(),
+            Target::Name { host, .. } => host.clone(),
+        };
+        Self {
+            host,
+            port: target.port(),
         }
     }
 }

@@ -62,7 +62,7 @@ impl Targets {
         // A resolver may rotate the same addresses, which is no change.
         let same = before.len() == addrs.len() && before.iter().all(|b| addrs.contains(&b.addr));
         if !same {
-            tracing::info!("{} has new addresses: {}", self.destination, list(&addrs));
+            tracing::info!("{} has new addresses: {}", self.destination, list(addrs));
         }
     }
 

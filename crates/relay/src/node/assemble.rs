@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use taut_mesh::key::Keys;
+use taut_mesh::members::Member;
+use taut_mesh::tls::DialTls;
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
 use super::bind::{assign, bind};
-use super::holdings::{self, Holdings};
+use super::holdings::Holdings;
 use super::look_ups::resolve_all;
 use super::loops::find_loop;
+use super::mesh::Identity;
 use super::next_hop::{access, next_hop, original};
 use crate::config::{Config, Forward};
 use crate::counters::forward::MESH;
@@ -39,17 +40,32 @@ pub(super) fn assemble(
     registry: &Registry,
     inherited: &mut Vec<Passed>,
 ) -> Result<Assembly, StartError> {
-    let keys = match &config.mesh {
-        Some(mesh) => Some(Keys::load(&mesh.key_file)?),
+    let identity = match &config.mesh {
+        Some(mesh) => Some(Identity::load(mesh)?),
         None => None,
     };
     let mut next = before.successor();
-    let (targets, peers) = resolve_all(config, before)?;
+    let relays = match &identity {
+        Some(identity) => identity.dialled(config)?,
+        None => Vec::new(),
+    };
+    let resolved = resolve_all(config, relays, before)?;
     let legs = legs_of(config)?;
-    let peers = peers_of(peers, mesh_leg, before, registry, &mut next);
+    let peers = match &identity {
+        Some(identity) => peers_of(
+            resolved.relays,
+            identity,
+            mesh_leg,
+            before,
+            registry,
+            &mut next,
+        ),
+        None => Vec::new(),
+    };
+    let members = identity.as_ref().map(|identity| &*identity.local.members);
     let mut listeners: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
-    for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
+    for ((forward, targets), legs) in config.forwards.iter().zip(resolved.forwards).zip(legs) {
         let (client, upstream) = legs;
         let transparent = forward.transparent.is_some();
         let (listen, opened) = bind(
@@ -63,7 +79,9 @@ pub(super) fn assemble(
         )?;
         let next_hop = match &forward.transparent {
             None => next_hop(forward, targets, upstream, &peers),
-            Some(transparent) => original(forward, transparent, &listen, upstream, &peers)?,
+            Some(transparent) => {
+                original(forward, transparent, &listen, upstream, &peers, members)?
+            }
         };
         let name = match &forward.name {
             Some(name) => name.clone(),
@@ -88,8 +106,8 @@ pub(super) fn assemble(
         assign(&mut listeners, opened, &purpose, &client);
         routes.push(route);
     }
-    let mesh = match (&config.mesh, keys) {
-        (Some(mesh), Some(keys)) => {
+    let mesh = match (&config.mesh, identity) {
+        (Some(mesh), Some(identity)) => {
             let (listen, opened) = bind(
                 &mesh.listen,
                 workers,
@@ -100,13 +118,17 @@ pub(super) fn assemble(
                 inherited,
             )?;
             assign(&mut listeners, opened, &Purpose::Mesh, mesh_leg);
+            let (access, rules) = access(mesh, &listen, &peers, &identity.local.members)?;
             Some(Arc::new(Mesh {
-                keys: ArcSwap::from_pointee(keys),
+                local: identity.local,
+                trusted: mesh.trusted_networks.clone(),
                 hop_limit: mesh.hop_limit,
                 pool: mesh.pool,
                 inbound: mesh.inbound,
                 sources: mesh.sources.clone(),
-                access: access(mesh, &listen, &peers)?,
+                access,
+                rules,
+                removed: mesh.removed,
                 upstream: Arc::new(plain_leg(config)),
                 borrow: mesh.borrow,
                 listen,
@@ -166,16 +188,24 @@ pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, 
 }
 
 fn peers_of(
-    targets: Vec<Arc<Targets>>,
+    relays: Vec<(Arc<Member>, Vec<Arc<Targets>>)>,
+    identity: &Identity,
     options: &LegOptions,
     before: &Holdings,
     registry: &Registry,
     next: &mut Holdings,
 ) -> Vec<Arc<Peer>> {
-    let peer = |targets: Arc<Targets>| {
-        let id = next.peer_id(targets.destination());
-        let stats = registry.peer(&targets.destination().to_string());
-        holdings::peer(before, id, targets, options.clone(), stats)
+    let peer = |(member, targets): (Arc<Member>, Vec<Arc<Targets>>)| {
+        before.peer(Peer {
+            id: next.peer_id(&member.name),
+            name: member.name.clone(),
+            keys: member.keys.clone(),
+            targets,
+            tls: DialTls::new(&identity.key, &member.keys),
+            own: identity.key.public(),
+            options: options.clone(),
+            stats: registry.peer(member.name.as_str()),
+        })
     };
-    targets.into_iter().map(peer).collect()
+    relays.into_iter().map(peer).collect()
 }

@@ -1,6 +1,8 @@
 //! Checks a configuration without starting a node.
 
-use taut_mesh::key::Keys;
+use std::sync::Arc;
+
+use taut_mesh::members::Member;
 use taut_sys::Errno;
 use taut_sys::socket::Listener;
 
@@ -8,7 +10,7 @@ use super::StartError;
 use super::assemble::legs_of;
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
-use super::look_ups::dialled_relays;
+use super::mesh::Identity;
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
 use crate::config::Config;
@@ -50,11 +52,14 @@ pub fn check(config: &Config) -> Findings {
             note(error.into());
         }
     }
-    if let Some(mesh) = &config.mesh
-        && let Err(error) = Keys::load(&mesh.key_file)
-    {
+    let relays = match &config.mesh {
+        Some(mesh) => Identity::load(mesh).and_then(|identity| identity.dialled(config)),
+        None => Ok(Vec::new()),
+    };
+    let relays = relays.unwrap_or_else(|error| {
         note(error.into());
-    }
+        Vec::new()
+    });
     let of_mesh = config.mesh.iter().flat_map(|mesh| &mesh.listen);
     let listens = config
         .forwards
@@ -82,7 +87,7 @@ pub fn check(config: &Config) -> Findings {
             ));
         }
     }
-    errors.extend(failed_look_ups(config));
+    errors.extend(failed_look_ups(config, &relays));
     Findings {
         errors,
         warnings: doubts(config),
@@ -90,10 +95,12 @@ pub fn check(config: &Config) -> Findings {
 }
 
 /// Looks up every name that the node dials and returns the errors.
-fn failed_look_ups(config: &Config) -> Vec<String> {
-    let direct = config.forwards.iter().filter(|f| f.via.is_empty());
+fn failed_look_ups(config: &Config, relays: &[Arc<Member>]) -> Vec<String> {
+    let direct = config.forwards.iter();
+    let direct = direct.filter(|f| f.via.is_empty() || f.direct);
     let mut names: Vec<Destination> = direct.flat_map(|f| f.to.iter().cloned()).collect();
-    names.extend(dialled_relays(config));
+    let addresses = relays.iter().flat_map(|relay| &relay.addresses);
+    names.extend(addresses.map(Destination::from));
     names.sort_by_key(ToString::to_string);
     names.dedup();
     let mut errors = Vec::new();

@@ -72,9 +72,8 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
         };
         all.extend(condition.map(|condition| (condition, reached(&route.stats))));
         all.push((Condition::Refused { forward }, refused(&route.stats)));
-        if let NextHop::Direct { targets, .. } = &route.next_hop {
-            all.extend(targets.iter().filter_map(|targets| look_ups(targets)));
-        }
+        let targets = route.next_hop.targets().iter();
+        all.extend(targets.filter_map(|targets| look_ups(targets)));
     }
     if let Some(mesh) = &setup.mesh {
         if !mesh.listen.is_empty() {
@@ -97,7 +96,8 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
             };
             let peer_name = stats.name.clone();
             all.push((Condition::Peer { peer: peer_name }, seen));
-            all.extend(look_ups(&peer.targets));
+            let targets = peer.targets.iter();
+            all.extend(targets.filter_map(|targets| look_ups(targets)));
         }
     }
     let limit = |cause: ClientRefusal| [(cause.label(), metrics.refused(cause))];

@@ -2,9 +2,8 @@
 
 use std::net::SocketAddr;
 
-use taut_mesh::key::KeyError;
-
 use super::early_syn_thread::ReaderError;
+use super::mesh::MeshError;
 use crate::access::TooManyRules;
 use crate::intercept::InterceptError;
 use crate::net::targets::ResolveError;
@@ -59,9 +58,9 @@ pub enum StartError {
         /// The forward's destinations.
         destination: String,
     },
-    /// The mesh's key cannot be read.
-    #[error("relay.mesh.key_file: {0}")]
-    Key(#[from] KeyError),
+    /// The node cannot be part of the mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
     /// A list has more rules than can be checked for every session.
     #[error("relay.mesh or relay.forward, allow or deny: {0}")]
     Rules(#[from] TooManyRules),

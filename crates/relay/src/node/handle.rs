@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use taut_mesh::key::Keys;
 use taut_sys::Errno;
 use taut_sys::socket::LegOptions;
 use tokio::sync::Notify;
@@ -19,7 +18,7 @@ use crate::net::backend::Backend;
 use crate::net::targets::{Targets, list, look_up};
 use crate::route::table::NextHop;
 use crate::session_log::SessionLog;
-use crate::worker::mailbox::{Mailbox, Message};
+use crate::worker::mailbox::Mailbox;
 use crate::worker::{Order, Shared};
 
 /// Stops, reconfigures and refreshes a node from any thread.
@@ -70,7 +69,7 @@ impl SharedHandle {
         let setup = self.shared.setup();
         let forwards = setup.routes.iter().flat_map(|r| r.next_hop.targets());
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
-        let all = forwards.chain(peers.map(|peer| &peer.targets));
+        let all = forwards.chain(peers.flat_map(|peer| &peer.targets));
         let mut names: Vec<Arc<Targets>> = Vec::new();
         for targets in all.filter(|t| t.is_a_name()) {
             // Forwards with the same destination may share its addresses.
@@ -86,8 +85,7 @@ impl SharedHandle {
         let setup = self.shared.setup();
         let mut checks: Vec<Check> = Vec::new();
         for route in &setup.routes {
-            let (Some(interval), NextHop::Direct { options, .. }) = (route.check, &route.next_hop)
-            else {
+            let (Some(interval), NextHop::Direct(direct)) = (route.check, &route.next_hop) else {
                 continue;
             };
             let targets = route.next_hop.targets().iter();
@@ -98,7 +96,7 @@ impl SharedHandle {
                         backend,
                         interval,
                         timeout: setup.timeouts.connect.min(interval),
-                        options: options.clone(),
+                        options: direct.options.clone(),
                     }),
                 }
             }
@@ -145,17 +143,6 @@ impl SharedHandle {
 
     pub(super) fn early(&self) -> MutexGuard<'_, Option<Reader>> {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Replaces the mesh's keys. Connections made with a removed key are closed unless a session
-    /// uses them.
-    pub(crate) fn replace_keys(&self, keys: Keys) {
-        if let Some(mesh) = &self.shared.setup().mesh {
-            mesh.keys.store(Arc::new(keys));
-            for mailbox in &self.mailboxes {
-                let _ = mailbox.post(Message::NewKeys);
-            }
-        }
     }
 
     /// Looks up a destination again. The destination keeps its addresses if the look-up fails or

@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
+use taut_mesh::members::MemberName;
 use taut_sys::Errno;
-use taut_sys::socket::{LegOptions, Listener};
+use taut_sys::socket::Listener;
 
-use crate::counters::peer::PeerStats;
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
 use crate::route::listener::ListenerId;
-use crate::route::table::{Mesh, NextHop, Peer, Route, Setup};
+use crate::route::table::{Direct, Mesh, NextHop, Peer, Route, Setup, Way};
 
 /// The resources that exist when a configuration is assembled.
 ///
@@ -30,7 +30,7 @@ pub(super) struct Holdings {
     next_listener: u32,
     next_route: u32,
     /// Every relay so far; its index is its number.
-    peers: Vec<Destination>,
+    peers: Vec<MemberName>,
 }
 
 /// An address that the node listens on.
@@ -90,19 +90,21 @@ impl Holdings {
         })
     }
 
-    /// Returns the number of the relay at `destination`, which never changes.
-    pub(super) fn peer_id(&mut self, destination: &Destination) -> usize {
-        if let Some(id) = self.peers.iter().position(|known| known == destination) {
+    /// Returns the number of the relay `name`, which never changes.
+    pub(super) fn peer_id(&mut self, name: &MemberName) -> usize {
+        if let Some(id) = self.peers.iter().position(|known| known == name) {
             return id;
         }
-        self.peers.push(destination.clone());
+        self.peers.push(name.clone());
         self.peers.len() - 1
     }
 
-    /// Returns the addresses of `destination`, if a forward has looked them up.
+    /// Returns the addresses of `destination`, if they have been looked up.
     pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
-        let mut known = routes.flat_map(|route| route.next_hop.targets());
+        let forwards = routes.flat_map(|route| route.next_hop.targets());
+        let peers = self.mesh().into_iter().flat_map(|mesh| &mesh.peers);
+        let mut known = forwards.chain(peers.flat_map(|peer| &peer.targets));
         known.find(|t| t.destination() == destination).cloned()
     }
 
@@ -110,10 +112,13 @@ impl Holdings {
         self.setup.as_ref().and_then(|setup| setup.mesh.as_ref())
     }
 
-    /// Returns the relay at `destination`, if it is known.
-    pub(super) fn peer(&self, destination: &Destination) -> Option<&Arc<Peer>> {
+    /// Returns `peer`, or the former peer if nothing has changed.
+    pub(super) fn peer(&self, peer: Peer) -> Arc<Peer> {
         let mut peers = self.mesh().into_iter().flat_map(|mesh| &mesh.peers);
-        peers.find(|peer| peer.targets.destination() == destination)
+        match peers.find(|known| is_same_peer(known, &peer)) {
+            Some(known) => known.clone(),
+            None => Arc::new(peer),
+        }
     }
 
     /// Assigns a number to `route`: its former number if the route is unchanged.
@@ -130,30 +135,35 @@ impl Holdings {
 
 /// Returns whether two forwards treat connections in the same way.
 fn is_same(a: &Route, b: &Route) -> bool {
+    let same_targets = |a: &[Arc<Targets>], b: &[Arc<Targets>]| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
+    };
+    let same_direct =
+        |a: &Direct, b: &Direct| same_targets(&a.targets, &b.targets) && a.options == b.options;
+    let same_way = |a: &Way, b: &Way| Arc::ptr_eq(&a.peer, &b.peer) && a.route == b.route;
     let next_hop = match (&a.next_hop, &b.next_hop) {
+        (NextHop::Direct(a), NextHop::Direct(b)) => same_direct(a, b),
         (
-            NextHop::Direct { targets, options },
-            NextHop::Direct {
-                targets: other,
-                options: others,
+            NextHop::Mesh {
+                ways,
+                destination,
+                direct,
+            },
+            NextHop::Mesh {
+                ways: others,
+                destination: to,
+                direct: other,
             },
         ) => {
-            targets.len() == other.len()
-                && targets.iter().zip(other).all(|(a, b)| Arc::ptr_eq(a, b))
-                && options == others
+            let same_last = match (direct, other) {
+                (Some(a), Some(b)) => same_direct(a, b),
+                (None, None) => true,
+                _ => false,
+            };
+            let same_ways = ways.len() == others.len();
+            let same_ways = same_ways && ways.iter().zip(&**others).all(|(a, b)| same_way(a, b));
+            same_ways && same_last && destination == to
         }
-        (
-            NextHop::Mesh {
-                peer,
-                route,
-                destination,
-            },
-            NextHop::Mesh {
-                peer: other,
-                route: others,
-                destination: to,
-            },
-        ) => Arc::ptr_eq(peer, other) && route == others && destination == to,
         _ => false,
     };
     next_hop
@@ -165,25 +175,11 @@ fn is_same(a: &Route, b: &Route) -> bool {
         && a.check == b.check
 }
 
-/// Returns the peer with number `id`: the existing one if nothing has changed.
-pub(super) fn peer(
-    before: &Holdings,
-    id: usize,
-    targets: Arc<Targets>,
-    options: LegOptions,
-    stats: Arc<PeerStats>,
-) -> Arc<Peer> {
-    match before.peer(targets.destination()) {
-        Some(known) if known.options == options && Arc::ptr_eq(&known.targets, &targets) => {
-            known.clone()
-        }
-        _ => Arc::new(Peer {
-            id,
-            targets,
-            options,
-            stats,
-        }),
-    }
+/// Returns whether connections to two peers are made in the same way.
+fn is_same_peer(a: &Peer, b: &Peer) -> bool {
+    let same_targets = a.targets.len() == b.targets.len()
+        && (a.targets.iter().zip(&b.targets)).all(|(a, b)| Arc::ptr_eq(a, b));
+    a.id == b.id && a.own == b.own && a.keys == b.keys && a.options == b.options && same_targets
 }
 
 #[cfg(test)]
@@ -193,8 +189,8 @@ mod tests {
     #[test]
     fn numbers_continue_from_one_configuration_to_the_next() {
         let mut first = Holdings::default();
-        let a: Destination = "a:1".parse().unwrap();
-        let b: Destination = "b:1".parse().unwrap();
+        let a: MemberName = "a".parse().unwrap();
+        let b: MemberName = "b".parse().unwrap();
         assert_eq!((first.peer_id(&a), first.peer_id(&b)), (0, 1));
         let bound = first.new_listener();
         let mut next = first.successor();

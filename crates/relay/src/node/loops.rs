@@ -14,9 +14,14 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
     let upstream: Vec<Addrs> = routes
         .iter()
         .map(|route| {
+            let relays: Vec<_>;
             let targets = match &route.next_hop {
-                NextHop::Direct { targets, .. } => &targets[..],
-                NextHop::Mesh { peer, .. } => std::slice::from_ref(&peer.targets),
+                NextHop::Direct(direct) => &direct.targets[..],
+                NextHop::Mesh { ways, .. } => {
+                    let ways = ways.iter();
+                    relays = ways.flat_map(|way| way.peer.targets.clone()).collect();
+                    &relays[..]
+                }
                 // Destinations of a transparent forward are checked for each connection.
                 NextHop::OriginalDst(_) => &[],
             };

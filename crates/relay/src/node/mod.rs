@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use taut_mesh::key::Keys;
 use tokio::sync::mpsc;
 
 use crate::config::Config;
@@ -27,6 +26,7 @@ mod handle;
 mod holdings;
 mod look_ups;
 mod loops;
+mod mesh;
 mod next_hop;
 mod reload;
 mod start;
@@ -37,6 +37,7 @@ pub(crate) use conditions::INTERVAL as CONDITION_INTERVAL;
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};
 pub(crate) use handle::{Check, SharedHandle};
+pub use mesh::MeshError;
 
 use ended::Ended;
 
@@ -82,12 +83,6 @@ impl Node {
 
     pub(crate) fn handle(&self) -> Arc<SharedHandle> {
         self.shared.clone()
-    }
-
-    /// Replaces the mesh's keys. Sessions continue; unused connections that were made with a
-    /// removed key are closed.
-    pub fn replace_keys(&self, keys: Keys) {
-        self.shared.replace_keys(keys);
     }
 
     /// Adopts another configuration. Sessions keep the configuration that they started with.

@@ -1,17 +1,19 @@
 //! Derives the next hops of forwards and the destinations of the mesh from the configuration.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use taut_mesh::hello::Target;
+use taut_mesh::members::{MemberName, Members};
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
-use crate::access::Destinations;
+use crate::access::{Destinations, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
-use crate::route::table::{NextHop, OriginalDst, Peer, Upstream};
+use crate::route::table::{Direct, NextHop, OriginalDst, Peer, Rules, Upstream, Way};
 
 /// Returns the next hop of a forward. `targets` are its destinations', if this node dials them.
 pub(super) fn next_hop(
@@ -20,22 +22,29 @@ pub(super) fn next_hop(
     options: LegOptions,
     peers: &[Arc<Peer>],
 ) -> NextHop {
-    let first = forward.via.first();
-    let peer = peers
-        .iter()
-        .find(|peer| Some(peer.targets.destination()) == first);
-    match (targets.is_empty(), peer, forward.to.first()) {
-        (true, Some(peer), Some(to)) => NextHop::Mesh {
-            peer: peer.clone(),
-            route: forward.via[1..].iter().map(target).collect(),
+    let options = Arc::new(options);
+    let direct = Direct { targets, options };
+    match forward.to.first() {
+        Some(to) if !forward.via.is_empty() => NextHop::Mesh {
+            ways: ways(forward, peers),
             destination: target(to),
+            direct: forward.direct.then_some(direct),
         },
-        (false, ..) => NextHop::Direct {
-            targets,
-            options: Arc::new(options),
-        },
-        (true, ..) => unreachable!("every first relay of a route has been looked up"),
+        _ => NextHop::Direct(direct),
     }
+}
+
+/// Returns the ways of a forward through the mesh.
+fn ways(forward: &Forward, peers: &[Arc<Peer>]) -> Arc<[Way]> {
+    let way = |route: &Vec<MemberName>| {
+        let (first, rest) = route.split_first()?;
+        let peer = peers.iter().find(|peer| peer.name == *first)?;
+        Some(Way {
+            peer: peer.clone(),
+            route: rest.to_vec(),
+        })
+    };
+    forward.via.iter().filter_map(way).collect()
 }
 
 /// Returns the next hop of a transparent forward.
@@ -45,18 +54,18 @@ pub(super) fn original(
     listen: &[ListenAddr],
     options: LegOptions,
     peers: &[Arc<Peer>],
+    members: Option<&Members>,
 ) -> Result<NextHop, StartError> {
     let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
     access.set_own(own_addresses()?);
-    access.set_mesh(addrs_of(peers).map(|addr| addr.ip().into()));
-    let first = forward.via.first();
-    let peer = first.and_then(|first| peers.iter().find(|p| p.targets.destination() == first));
-    let upstream = match peer {
-        Some(peer) => Upstream::Mesh {
-            peer: peer.clone(),
-            route: forward.via[1..].iter().map(target).collect(),
+    access.set_mesh(relay_addresses(peers, members).map(Into::into));
+    let options = Arc::new(options);
+    let upstream = match forward.via.is_empty() {
+        false => Upstream::Mesh {
+            ways: ways(forward, peers),
+            direct: forward.direct.then_some(options),
         },
-        None => Upstream::Direct(Arc::new(options)),
+        true => Upstream::Direct(options),
     };
     Ok(NextHop::OriginalDst(Box::new(OriginalDst {
         taking: transparent.taking(listen.iter().map(|l| l.0).collect()),
@@ -76,26 +85,55 @@ fn target(destination: &Destination) -> Target {
     }
 }
 
-/// Returns the destinations that sessions from the mesh may reach.
+/// Returns the destinations that sessions from the mesh may reach, and the rules for single relays.
 pub(super) fn access(
     mesh: &MeshConfig,
     listen: &[ListenAddr],
     peers: &[Arc<Peer>],
-) -> Result<Destinations, StartError> {
-    let own = listen.iter().map(|l| l.0);
-    let others = addrs_of(peers);
-    let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
-    access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
-    access.set_own(own_addresses()?);
-    Ok(access)
+    members: &Members,
+) -> Result<(Destinations, HashMap<MemberName, Rules>), StartError> {
+    let own = own_addresses()?;
+    let relays: Vec<IpAddr> = listen
+        .iter()
+        .map(|l| l.0.ip())
+        .chain(relay_addresses(peers, Some(members)))
+        .collect();
+    let destinations = |allow: &[Rule], deny: &[Rule]| {
+        let deny = [&mesh.deny, deny].concat();
+        let mut access = Destinations::new(allow.to_vec(), deny)?;
+        access.set_mesh(relays.iter().map(|&ip| ip.into()));
+        access.set_own(own.clone());
+        Ok::<_, StartError>(access)
+    };
+    let rules = mesh.rules.iter().map(|rule| {
+        let allow = rule.allow.as_ref().unwrap_or(&mesh.allow);
+        let rules = Rules {
+            access: destinations(allow, &rule.deny)?,
+            clients: rule.clients.clone(),
+        };
+        Ok::<_, StartError>((rule.name.clone(), rules))
+    });
+    let rules = rules.collect::<Result<_, _>>()?;
+    Ok((destinations(&mesh.allow, &[])?, rules))
 }
 
 /// Returns the addresses of the relays that this node dials.
 pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> {
-    peers.iter().flat_map(|peer| {
-        let addrs = peer.targets.current();
-        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
-    })
+    peers
+        .iter()
+        .flat_map(|peer| peer.addrs())
+        .map(|addr| addr.0)
+}
+
+/// Returns the addresses of all relays, as far as they are known without a look-up.
+fn relay_addresses(peers: &[Arc<Peer>], members: Option<&Members>) -> impl Iterator<Item = IpAddr> {
+    let members = members.into_iter().flat_map(Members::iter);
+    let written = members.flat_map(|member| &member.addresses);
+    let written = written.filter_map(|address| match address {
+        Target::Addr(addr) => Some(addr.ip()),
+        Target::Name { .. } => None,
+    });
+    addrs_of(peers).map(|addr| addr.ip()).chain(written)
 }
 
 /// Returns the present addresses of this machine.

@@ -26,6 +26,7 @@ use crate::session_log::{self, SessionLog};
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
 use crate::worker::{Shared, Worker};
+use taut_mesh::members::MemberName;
 
 impl Node {
     /// Acquires the resources of `config` and starts the node.
@@ -196,8 +197,12 @@ pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
             if forward.via.is_empty() {
                 tracing::info!(%listen, %to, "forwarding");
             } else {
-                let via: Vec<_> = forward.via.iter().map(ToString::to_string).collect();
-                tracing::info!(%listen, %to, via = %via.join(" > "), "forwarding");
+                let route = |relays: &Vec<MemberName>| {
+                    let names: Vec<_> = relays.iter().map(MemberName::as_str).collect();
+                    names.join(" > ")
+                };
+                let routes: Vec<_> = forward.via.iter().map(route).collect();
+                tracing::info!(%listen, %to, via = %routes.join(", or "), "forwarding");
             }
         }
     }

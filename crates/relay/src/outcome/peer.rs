@@ -13,7 +13,7 @@ pub(crate) enum PeerFailure {
     Unreachable,
     /// This machine had no descriptor, port or memory left.
     NoResources,
-    /// The peer closed the connection during the handshake: it does not accept this relay.
+    /// The peer closed the connection during the handshake or refused this relay's key.
     Closed,
     /// The peer's proof is wrong: this relay does not accept the peer.
     Rejected,
@@ -52,6 +52,7 @@ impl PeerFailure {
     pub(crate) fn of(error: Errno, connected: bool) -> Self {
         match error {
             Errno::PROTO => Self::Rejected,
+            Errno::ACCESS => Self::Closed,
             Errno::TIMEDOUT => Self::TimedOut,
             Errno::MFILE
             | Errno::NFILE

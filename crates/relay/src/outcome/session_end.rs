@@ -38,13 +38,15 @@ pub enum End {
     HalfClosedTimeout,
     /// No byte went either way for longer than `idle_timeout`.
     IdleTimeout,
+    /// A relay of the session is no longer a member of the mesh.
+    MemberRemoved,
     /// The session was still open when the node had to stop.
     Stopped,
 }
 
 impl End {
     /// Every cause.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Complete,
         Self::ClientReset,
         Self::UpstreamReset,
@@ -58,6 +60,7 @@ impl End {
         Self::NoResources,
         Self::HalfClosedTimeout,
         Self::IdleTimeout,
+        Self::MemberRemoved,
         Self::Stopped,
     ];
 
@@ -77,6 +80,7 @@ impl End {
             Self::NoResources => "no_resources",
             Self::HalfClosedTimeout => "half_closed_timeout",
             Self::IdleTimeout => "idle_timeout",
+            Self::MemberRemoved => "member_removed",
             Self::Stopped => "stopped",
         }
     }

@@ -1,20 +1,25 @@
 //! The present configuration of a node: the route of each listener's connections, and the mesh.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use ipnet::IpNet;
+use taut_mesh::acceptor::Local;
 use taut_mesh::hello::Target;
-use taut_mesh::key::Keys;
+use taut_mesh::identity::PublicKey;
+use taut_mesh::members::{Member, MemberName};
+use taut_mesh::tls::DialTls;
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
 use crate::access::{Destinations, Sources};
-use crate::config::{InboundLimits, PoolLimits, Timeouts};
+use crate::config::{InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::counters::peer::PeerStats;
 use crate::intercept::Taking;
-use crate::net::addr::ListenAddr;
+use crate::net::addr::{ListenAddr, UpstreamAddr};
 use crate::net::targets::Targets;
 
 /// The configuration that new sessions use. A reload replaces it; running sessions keep theirs.
@@ -50,29 +55,32 @@ pub(crate) struct Route {
 #[derive(Debug)]
 pub(crate) enum NextHop {
     /// The destinations, of which each session gets one.
-    Direct {
-        targets: Vec<Arc<Targets>>,
-        options: Arc<LegOptions>,
-    },
-    /// Another relay of the mesh, `peer`.
+    Direct(Direct),
+    /// Other relays of the mesh.
     Mesh {
-        peer: Arc<Peer>,
-        /// The relays after `peer`.
-        route: Vec<Target>,
+        ways: Arc<[Way]>,
         destination: Target,
+        /// The destination, if sessions go there directly when no way works.
+        direct: Option<Direct>,
     },
     /// The destination that each client connected to.
     OriginalDst(Box<OriginalDst>),
 }
 
-impl NextHop {
-    /// Returns the destinations that this node dials.
-    pub(crate) fn targets(&self) -> &[Arc<Targets>] {
-        match self {
-            Self::Direct { targets, .. } => targets,
-            Self::Mesh { .. } | Self::OriginalDst(_) => &[],
-        }
-    }
+/// Destinations that this node dials.
+#[derive(Clone, Debug)]
+pub(crate) struct Direct {
+    pub(crate) targets: Vec<Arc<Targets>>,
+    pub(crate) options: Arc<LegOptions>,
+}
+
+/// A way through the mesh.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    /// The first relay.
+    pub(crate) peer: Arc<Peer>,
+    /// The relays after it.
+    pub(crate) route: Vec<MemberName>,
 }
 
 /// The next hop of a transparent forward.
@@ -90,11 +98,11 @@ pub(crate) struct OriginalDst {
 pub(crate) enum Upstream {
     /// By a direct connection.
     Direct(Arc<LegOptions>),
-    /// Through the mesh, beginning with `peer`.
+    /// Through the mesh.
     Mesh {
-        peer: Arc<Peer>,
-        /// The relays after `peer`.
-        route: Vec<Target>,
+        ways: Arc<[Way]>,
+        /// The options of a direct connection, if sessions use one when no way works.
+        direct: Option<Arc<LegOptions>>,
     },
 }
 
@@ -103,7 +111,15 @@ pub(crate) enum Upstream {
 pub(crate) struct Peer {
     /// The index of the peer's pool at every worker.
     pub(crate) id: usize,
-    pub(crate) targets: Arc<Targets>,
+    pub(crate) name: MemberName,
+    /// The keys that it may prove its identity with.
+    pub(crate) keys: Vec<PublicKey>,
+    /// Its addresses, in the order in which they are tried; never empty.
+    pub(crate) targets: Vec<Arc<Targets>>,
+    /// What a connection to it needs, with the key of this relay.
+    pub(crate) tls: DialTls,
+    /// The key of this relay that `tls` uses.
+    pub(crate) own: PublicKey,
     pub(crate) options: LegOptions,
     /// The peer's counters, and its name.
     pub(crate) stats: Arc<PeerStats>,
@@ -112,15 +128,22 @@ pub(crate) struct Peer {
 /// The node's part in a mesh.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    pub(crate) keys: ArcSwap<Keys>,
+    /// This relay and the members.
+    pub(crate) local: Local,
+    /// Networks in which connections between relays need no TLS.
+    pub(crate) trusted: Vec<IpNet>,
     pub(crate) peers: Vec<Arc<Peer>>,
     pub(crate) hop_limit: u8,
     pub(crate) pool: PoolLimits,
     pub(crate) inbound: InboundLimits,
-    /// Relays that may connect.
+    /// Relays that may connect, by their addresses.
     pub(crate) sources: Sources,
     /// Destinations that sessions from the mesh may reach.
     pub(crate) access: Destinations,
+    /// What single relays may do here.
+    pub(crate) rules: HashMap<MemberName, Rules>,
+    /// What happens to the sessions of a member that is removed.
+    pub(crate) removed: Removed,
     /// The socket options of legs to those destinations.
     pub(crate) upstream: Arc<LegOptions>,
     /// Whether those legs use the client's address as their source.
@@ -130,12 +153,65 @@ pub(crate) struct Mesh {
     pub(crate) stats: Arc<ForwardStats>,
 }
 
+/// What one relay may do here.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    /// Destinations that its sessions may reach.
+    pub(crate) access: Destinations,
+    /// Clients that it may speak for.
+    pub(crate) clients: Sources,
+}
+
+impl NextHop {
+    /// Returns the destinations that this node dials.
+    pub(crate) fn targets(&self) -> &[Arc<Targets>] {
+        match self {
+            Self::Direct(direct) => &direct.targets,
+            Self::Mesh { direct, .. } => direct.as_ref().map_or(&[], |direct| &direct.targets),
+            Self::OriginalDst(_) => &[],
+        }
+    }
+}
+
+impl Peer {
+    /// Returns the addresses in the order in which they are tried.
+    pub(crate) fn addrs(&self) -> Vec<UpstreamAddr> {
+        let current = self.targets.iter().map(|targets| targets.current());
+        current.flat_map(|addrs| addrs.to_vec()).collect()
+    }
+}
+
 impl Mesh {
-    /// Returns the peer at `target`, if sessions may be forwarded to it.
-    pub(crate) fn peer(&self, target: &Target) -> Option<&Arc<Peer>> {
-        let wanted = target.to_string();
-        self.peers
-            .iter()
-            .find(|peer| peer.targets.destination().to_string() == wanted)
+    /// Returns the peer of this name, if sessions may be forwarded to it.
+    pub(crate) fn peer(&self, name: &MemberName) -> Option<&Arc<Peer>> {
+        self.peers.iter().find(|peer| peer.name == *name)
+    }
+
+    /// Returns whether connections to and from this address need no TLS.
+    pub(crate) fn trusts(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        self.trusted.iter().any(|net| net.contains(&ip))
+    }
+
+    /// Returns the member that has this address in a trusted network.
+    pub(crate) fn trusted_member(&self, ip: IpAddr) -> Option<&Arc<Member>> {
+        if !self.trusts(ip) {
+            return None;
+        }
+        let ip = ip.to_canonical();
+        let has = |target: &Target| matches!(target, Target::Addr(addr) if addr.ip().to_canonical() == ip);
+        let mut members = self.local.members.iter();
+        members.find(|m| m.name != self.local.name && m.addresses.iter().any(has))
+    }
+
+    /// Returns the destinations that sessions of this member may reach.
+    pub(crate) fn access_of(&self, member: &MemberName) -> &Destinations {
+        self.rules.get(member).map_or(&self.access, |r| &r.access)
+    }
+
+    /// Returns whether this member may speak for this client.
+    pub(crate) fn may_speak_for(&self, member: &MemberName, client: IpAddr) -> bool {
+        let rules = self.rules.get(member);
+        rules.is_none_or(|r| r.clients.check(client).is_allowed())
     }
 }

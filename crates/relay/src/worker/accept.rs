@@ -18,6 +18,7 @@ use super::sessions::slot;
 use crate::access;
 use crate::access::identity::Introduction;
 use crate::counters::forward::ForwardStats;
+use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
 use crate::route::listener::{ListenerId, Purpose};
@@ -83,7 +84,7 @@ impl Worker {
 
     pub(super) fn refuse(
         &self,
-        stream: Stream,
+        leg: impl Into<TcpLeg>,
         from: IpAddr,
         cause: ClientRefusal,
         stats: &ForwardStats,
@@ -93,7 +94,7 @@ impl Worker {
         counters.refused[cause.index()].add(1);
         counters.last_refused.set(from);
         tracing::debug!(client = %from, forward = %stats.name, cause = cause.label(), "refused a client");
-        stream.abort();
+        leg.into().abort();
     }
 
     // === plan ===
@@ -135,7 +136,7 @@ impl Worker {
         } = client;
         let origin = Origin::Forward(&route);
         self.open(
-            stream,
+            stream.into(),
             addr,
             plan,
             &origin,
@@ -149,7 +150,7 @@ impl Worker {
     /// first.
     pub(super) fn open(
         &mut self,
-        client: Stream,
+        client: TcpLeg,
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,

@@ -38,6 +38,7 @@ impl Worker {
     /// Gets the session a connection to its peer. The first try takes one from the pool; later
     /// tries dial, because whatever broke a pooled connection may have broken all of them.
     fn ask_relay(&mut self, slot: Slot, at_first: bool, last: Errno) {
+        let pick = self.pick();
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
@@ -49,7 +50,13 @@ impl Worker {
             return;
         };
         if *tries_left == 0 {
-            self.end(slot, End::of_connect(last), Close::Reset);
+            let Some(plan) = entry.plan.fall_back(pick) else {
+                self.end(slot, End::of_connect(last), Close::Reset);
+                return;
+            };
+            entry.change_plan(plan, self.io.worker);
+            self.io.metrics.fall_backs.add(1);
+            self.dial(slot, true, last);
             return;
         }
         *tries_left -= 1;
@@ -104,19 +111,14 @@ impl Worker {
             return;
         };
         let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
-        let message = spare.ready.hello(hello);
-        let said = match spare.stream.send(&message) {
-            Ok(n) if n == message.len() => {
-                self.io
-                    .poller
-                    .modify(&spare.stream, token, Interest::StreamEdges)
-            }
-            Ok(_) => Err(Errno::NOBUFS),
-            Err(e) => Err(e),
-        };
-        match said {
-            Ok(()) => {
-                entry.session.joined(spare.stream, made_before, now);
+        let leg = spare.begin(hello).and_then(|leg| {
+            let poller = &self.io.poller;
+            poller.modify(leg.stream(), token, Interest::StreamEdges)?;
+            Ok(leg)
+        });
+        match leg {
+            Ok(leg) => {
+                entry.session.joined(leg, made_before, now);
                 self.sessions.queue(slot);
             }
             Err(e) => self.ask_relay(slot, false, e),
@@ -128,7 +130,7 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        let DialPlan::LookUp { name } = &entry.plan else {
+        let DialPlan::LookUp { name, .. } = &entry.plan else {
             return;
         };
         let ordered = name.parse::<Destination>().is_ok_and(|destination| {
@@ -168,7 +170,7 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        let DialPlan::LookUp { name } = &entry.plan else {
+        let DialPlan::LookUp { name, member } = &entry.plan else {
             return;
         };
         let found = match found {
@@ -180,8 +182,9 @@ impl Worker {
             }
         };
         let host = name.parse::<Destination>().map(|d| d.host).ok();
+        let access = mesh.access_of(member);
         let is_allowed = |backend: &&Arc<Backend>| {
-            let verdict = mesh.access.check_addr(backend.addr.0, host.as_deref());
+            let verdict = access.check_addr(backend.addr.0, host.as_deref());
             verdict.is_allowed()
         };
         let allowed: Vec<_> = found.iter().filter(is_allowed).cloned().collect();

@@ -160,7 +160,7 @@ impl Worker {
             });
             match dialled {
                 Ok(stream) if is_own => {
-                    entry.session.dialled(stream, until);
+                    entry.session.dialled(stream.into(), until);
                     entry.timeline.dialled(now);
                     dial.set_own(begun);
                 }
@@ -206,7 +206,7 @@ impl Worker {
             .io
             .poller
             .modify(&attempt.stream, token, Interest::StreamEdges);
-        entry.session.dialled(attempt.stream, attempt.until);
+        entry.session.dialled(attempt.stream.into(), attempt.until);
         entry.timeline.dialled(attempt.begun.at);
         if let Some(ready) = attempt.ready {
             entry.session.handle(Side::Upstream, ready);

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use taut_sys::epoll::Interest;
-use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::client::Client;
@@ -15,6 +14,7 @@ use super::pending_record::Origin;
 use super::sessions::{Close, slot};
 use crate::early_syn::{FourTuple, PendingTable};
 use crate::event::token::Token;
+use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::Route;
@@ -32,7 +32,7 @@ struct EarlyLeg {
     /// The number of the forward that the leg was dialled for.
     route: u32,
     plan: DialPlan,
-    upstream: Stream,
+    upstream: TcpLeg,
     /// Whether the leg came from the pool and has been sent its hello.
     told: bool,
 }
@@ -83,20 +83,16 @@ impl Worker {
         let pick = self.pick();
         let mut plan = DialPlan::for_client(route, client, to, &self.setup, pick).ok()?;
         let (upstream, told) = match &mut plan {
-            DialPlan::Dial(dial) => (dial.begin_early(self.io.now).ok()?, false),
+            DialPlan::Dial(dial) => (dial.begin_early(self.io.now).ok()?.into(), false),
             DialPlan::Ask {
                 peer,
                 hello,
                 tries_left,
+                ..
             } => {
                 let spare = self.spare_or_dial(peer.id)?;
-                let message = spare.ready.hello(hello);
-                let sent = spare.stream.send(&message).ok()?;
                 *tries_left -= 1;
-                if sent != message.len() {
-                    return None;
-                }
-                (spare.stream, true)
+                (spare.begin(hello).ok()?, true)
             }
             DialPlan::LookUp { .. } => return None,
         };
@@ -174,7 +170,7 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let Some(key) = self.register(stream, addr, leg.plan, &origin) else {
+        let Some(key) = self.register(stream.into(), addr, leg.plan, &origin) else {
             // The client was refused and has been reset.
             return;
         };
@@ -188,11 +184,11 @@ impl Worker {
             true => self
                 .io
                 .poller
-                .modify(&leg.upstream, token, Interest::StreamEdges),
+                .modify(leg.upstream.stream(), token, Interest::StreamEdges),
             false => self
                 .io
                 .poller
-                .add(&leg.upstream, token, Interest::StreamEdges),
+                .add(leg.upstream.stream(), token, Interest::StreamEdges),
         };
         if let Err(e) = watched {
             self.end(slot, End::of_connect(e), Close::Reset);

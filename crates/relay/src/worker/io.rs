@@ -8,7 +8,7 @@ use taut_sys::epoll::Poller;
 use taut_sys::pipe::Pipe;
 
 use crate::counters::worker::WorkerMetrics;
-use crate::forwarding::direction::Buffers;
+use crate::forwarding::direction::{Buffers, Scratch};
 use crate::forwarding::splice_pipes::PipePool;
 
 /// The number of bytes copied at a time, and the maximum that a direction holds in memory.
@@ -18,7 +18,10 @@ pub(super) const SCRATCH: usize = 64 << 10;
 pub(super) struct IoContext {
     pub(super) poller: Poller,
     pub(super) pipes: PipePool,
-    pub(super) scratch: Box<[u8]>,
+    /// Memory for the bytes of streams.
+    pub(super) plain: Box<[u8]>,
+    /// Memory for what they are on protected legs.
+    pub(super) cipher: Box<[u8]>,
     pub(super) splice_after: Option<u64>,
     pub(super) metrics: Arc<WorkerMetrics>,
     /// The worker's number, by which it finds its own counters.
@@ -55,8 +58,11 @@ impl Buffers for IoContext {
         bytes
     }
 
-    fn scratch(&mut self) -> &mut [u8] {
-        &mut self.scratch
+    fn scratch(&mut self) -> Scratch<'_> {
+        Scratch {
+            plain: &mut self.plain,
+            cipher: &mut self.cipher,
+        }
     }
 
     fn splice_after(&self) -> Option<u64> {

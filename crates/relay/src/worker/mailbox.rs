@@ -36,8 +36,6 @@ pub(crate) enum Message {
         setup: Arc<Setup>,
         listeners: Vec<NewListener>,
     },
-    /// The mesh's keys have changed.
-    NewKeys,
     /// A client's SYN to a listener of this forward has arrived.
     Syn { connection: FourTuple, forward: u32 },
     /// The client of an early SYN has not come in time.

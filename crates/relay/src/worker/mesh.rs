@@ -3,14 +3,17 @@
 
 use std::net::SocketAddr;
 
+use taut_mesh::members::MemberName;
 use taut_sys::epoll::Readiness;
 use taut_sys::socket::Stream;
 
 use super::dial_plan::DialPlan;
 use super::pending_record::Origin;
 use super::{Shared, Worker};
-use crate::config::PoolLimits;
+use crate::config::{PoolLimits, Removed};
 use crate::event::token::{Generation, Slot};
+use crate::forwarding::direction::Scratch;
+use crate::forwarding::leg::TcpLeg;
 use crate::mesh::inbound::{Inbound, InboundTerms, SessionRequest};
 use crate::mesh::pool::{PoolTerms, Pools, Spare};
 
@@ -36,32 +39,38 @@ impl Worker {
     /// Calls `act` with the pools and their terms. Returns `None` without a mesh.
     pub(super) fn with_pools<T>(
         &mut self,
-        act: impl FnOnce(&mut Pools, &PoolTerms<'_>) -> T,
+        act: impl FnOnce(&mut Pools, &mut PoolTerms<'_>) -> T,
     ) -> Option<T> {
         let mesh = self.setup.mesh.as_deref()?;
-        let keys = mesh.keys.load();
-        let terms = PoolTerms {
+        let mut terms = PoolTerms {
             poller: &self.io.poller,
-            keys: &keys,
+            mesh,
+            scratch: Scratch {
+                plain: &mut self.io.plain,
+                cipher: &mut self.io.cipher,
+            },
             limits: share_of_pool(mesh.pool, &self.shared),
             timeout: self.setup.timeouts.connect,
             metrics: &self.io.metrics,
             worker: self.io.worker,
             now: self.io.now,
         };
-        Some(act(&mut self.mesh.pools, &terms))
+        Some(act(&mut self.mesh.pools, &mut terms))
     }
 
     /// Calls `act` with the inbound connections and their terms. Returns `None` without a mesh.
     fn with_inbound<T>(
         &mut self,
-        act: impl FnOnce(&mut Inbound, &InboundTerms<'_>) -> T,
+        act: impl FnOnce(&mut Inbound, &mut InboundTerms<'_>) -> T,
     ) -> Option<T> {
         let mesh = self.setup.mesh.as_deref()?;
-        let keys = mesh.keys.load();
-        let terms = InboundTerms {
+        let mut terms = InboundTerms {
             poller: &self.io.poller,
-            keys: &keys,
+            mesh,
+            scratch: Scratch {
+                plain: &mut self.io.plain,
+                cipher: &mut self.io.cipher,
+            },
             times: mesh.inbound.times,
             max_unproven: self.shared.share(mesh.inbound.max_unproven) as usize,
             max_ready: self.shared.share(mesh.inbound.max_ready) as usize,
@@ -69,7 +78,7 @@ impl Worker {
             relays: self.shared.relays.as_deref(),
             now: self.io.now,
         };
-        Some(act(&mut self.mesh.inbound, &terms))
+        Some(act(&mut self.mesh.inbound, &mut terms))
     }
 
     /// Performs all work of the mesh that is due.
@@ -111,13 +120,21 @@ impl Worker {
         if !listens {
             self.with_inbound(|inbound, terms| inbound.retire(terms));
         }
-        self.drop_old_keys();
+        self.drop_former_members();
     }
 
-    /// Closes unused connections made with a key that is no longer a key of the mesh.
-    pub(super) fn drop_old_keys(&mut self) {
+    /// Ends what the list of members no longer allows: unused connections made with a former key, and,
+    /// as configured, the sessions of former members.
+    fn drop_former_members(&mut self) {
         self.with_pools(|pools, terms| pools.drop_old_keys(terms));
         self.with_inbound(|inbound, terms| inbound.drop_old_keys(terms));
+        let Some(mesh) = self.setup.mesh.clone() else {
+            return;
+        };
+        if mesh.removed == Removed::Reset {
+            let is_former = |name: &MemberName| mesh.local.members.by_name(name.as_str()).is_none();
+            self.end_sessions_of(is_former);
+        }
     }
 
     // === connections to other relays ===
@@ -175,10 +192,14 @@ impl Worker {
             stream,
             from,
             hello,
+            member,
+            channel,
+            early,
         } = request;
         self.io.metrics.mesh_hellos.add(1);
         let origin = Origin::Mesh {
             relay: from.ip(),
+            member: member.clone(),
             session: hello.session,
             stats: &mesh.stats,
             // Only the session log needs the name.
@@ -187,14 +208,16 @@ impl Worker {
                 None => String::new(),
             },
         };
-        match DialPlan::for_hello(&mesh, *hello) {
-            Ok((client, plan)) => self.open(stream, client, plan, &origin, Vec::new()),
+        match DialPlan::for_hello(&mesh, &member, *hello) {
+            Ok((client, plan)) => {
+                self.open(TcpLeg::new(stream, channel), client, plan, &origin, early);
+            }
             Err(refusal) => {
                 self.io.metrics.mesh_refused[refusal.index()].add(1);
                 let counters = mesh.stats.worker(self.io.worker);
                 counters.destination_refused.add(1);
                 counters.last_refused.set(from.ip());
-                tracing::debug!(%from, cause = refusal.label(), "refused a session from the mesh");
+                tracing::debug!(%member, %from, cause = refusal.label(), "refused a session from the mesh");
                 stream.abort();
             }
         }

@@ -14,6 +14,7 @@ use taut_sys::epoll::{Interest, Poller, Report};
 use crate::config::DataPath;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::token::Token;
+use crate::forwarding::leg::CIPHER;
 use crate::forwarding::splice_pipes::PipePool;
 use crate::mesh::inbound::Inbound;
 use crate::mesh::pool::Pools;
@@ -103,7 +104,8 @@ impl Worker {
             io: IoContext {
                 poller,
                 pipes: PipePool::new(max_pipes, data.pipe_size),
-                scratch: vec![0; SCRATCH].into(),
+                plain: vec![0; SCRATCH].into(),
+                cipher: vec![0; CIPHER].into(),
                 splice_after: data.splice_after,
                 metrics,
                 worker: index,
@@ -230,7 +232,6 @@ impl Worker {
                 generation,
                 backends,
             } => self.on_resolved(slot, generation, backends),
-            Message::NewKeys => self.drop_old_keys(),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),
             Message::Syn {
                 connection,

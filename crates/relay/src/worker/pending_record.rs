@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use taut_mesh::hello;
+use taut_mesh::members::MemberName;
 use taut_sys::random;
 use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
@@ -12,6 +13,7 @@ use taut_sys::tcp_info::TcpInfo;
 use super::dial_plan::DialPlan;
 use crate::counters::forward::ForwardStats;
 use crate::counters::worker::WorkerMetrics;
+use crate::forwarding::leg::TcpLeg;
 use crate::forwarding::session::Session;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::End;
@@ -40,6 +42,7 @@ pub(super) enum Origin<'a> {
     /// Another relay.
     Mesh {
         relay: IpAddr,
+        member: MemberName,
         session: hello::SessionId,
         destination: String,
         /// The counters of sessions that other relays request.
@@ -148,8 +151,7 @@ impl PendingRecord {
         };
         let (session, relay) = match plan {
             DialPlan::Ask { peer, hello, .. } => {
-                let relay = peer.targets.destination().to_string();
-                (Some(hello.session.0), Some(relay.into()))
+                (Some(hello.session.0), Some(peer.name.as_str().into()))
             }
             DialPlan::Dial(_) | DialPlan::LookUp { .. } => (session, None),
         };
@@ -172,7 +174,7 @@ impl PendingRecord {
     /// Returns the complete record of a session whose legs are still open.
     pub(super) fn finish(
         self,
-        session: &Session<Stream>,
+        session: &Session<TcpLeg>,
         ClientAddr(client): ClientAddr,
         timeline: &Timeline,
         plan: &DialPlan,
@@ -207,8 +209,8 @@ impl PendingRecord {
             total: now - timeline.begun,
             to_upstream: direction(to_upstream, timeline.first.0, up),
             to_client: direction(to_client, timeline.first.1, down),
-            client_tcp: TcpInfo::of(client_leg).ok(),
-            upstream_tcp: upstream_leg.and_then(|upstream| TcpInfo::of(upstream).ok()),
+            client_tcp: TcpInfo::of(client_leg.stream()).ok(),
+            upstream_tcp: upstream_leg.and_then(|upstream| TcpInfo::of(upstream.stream()).ok()),
         }
     }
 }

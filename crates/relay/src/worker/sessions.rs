@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use slab::Slab;
+use taut_mesh::members::MemberName;
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
-use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::dial_plan::DialPlan;
@@ -18,6 +18,7 @@ use crate::counters::forward::ForwardStats;
 use crate::counters::peer::PeerStats;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
+use crate::forwarding::leg::TcpLeg;
 use crate::forwarding::session::{Session, Step};
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
@@ -36,9 +37,11 @@ pub(super) struct Sessions {
 
 /// A session and its worker's state for it.
 pub(super) struct SessionEntry {
-    pub(super) session: Session<Stream>,
+    pub(super) session: Session<TcpLeg>,
     pub(super) generation: Generation,
     pub(super) client: ClientAddr,
+    /// The relay that the session comes from.
+    pub(super) member: Option<MemberName>,
     pub(super) plan: DialPlan,
     pub(super) timeouts: Arc<Timeouts>,
     pub(super) timeline: Timeline,
@@ -129,6 +132,22 @@ impl Sessions {
     }
 }
 
+// === impl SessionEntry ===
+
+impl SessionEntry {
+    /// Adopts another plan, which may lead to another peer.
+    pub(super) fn change_plan(&mut self, plan: DialPlan, worker: usize) {
+        let peer = plan.peer().map(|peer| peer.stats.clone());
+        if let Some(before) = std::mem::replace(&mut self.peer, peer) {
+            before.worker(worker).sessions.sub(1);
+        }
+        if let Some(peer) = &self.peer {
+            peer.worker(worker).sessions.add(1);
+        }
+        self.plan = plan;
+    }
+}
+
 impl Worker {
     /// Sets the time at which a session must be driven even without an event.
     pub(super) fn set_deadline(&mut self, slot: Slot) {
@@ -139,7 +158,7 @@ impl Worker {
     /// Registers a session without an upstream leg, or resets its client if there is no room.
     pub(super) fn register(
         &mut self,
-        client: Stream,
+        client: TcpLeg,
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,
@@ -162,7 +181,11 @@ impl Worker {
             return None;
         }
         let log = self.shared.log.is_some();
-        let record = log.then(|| Box::new(PendingRecord::new(origin, &client, &plan)));
+        let record = log.then(|| Box::new(PendingRecord::new(origin, client.stream(), &plan)));
+        let member = match origin {
+            Origin::Mesh { member, .. } => Some(member.clone()),
+            Origin::Forward(_) => None,
+        };
         let visit = match (&self.shared.relays, origin) {
             (Some(relays), Origin::Mesh { relay, .. }) => relays.visit(*relay),
             _ => None,
@@ -174,8 +197,8 @@ impl Worker {
         let token = Token::Leg(slot(key), generation, Side::Client).encode();
         let poller = &self.io.poller;
         // A connection from another relay is already in the poller.
-        let watched = match poller.add(&client, token, Interest::StreamEdges) {
-            Err(Errno::EXIST) => poller.modify(&client, token, Interest::StreamEdges),
+        let watched = match poller.add(client.stream(), token, Interest::StreamEdges) {
+            Err(Errno::EXIST) => poller.modify(client.stream(), token, Interest::StreamEdges),
             other => other,
         };
         let stats = origin.stats().clone();
@@ -188,6 +211,7 @@ impl Worker {
             session: Session::new(client, self.io.now),
             generation,
             client: addr,
+            member,
             plan,
             timeouts: self.setup.timeouts.clone(),
             timeline: Timeline::new(self.io.now),
@@ -254,7 +278,7 @@ impl Worker {
         if entry.timeline.note(self.io.now, connected, after, metrics) {
             counters.connected.add(1);
             if let (Some(record), (_, Some(upstream))) = (&mut entry.record, entry.session.legs()) {
-                record.connected(upstream);
+                record.connected(upstream.stream());
             }
             self.won(slot);
         }
@@ -286,6 +310,25 @@ impl Worker {
             .collect();
         for slot in all {
             self.stop(slot);
+        }
+    }
+
+    /// Ends the sessions that come from, or go to, relays that `is_former`.
+    pub(super) fn end_sessions_of(&mut self, is_former: impl Fn(&MemberName) -> bool) {
+        let of_former = |entry: &SessionEntry| {
+            let to = match &entry.plan {
+                DialPlan::Ask { peer, .. } => Some(&peer.name),
+                DialPlan::Dial { .. } | DialPlan::LookUp { .. } => None,
+            };
+            entry.member.as_ref().is_some_and(&is_former) || to.is_some_and(&is_former)
+        };
+        let entries = self.sessions.entries.iter();
+        let former: Vec<_> = entries
+            .filter(|(_, entry)| of_former(entry))
+            .map(|(key, _)| slot(key))
+            .collect();
+        for slot in former {
+            self.end(slot, End::MemberRemoved, Close::Reset);
         }
     }
 
@@ -350,7 +393,7 @@ impl Worker {
             Close::Gracefully => drop((client, upstream)),
             Close::Reset => {
                 client.abort();
-                upstream.into_iter().for_each(Stream::abort);
+                upstream.into_iter().for_each(TcpLeg::abort);
             }
         }
         tracing::debug!(

@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{World, WorldBuilder};
-use taut_relay::config::{Config, Forward, MeshConfig};
+use taut_relay::config::{Config, Forward};
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;
 
 use crate::flood::{forge, forge_from};
 use crate::rig::{LINK, Net, PATIENCE, RELAY};
 
+#[path = "../shared/members.rs"]
+mod members;
 #[path = "../shared/wait.rs"]
 mod wait;
 
+use members::{Identities, member};
 use wait::wait_until;
 
 const PORT: u16 = 8080;
@@ -218,20 +221,19 @@ fn forged_syns_through_a_silent_relay_cause_no_more_dials_than_the_pool_may_hold
         &net.relay,
         &format!("neigh add 10.9.0.77 lladdr 02:00:00:00:00:77 dev {LINK}"),
     );
-    // (Made with mode 0600, as a key file has to be.)
-    let keys = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(keys.path(), "42".repeat(32)).unwrap();
+    let ids = Identities::new();
+    let silent = member("silent", &[2]).at("10.9.0.77:7000");
+    let mut mesh = ids.mesh("relay", 1, &[member("relay", &[1]), silent]);
     let to = SocketAddrV4::new(RELAY, PORT);
     let mut forward = Forward::new(
         vec![to.to_string().parse().unwrap()],
         "10.0.0.1:80".parse().unwrap(),
     );
     forward.early_syn = true;
-    forward.via = vec!["10.9.0.77:7000".parse().unwrap()];
+    forward.via = vec![vec!["silent".parse().unwrap()]];
     let mut config = Config::new(vec![forward]);
     config.workers = Some(1);
     config.max_sessions = Some(100);
-    let mut mesh = MeshConfig::new(keys.path().to_owned());
     (mesh.pool.min, mesh.pool.max) = (0, POOL);
     mesh.turbo = None;
     config.mesh = Some(mesh);

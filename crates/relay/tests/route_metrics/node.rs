@@ -2,8 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use taut_relay::config::{Config, Forward, MeshConfig, Turbo};
@@ -12,15 +10,10 @@ use taut_relay::turbo::route_metrics::{PRIORITY, PROTOCOL, TABLE, segments_of};
 
 use crate::rig::*;
 
-const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+#[path = "../shared/members.rs"]
+mod members;
 
-fn key_file(dir: &Path) -> PathBuf {
-    let path = dir.join("key");
-    let mut file = std::fs::File::options();
-    let file = file.create(true).truncate(true).write(true).mode(0o600);
-    file.open(&path).unwrap().write_all(KEY.as_bytes()).unwrap();
-    path
-}
+use members::{Identities, member};
 
 fn config(forwards: Vec<Forward>, mesh: MeshConfig) -> Config {
     let mut config = Config::new(forwards);
@@ -68,8 +61,8 @@ fn a_node_with_a_mesh_removes_the_remains_of_a_killed_one() {
     let rule = format!("iif lo ipproto tcp priority {PRIORITY} protocol {PROTOCOL}");
     relays.ip("near", &format!("rule add {rule} lookup {TABLE}"));
     assert_eq!(relays.traces().len(), 2);
-    let dir = tempfile::tempdir().unwrap();
-    let mut mesh = MeshConfig::new(key_file(dir.path()));
+    let ids = Identities::new();
+    let mut mesh = ids.mesh("near", 1, &[member("near", &[1])]);
     mesh.turbo = None;
     mesh.listen = vec!["127.0.0.1:4000".parse().unwrap()];
     let _node = start(&relays, "near", &config(Vec::new(), mesh));
@@ -79,8 +72,7 @@ fn a_node_with_a_mesh_removes_the_remains_of_a_killed_one() {
 #[test]
 fn relays_without_struct_ops_give_each_others_routes_the_window_until_they_drain() {
     let relays = Relays::new("route-node");
-    let dir = tempfile::tempdir().unwrap();
-    let key = key_file(dir.path());
+    let ids = Identities::new();
     let turbo = Some(Turbo::default());
     let [far_ip, _] = relays.far();
     let near_ip: IpAddr = relays.world.addr("near").into();
@@ -88,7 +80,13 @@ fn relays_without_struct_ops_give_each_others_routes_the_window_until_they_drain
     let server = SocketAddr::new(far_ip, 9000);
     let bind = || TcpListener::bind(server);
     let server_listener = relays.world.host("far").run(bind).unwrap().unwrap();
-    let mut mesh = MeshConfig::new(key.clone());
+    let members = || {
+        [
+            member("near", &[1]),
+            member("far", &[2]).at(format!("{far_ip}:4000")),
+        ]
+    };
+    let mut mesh = ids.mesh("far", 2, &members());
     mesh.turbo = turbo;
     mesh.listen = vec![format!("{far_ip}:4000").parse().unwrap()];
     mesh.allow = vec![format!("{far_ip}/32:*").parse().unwrap()];
@@ -98,8 +96,8 @@ fn relays_without_struct_ops_give_each_others_routes_the_window_until_they_drain
 
     let listen = vec!["127.0.0.1:8000".parse().unwrap()];
     let mut forward = Forward::new(listen, server.to_string().parse().unwrap());
-    forward.via = vec![format!("{far_ip}:4000").parse().unwrap()];
-    let mut mesh = MeshConfig::new(key);
+    forward.via = vec![vec!["far".parse().unwrap()]];
+    let mut mesh = ids.mesh("near", 1, &members());
     mesh.turbo = turbo;
     mesh.pool.min = 1;
     let without = config(Vec::new(), mesh.clone());

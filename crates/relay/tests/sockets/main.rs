@@ -8,6 +8,7 @@ mod destinations;
 mod half_close;
 mod limits;
 mod mesh;
+mod mesh_rig;
 mod node;
 mod reload;
 mod rig;

@@ -1,208 +1,18 @@
 //! Relays that know each other: the pool, the hello, and the limits of outsiders.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use taut_mesh::dialler::{Dialler, Ready};
-use taut_mesh::hello::{Hello, SessionId, Target};
-use taut_mesh::key::Keys;
+use taut_mesh::hello::Hello;
 use taut_relay::access::Sources;
-use taut_relay::config::{Config, Forward, MeshConfig};
-use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
 use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
-use taut_relay::session_log::Target as LogTarget;
 
+use crate::mesh_rig::*;
 use crate::rig::*;
 use crate::session_log::records;
-
-const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-const OTHER: &str = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
-
-/// Key files, a near relay, a far one, and a server behind it.
-struct Mesh {
-    dir: tempfile::TempDir,
-    near: Node,
-    far: Node,
-    server: TcpListener,
-}
-
-fn keys(text: &str) -> Keys {
-    Keys::parse(text).unwrap()
-}
-
-fn destination(addr: SocketAddr) -> Destination {
-    addr.to_string().parse().unwrap()
-}
-
-fn key_file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
-    let path = dir.path().join(name);
-    let mut file = std::fs::File::options()
-        .create(true)
-        .truncate(true)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .unwrap();
-    file.write_all(text.as_bytes()).unwrap();
-    path
-}
-
-/// A node that takes sessions from the mesh at `listen` and allows loopback as their destination.
-fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Node {
-    Node::start(&far_config(key_file, listen, adjust)).unwrap()
-}
-
-fn far_config(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Config {
-    let mut mesh = MeshConfig::new(key_file);
-    mesh.listen = vec![listen.parse().unwrap()];
-    mesh.allow = vec!["127.0.0.1/32:*".parse().unwrap()];
-    let mut config = Config::new(Vec::new());
-    config.workers = Some(2);
-    config.max_sessions = Some(64);
-    config.mesh = Some(mesh);
-    adjust(&mut config);
-    config
-}
-
-/// A node that forwards to `to` through these relays.
-fn near(
-    key_file: PathBuf,
-    via: &[SocketAddr],
-    to: Destination,
-    adjust: impl FnOnce(&mut Config),
-) -> Node {
-    Node::start(&near_config(key_file, via, to, adjust)).unwrap()
-}
-
-fn near_config(
-    key_file: PathBuf,
-    via: &[SocketAddr],
-    to: Destination,
-    adjust: impl FnOnce(&mut Config),
-) -> Config {
-    let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
-    forward.via = via.iter().copied().map(destination).collect();
-    let mut config = Config::new(vec![forward]);
-    config.workers = Some(1);
-    config.max_sessions = Some(64);
-    let mut mesh = MeshConfig::new(key_file);
-    mesh.pool.min = 2;
-    mesh.pool.max = 4;
-    config.mesh = Some(mesh);
-    adjust(&mut config);
-    config
-}
-
-impl Mesh {
-    fn new() -> Self {
-        Self::with(|_| {}, |_| {})
-    }
-
-    fn with(adjust_near: impl FnOnce(&mut Config), adjust_far: impl FnOnce(&mut Config)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let key = key_file(&dir, "key", KEY);
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let far = far(key.clone(), "127.0.0.1:0", adjust_far);
-        let to = destination(server.local_addr().unwrap());
-        let near = near(key, &[far.mesh_addrs()[0].0], to, adjust_near);
-        Self {
-            dir,
-            near,
-            far,
-            server,
-        }
-    }
-
-    fn wait_for_pool(&self) {
-        wait_until("the pool", || self.near.metrics().pool_ready() >= 2);
-    }
-
-    fn connect(&self) -> TcpStream {
-        let client = TcpStream::connect(self.near.listen_addrs()[0].0).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
-        client
-    }
-
-    fn pair(&self) -> (TcpStream, TcpStream) {
-        let client = self.connect();
-        let (server, _) = self.server.accept().unwrap();
-        server.set_read_timeout(Some(PATIENCE)).unwrap();
-        (client, server)
-    }
-
-    /// Asserts that no connection has reached the server.
-    fn nothing_dialled(&self) {
-        self.server.set_nonblocking(true).unwrap();
-        let error = self.server.accept().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        self.server.set_nonblocking(false).unwrap();
-    }
-
-    fn mesh_port(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.far.mesh_addrs()[0].0).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-}
-
-/// Sends both streams through a session at the same time and compares them.
-fn exchange(client: &mut TcpStream, server: &mut TcpStream, len: usize) {
-    let (up, down) = (stream(len, 1), stream(len, 2));
-    let (mut client_out, mut server_out) =
-        (client.try_clone().unwrap(), server.try_clone().unwrap());
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            client_out.write_all(&up).unwrap();
-            client_out.shutdown(Shutdown::Write).unwrap();
-        });
-        s.spawn(|| {
-            server_out.write_all(&down).unwrap();
-            server_out.shutdown(Shutdown::Write).unwrap();
-        });
-        let at_server = s.spawn(|| read_to_fin(server));
-        assert_same(&read_to_fin(client), &down);
-        assert_same(&at_server.join().unwrap(), &up);
-    });
-}
-
-/// A connection to the mesh port that has proven a key and could send a hello.
-fn proven(stream: &mut TcpStream, keys: &Keys) -> Ready {
-    let (mut dialler, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, keys);
-    stream.write_all(&opening).unwrap();
-    loop {
-        let n = stream.read(dialler.space()).unwrap();
-        assert_ne!(n, 0, "the mesh port has closed");
-        if let Some(proof) = dialler.advance(n, Instant::now()).unwrap() {
-            stream.write_all(&proof).unwrap();
-            return dialler.ready().unwrap();
-        }
-    }
-}
-
-fn hello(to: SocketAddr) -> Hello {
-    Hello {
-        source: "192.0.2.1:1234".parse().unwrap(),
-        destination: Target::Addr(to),
-        route: Vec::new(),
-        hops_left: 8,
-        session: SessionId([0; 16]),
-    }
-}
-
-/// Reads until the connection is gone, by FIN or RST; returns the bytes.
-fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    match stream.read_to_end(&mut bytes) {
-        Ok(_) => {}
-        Err(e) => assert_ne!(e.kind(), ErrorKind::WouldBlock, "it stays open"),
-    }
-    bytes
-}
 
 #[test]
 fn a_session_takes_a_connection_that_was_ready_and_both_streams_arrive_whole() {
@@ -222,13 +32,7 @@ fn a_session_takes_a_connection_that_was_ready_and_both_streams_arrive_whole() {
 
 #[test]
 fn without_a_pool_each_session_gets_a_fresh_connection() {
-    let mesh = Mesh::with(
-        |near| {
-            let pool = &mut near.mesh.as_mut().unwrap().pool;
-            (pool.min, pool.max) = (0, 0);
-        },
-        |_| {},
-    );
+    let mesh = Mesh::without_pool();
     for _ in 0..3 {
         let (mut client, mut server) = mesh.pair();
         exchange(&mut client, &mut server, 10_000);
@@ -250,22 +54,12 @@ fn more_sessions_at_once_than_are_ready_all_get_through() {
 
 #[test]
 fn a_relay_with_another_key_gets_no_session() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
-    let far = far(key_file(&dir, "a", KEY), "127.0.0.1:0", |_| {});
-    let to = destination(server.local_addr().unwrap());
-    let near = near(
-        key_file(&dir, "b", OTHER),
-        &[far.mesh_addrs()[0].0],
-        to,
-        |_| {},
-    );
-    let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(read_to_rst(&mut client), b"");
-    wait_until("the count", || far.metrics().mesh_rejected() > 0);
-    server.set_nonblocking(true).unwrap();
-    assert_eq!(server.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let mesh = Mesh::without_pool();
+    let members = known_to_far().into_iter().skip(1);
+    mesh.list_at_far(&members.collect::<Vec<_>>());
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    wait_until("the count", || rejected(&mesh.far, "unknown_key") > 0);
+    mesh.nothing_dialled();
 }
 
 #[test]
@@ -283,23 +77,60 @@ fn a_session_to_a_destination_that_is_not_allowed_is_reset() {
 #[test]
 fn a_name_is_looked_up_by_the_last_relay_and_its_addresses_are_checked() {
     for (allow, works) in [("127.0.0.1/32:*", true), ("localhost:*", false)] {
-        let dir = tempfile::tempdir().unwrap();
-        let key = key_file(&dir, "key", KEY);
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let far = far(key.clone(), "127.0.0.1:0", |config| {
-            config.mesh.as_mut().unwrap().allow = vec![allow.parse().unwrap()];
-        });
         let port = server.local_addr().unwrap().port();
-        let to = format!("localhost:{port}").parse().unwrap();
-        let near = near(key, &[far.mesh_addrs()[0].0], to, |_| {});
-        let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mesh = Mesh::with(
+            |near| near.forwards[0].to = vec![format!("localhost:{port}").parse().unwrap()],
+            |far| far.mesh.as_mut().unwrap().allow = vec![allow.parse().unwrap()],
+        );
+        let mut client = mesh.connect();
         if works {
-            let (mut server, _) = server.accept().unwrap();
-            exchange(&mut client, &mut server, 1000);
+            exchange(&mut client, &mut accept_at(&server), 1000);
         } else {
             assert_eq!(read_to_rst(&mut client), b"");
-            assert_eq!(far.metrics().ended(End::NotAllowed), 1);
+            assert_eq!(mesh.far.metrics().ended(End::NotAllowed), 1);
+        }
+    }
+}
+
+/// Three relays in a row, and a server behind them. The middle one may forward to `peers`.
+struct Chain {
+    near: Node,
+    _middle: Node,
+    last: Node,
+    server: TcpListener,
+}
+
+impl Chain {
+    fn new(peers: &[&str], hop_limit: u8) -> Self {
+        const MIDDLE: u8 = 4;
+        let ids = Identities::new();
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (near, middle, last) = (
+            || member("near", &[NEAR]),
+            || member("middle", &[MIDDLE]),
+            || member("last", &[FAR]),
+        );
+        let at_last = ids.mesh("last", FAR, &[middle(), last()]);
+        let last_relay = Node::start(&far_config(at_last, |_| {})).unwrap();
+        let known = [near(), middle(), last().at(mesh_addr(&last_relay))];
+        let at_middle = far_config(ids.mesh("middle", MIDDLE, &known), |config| {
+            let peers = peers.iter().map(|peer| peer.parse().unwrap());
+            config.mesh.as_mut().unwrap().peers = peers.collect();
+        });
+        let middle_relay = Node::start(&at_middle).unwrap();
+        let known = [near(), middle().at(mesh_addr(&middle_relay)), last()];
+        let at_near = near_config(
+            ids.mesh("near", NEAR, &known),
+            &[&["middle", "last"]],
+            destination(server.local_addr().unwrap()),
+            |config| config.mesh.as_mut().unwrap().hop_limit = hop_limit,
+        );
+        Self {
+            near: Node::start(&at_near).unwrap(),
+            _middle: middle_relay,
+            last: last_relay,
+            server,
         }
     }
 }
@@ -307,109 +138,59 @@ fn a_name_is_looked_up_by_the_last_relay_and_its_addresses_are_checked() {
 #[test]
 fn a_route_leads_through_relays_that_know_each_other_and_ends_at_the_hop_limit() {
     for (hop_limit, works) in [(2, true), (1, false)] {
-        let dir = tempfile::tempdir().unwrap();
-        let key = key_file(&dir, "key", KEY);
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let to = destination(server.local_addr().unwrap());
-        let last = far(key.clone(), "127.0.0.1:0", |_| {});
-        let last_addr = last.mesh_addrs()[0].0;
-        let middle = far(key.clone(), "127.0.0.1:0", |config| {
-            config.mesh.as_mut().unwrap().peers = vec![destination(last_addr)];
-        });
-        let route = [middle.mesh_addrs()[0].0, last_addr];
-        let near = near(key, &route, to, |config| {
-            config.mesh.as_mut().unwrap().hop_limit = hop_limit;
-        });
-        let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let chain = Chain::new(&["last"], hop_limit);
+        let mut client = connect(&chain.near);
         if works {
-            let (mut server, _) = server.accept().unwrap();
-            exchange(&mut client, &mut server, 100_000);
+            exchange(&mut client, &mut accept_at(&chain.server), 100_000);
         } else {
             assert_eq!(read_to_rst(&mut client), b"");
+            assert_eq!(chain.last.metrics().mesh_hellos(), 0);
         }
     }
 }
 
 #[test]
 fn an_unnamed_relay_is_not_a_next_hop() {
-    let dir = tempfile::tempdir().unwrap();
-    let key = key_file(&dir, "key", KEY);
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
-    let last = far(key.clone(), "127.0.0.1:0", |_| {});
-    let middle = far(key.clone(), "127.0.0.1:0", |_| {});
-    let route = [middle.mesh_addrs()[0].0, last.mesh_addrs()[0].0];
-    let to = destination(server.local_addr().unwrap());
-    let near = near(key, &route, to, |_| {});
-    let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(read_to_rst(&mut client), b"");
-    assert_eq!(last.metrics().mesh_hellos(), 0);
+    let chain = Chain::new(&[], 8);
+    assert_eq!(read_to_rst(&mut connect(&chain.near)), b"");
+    assert_eq!(chain.last.metrics().mesh_hellos(), 0);
 }
 
 #[test]
 fn connections_that_die_while_idle_are_replaced_and_sessions_go_on() {
     let mut mesh = Mesh::new();
     mesh.wait_for_pool();
-    let addr = mesh.far.mesh_addrs()[0].0;
-    let key = key_file(&mesh.dir, "key", KEY);
+    let addr = mesh_addr(&mesh.far);
     // The old one is gone before the new one binds its port.
-    mesh.far = far(key.clone(), "127.0.0.1:0", |_| {});
-    mesh.far = far(key, &addr.to_string(), |_| {});
+    mesh.far = Node::start(&mesh.at_far).unwrap();
+    mesh.at_far.mesh.as_mut().unwrap().listen = vec![addr.to_string().parse().unwrap()];
+    mesh.far = Node::start(&mesh.at_far).unwrap();
     let (mut client, mut server) = mesh.pair();
     exchange(&mut client, &mut server, 1 << 20);
-}
-
-#[test]
-fn keys_are_replaced_one_after_the_other_without_a_session_lost() {
-    let mesh = Mesh::new();
-    mesh.wait_for_pool();
-    let (mut client, mut server) = mesh.pair();
-    let both = format!("{KEY}\n{OTHER}\n");
-    let other_first = format!("{OTHER}\n{KEY}\n");
-    for (step, text) in [both.as_str(), &other_first, OTHER].into_iter().enumerate() {
-        for node in [&mesh.far, &mesh.near] {
-            node.replace_keys(keys(text));
-            let (mut client, mut server) = mesh.pair();
-            exchange(&mut client, &mut server, 10_000);
-        }
-        assert_eq!(mesh.far.metrics().mesh_rejected(), 0, "step {step}");
-    }
-    // The session from before continues.
-    exchange(&mut client, &mut server, 1 << 20);
-    // The old key is worthless now.
-    let mut old = mesh.mesh_port();
-    let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
-    old.write_all(&opening).unwrap();
-    assert_eq!(read_to_the_end(&mut old), b"");
 }
 
 #[test]
 fn sessions_from_the_mesh_are_counted_under_the_client_that_the_hello_names() {
-    let mesh = Mesh::with(|_| {}, |far| far.max_sessions_per_source = Some(1));
+    let mesh = Mesh::with(no_pool, |far| far.max_sessions_per_source = Some(1));
     let to = mesh.server.local_addr().unwrap();
     let ask = |source: &str| {
-        let mut peer = mesh.mesh_port();
-        let ready = proven(&mut peer, &keys(KEY));
+        let mut peer = mesh.played();
         let source = source.parse().unwrap();
-        let hello = Hello {
+        peer.ask(&Hello {
             source,
             ..hello(to)
-        };
-        peer.write_all(&ready.hello(&hello)).unwrap();
+        });
         peer
     };
     let mut first = ask("192.0.2.1:1000");
-    let (mut server, _) = mesh.server.accept().unwrap();
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(read_to_the_end(&mut ask("192.0.2.1:1001")), b"");
+    let mut server = accept_at(&mesh.server);
+    assert_eq!(read_to_the_end(&mut ask("192.0.2.1:1001").stream), b"");
     assert_eq!(mesh.far.metrics().refused(ClientRefusal::SourceLimit), 1);
     // Another client of the same relay is another source.
     let mut second = ask("192.0.2.2:1000");
-    let (mut other, _) = mesh.server.accept().unwrap();
-    other.set_read_timeout(Some(PATIENCE)).unwrap();
-    exchange(&mut second, &mut other, 1000);
-    exchange(&mut first, &mut server, 1000);
+    let mut other = accept_at(&mesh.server);
+    exchange_played(&mut second, &mut other, 1000);
+    exchange_played(&mut first, &mut server, 1000);
 }
 
 #[test]
@@ -434,10 +215,9 @@ fn a_relay_from_a_forbidden_source_is_reset() {
 fn both_relays_log_a_session_under_one_number() {
     let dir = tempfile::tempdir().unwrap();
     let [near, far] = ["near", "far"].map(|name| dir.path().join(name));
-    let log = |path: &std::path::Path| Some(LogTarget::File(path.to_owned()));
     let mesh = Mesh::with(
-        |config| config.session_log = log(&near),
-        |config| config.session_log = log(&far),
+        |config| log_to(config, &near),
+        |config| log_to(config, &far),
     );
     mesh.wait_for_pool();
     let (mut client, mut server) = mesh.pair();
@@ -446,68 +226,41 @@ fn both_relays_log_a_session_under_one_number() {
     assert_eq!(near["session"], far["session"]);
     assert_eq!(near["client"], far["client"]);
     assert_eq!(near["destination"], far["destination"]);
-    let relay = mesh.far.mesh_addrs()[0].0.to_string();
+    let address = mesh_addr(&mesh.far).to_string();
     assert_eq!(
         (&near["relay"], &near["address"]),
-        (&relay.as_str().into(), &relay.as_str().into())
+        (&"far".into(), &address.into())
     );
     assert_eq!(far["forward"], "mesh");
     assert!(near["setup_us"].is_u64() && far["setup_us"].is_u64());
 }
 
 #[test]
-fn keys_rotate_through_their_file_at_a_reload() {
-    let mesh = Mesh::new();
-    mesh.wait_for_pool();
-    let (mut client, mut server) = mesh.pair();
-    let to = destination(mesh.server.local_addr().unwrap());
-    let far_addr = mesh.far.mesh_addrs()[0].0;
-    let key = mesh.dir.path().join("key");
-    // The configuration as at the start: the port that the kernel chose then stays.
-    let at_far = far_config(key.clone(), "127.0.0.1:0", |_| {});
-    let at_near = near_config(key, &[far_addr], to, |_| {});
-    for text in [
-        format!("{KEY}\n{OTHER}\n"),
-        format!("{OTHER}\n{KEY}\n"),
-        OTHER.into(),
-    ] {
-        key_file(&mesh.dir, "key", &text);
-        mesh.far.reload(&at_far).unwrap();
-        mesh.near.reload(&at_near).unwrap();
-        assert_eq!(mesh.far.mesh_addrs()[0].0, far_addr);
-        let (mut client, mut server) = mesh.pair();
-        exchange(&mut client, &mut server, 10_000);
-    }
-    exchange(&mut client, &mut server, 1 << 20);
-    wait_until("the old key's end", || {
-        let mut old = mesh.mesh_port();
-        let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
-        old.write_all(&opening).unwrap();
-        read_to_the_end(&mut old).is_empty()
-    });
-    // A file that is not a key changes nothing.
-    key_file(&mesh.dir, "key", "what?");
-    assert!(mesh.far.reload(&at_far).is_err());
-    let (mut client, mut server) = mesh.pair();
-    exchange(&mut client, &mut server, 1000);
-}
-
-#[test]
 fn a_pool_outlives_a_reload_and_goes_with_its_relay() {
+    const OTHER: u8 = 4;
     let mesh = Mesh::new();
     mesh.wait_for_pool();
-    let to = destination(mesh.server.local_addr().unwrap());
-    let far_addr = mesh.far.mesh_addrs()[0].0;
-    let key = mesh.dir.path().join("key");
-    let through = |relay| near_config(key.clone(), &[relay], to.clone(), |_| {});
-    mesh.near.reload(&through(far_addr)).unwrap();
+    mesh.near.reload(&mesh.at_near).unwrap();
     let (mut client, mut server) = mesh.pair();
     exchange(&mut client, &mut server, 1000);
     assert_eq!(mesh.near.metrics().pool_hits_and_misses(), (1, 0));
 
-    let other = far(key.clone(), "127.0.0.1:0", |_| {});
+    let at_other = [member("near", &[NEAR]), member("other", &[OTHER])];
+    let at_other = mesh.ids.mesh("other", OTHER, &at_other);
+    let other = Node::start(&far_config(at_other, |_| {})).unwrap();
+    let members = [
+        member("near", &[NEAR]),
+        member("far", &[FAR]).at(mesh_addr(&mesh.far)),
+        member("other", &[OTHER]).at(mesh_addr(&other)),
+    ];
+    mesh.ids.write_members("near.toml", &members);
+    let through = |relay: &str| {
+        let mut config = mesh.at_near.clone();
+        config.forwards[0].via = vec![vec![relay.parse().unwrap()]];
+        config
+    };
     let (mut client, mut server) = mesh.pair();
-    mesh.near.reload(&through(other.mesh_addrs()[0].0)).unwrap();
+    mesh.near.reload(&through("other")).unwrap();
     wait_until("a session at the other relay", || {
         let (mut client, mut server) = mesh.pair();
         exchange(&mut client, &mut server, 1000);
@@ -517,7 +270,7 @@ fn a_pool_outlives_a_reload_and_goes_with_its_relay() {
     exchange(&mut client, &mut server, 1 << 20);
     let before = mesh.far.metrics().mesh_hellos();
     // And back: the relay has its former number.
-    mesh.near.reload(&through(far_addr)).unwrap();
+    mesh.near.reload(&through("far")).unwrap();
     wait_until("a session at the first relay", || {
         let (mut client, mut server) = mesh.pair();
         exchange(&mut client, &mut server, 1000);
@@ -548,22 +301,14 @@ fn an_outsider_causes_no_dial_and_harms_no_session() {
     let _ = noisy.write_all(&stream(1 << 20, 9));
     assert_eq!(read_to_the_end(&mut noisy), b"");
 
-    // A recorded session, replayed.
-    let mut honest = mesh.mesh_port();
-    let (mut dialler, opening) = Dialler::new([3; 32], Instant::now(), PATIENCE, &keys(KEY));
-    let mut recorded = opening.clone();
-    honest.write_all(&opening).unwrap();
-    let proof = loop {
-        let n = honest.read(dialler.space()).unwrap();
-        if let Some(proof) = dialler.advance(n, Instant::now()).unwrap() {
-            break proof;
-        }
-    };
-    recorded.extend_from_slice(&proof);
-    recorded.extend_from_slice(&dialler.ready().unwrap().hello(&hello(to)));
-    let mut replayed = mesh.mesh_port();
-    replayed.write_all(&recorded).unwrap();
-    read_to_the_end(&mut replayed);
+    // A TLS handshake that leads nowhere, of a key that nobody knows.
+    let unknown = dial(mesh.mesh_port(), &private_key(99), &private_key(FAR));
+    if let Ok(mut unknown) = unknown {
+        // The refusal follows the handshake, and it may cross the hello.
+        let cipher = unknown.seal(&hello(to).encode());
+        let _ = unknown.stream.write_all(&cipher);
+        read_to_the_end(&mut unknown.stream);
+    }
     mesh.nothing_dialled();
 
     // Another protocol, byte by byte.
@@ -576,7 +321,7 @@ fn an_outsider_causes_no_dial_and_harms_no_session() {
     assert_eq!(read_to_the_end(&mut dripping), b"");
 
     // Five thousand silent connections. Most are reset, some before connect() returns.
-    let port = mesh.far.mesh_addrs()[0].0;
+    let port = mesh_addr(&mesh.far);
     let crowd: Vec<_> = (0..5000)
         .filter_map(|_| TcpStream::connect(port).ok())
         .collect();
@@ -593,41 +338,38 @@ fn an_outsider_causes_no_dial_and_harms_no_session() {
 }
 
 #[test]
-fn a_peer_with_a_key_gets_its_hello_served_and_a_dead_one_closed() {
-    let mesh = Mesh::new();
-    let mut peer = mesh.mesh_port();
-    let ready = proven(&mut peer, &keys(KEY));
+fn a_peer_with_a_key_gets_its_hello_served_and_its_records_are_worthless_elsewhere() {
+    let mesh = Mesh::without_pool();
+    let mut peer = mesh.played();
     let to = mesh.server.local_addr().unwrap();
-    peer.write_all(&ready.hello(&hello(to))).unwrap();
-    let (mut server, _) = mesh.server.accept().unwrap();
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
-    exchange(&mut peer, &mut server, 100_000);
+    let record = peer.seal(&hello(to).encode());
+    peer.stream.write_all(&record).unwrap();
+    let mut server = accept_at(&mesh.server);
+    exchange_played(&mut peer, &mut server, 100_000);
 
-    // The same hello on another connection of the same peer is useless.
-    let mut other = mesh.mesh_port();
-    let _ = proven(&mut other, &keys(KEY));
-    other.write_all(&ready.hello(&hello(to))).unwrap();
-    assert_eq!(read_to_the_end(&mut other), b"");
+    // The same record on another connection of the same peer.
+    let mut other = mesh.played();
+    other.stream.write_all(&record).unwrap();
+    assert!(other.read_to_end().is_err());
+    assert_eq!(rejected(&mesh.far, "tls"), 1);
     mesh.nothing_dialled();
 }
 
 #[test]
 fn a_silent_connection_at_the_mesh_port_times_out() {
-    let mesh = Mesh::with(
-        |_| {},
-        |far| {
-            let times = &mut far.mesh.as_mut().unwrap().inbound.times;
-            times.handshake = Duration::from_millis(100);
-            times.hello = Duration::from_millis(100);
-        },
-    );
+    let mesh = Mesh::with(no_pool, |far| {
+        let times = &mut far.mesh.as_mut().unwrap().inbound.times;
+        times.handshake = Duration::from_millis(500);
+        times.hello = Duration::from_millis(100);
+    });
     let mut silent = mesh.mesh_port();
     assert_eq!(read_to_the_end(&mut silent), b"");
-    let mut half = mesh.mesh_port();
-    let ready = proven(&mut half, &keys(KEY));
+    assert_eq!(rejected(&mesh.far, "timed_out_handshake"), 1);
+    let mut half = mesh.played();
     let to = mesh.server.local_addr().unwrap();
-    half.write_all(&ready.hello(&hello(to))[..20]).unwrap();
-    assert_eq!(read_to_the_end(&mut half), b"");
+    half.send(&hello(to).encode()[..20]);
+    assert!(half.read_to_end().is_err());
+    assert_eq!(rejected(&mesh.far, "timed_out_hello"), 1);
     mesh.nothing_dialled();
 }
 
@@ -647,45 +389,31 @@ impl PeekClosed for TcpStream {
     }
 }
 
-fn count(node: &Node, name: &str) -> u64 {
-    let text = node.metrics().encode().unwrap();
-    let of = |l: &str| l.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64;
-    text.lines()
-        .filter(|l| !l.starts_with('#'))
-        .filter(|l| l.split(['{', ' ']).next() == Some(name))
-        .map(of)
-        .sum()
-}
-
 #[test]
-fn a_hello_in_flight_at_the_drain_is_served_or_reset_but_never_ends_with_fin() {
+fn a_hello_in_flight_at_the_drain_is_served_or_reset_but_never_ends_in_order() {
     let mut mesh = Mesh::new();
-    let mut peer = mesh.mesh_port();
-    let ready = proven(&mut peer, &keys(KEY));
+    let mut peer = mesh.played();
     wait_until("readiness", || {
         count(&mesh.far, "taut_relay_mesh_ready") >= 3
     });
     let to = mesh.server.local_addr().unwrap();
     mesh.far.drain();
-    // When the hello crosses a FIN of the relay, the sender cannot tell it from the end of an empty
-    // reply.
-    match peer.peek(&mut [0]) {
+    // When the hello crosses an orderly end of the relay, the sender cannot tell it from the end of an
+    // empty reply.
+    match peer.stream.peek(&mut [0]) {
         Err(_) => return,
         Ok(n) => assert_eq!(n, 0),
     }
-    peer.write_all(&ready.hello(&hello(to))).unwrap();
-    peer.write_all(b"ping").unwrap();
-    let (mut server, _) = mesh.server.accept().unwrap();
+    peer.ask(&hello(to));
+    peer.send(b"ping");
+    let mut server = accept_at(&mesh.server);
     let mut ping = [0; 4];
     server.read_exact(&mut ping).unwrap();
     server.write_all(b"pong").unwrap();
     drop(server);
-    let mut got = Vec::new();
-    let end = peer.read_to_end(&mut got);
-    assert!(
-        got == b"pong" || end.is_err(),
-        "an orderly end without the reply"
-    );
+    if let Ok(got) = peer.read_to_end() {
+        assert_eq!(got, b"pong", "an orderly end without the reply");
+    }
 }
 
 /// The same with two relays, and the drain at another moment each time: the pauses make the moments
@@ -768,25 +496,14 @@ fn a_full_mesh_port_is_dialled_with_pauses() {
 fn sessions_at_the_same_time_each_try_every_address_of_a_peer() {
     let mut lost = 0;
     for _ in 0..30 {
-        let dir = tempfile::tempdir().unwrap();
-        let key = key_file(&dir, "key", KEY);
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let far = far(key.clone(), "127.0.0.1:0", |_| {});
-        let to = destination(server.local_addr().unwrap());
-        let via: Destination = format!("localhost:{}", far.mesh_addrs()[0].0.port())
-            .parse()
-            .unwrap();
-        let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
-        forward.via = vec![via];
-        let mut config = Config::new(vec![forward]);
-        config.workers = Some(1);
-        config.max_sessions = Some(64);
-        let mut m = MeshConfig::new(key);
-        (m.pool.min, m.pool.max) = (0, 0);
-        config.mesh = Some(m);
-        let near = Node::start(&config).unwrap();
-        let addr = near.listen_addrs()[0].0;
-        let mut clients: Vec<_> = (0..8).map(|_| TcpStream::connect(addr).unwrap()).collect();
+        let mesh = Mesh::without_pool();
+        let port = mesh_addr(&mesh.far).port();
+        mesh.list_at_near(&[
+            member("near", &[NEAR]),
+            member("far", &[FAR]).at(format!("localhost:{port}")),
+        ]);
+        let (near, far) = (&mesh.near, &mesh.far);
+        let mut clients: Vec<_> = (0..8).map(|_| mesh.connect()).collect();
         wait_until("all to be decided", || {
             near.metrics().ended(End::ConnectRefused) + far.metrics().mesh_hellos() >= 8
         });
@@ -860,16 +577,7 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
             far.mesh.as_mut().unwrap().inbound.max_unproven = KEPT as u32;
         },
     );
-    let port = mesh.far.mesh_addrs()[0].0;
-    let from = |address: [u8; 4]| {
-        use rustix::net::{AddressFamily, SocketType};
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddr::from((address, 0))).unwrap();
-        rustix::net::connect(&socket, &port).unwrap();
-        let stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    };
+    let from = |address: [u8; 4]| connect_from(address, mesh_addr(&mesh.far));
     // They send nothing.
     let mut outsiders: Vec<_> = (0..KEPT).map(|_| from([127, 0, 0, 66])).collect();
     wait_until("them", || {
@@ -879,10 +587,10 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
     assert_eq!(read_to_the_end(&mut from([127, 0, 0, 66])), b"");
     assert_eq!(count(&mesh.far, "taut_relay_mesh_refused_full_total"), 1);
     // A relay that is slow to prove its key makes room.
-    let mut relay = from([127, 0, 0, 77]);
+    let relay = from([127, 0, 0, 77]);
     assert_eq!(read_to_the_end(&mut outsiders[0]), b"");
     assert_eq!(count(&mesh.far, "taut_relay_mesh_evicted_total"), 1);
-    proven(&mut relay, &keys(KEY));
+    let _proven = dial(relay, &private_key(PLAYED), &private_key(FAR)).unwrap();
     wait_until("its proof", || {
         count(&mesh.far, "taut_relay_mesh_unproven") == KEPT as u64 - 1
     });

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use super::download::Way;
 use super::route;
-use crate::peer::relay::{self, Forward, Mesh, Node};
+use crate::peer::relay::{self, Forward, Member, Mesh, Node};
 use crate::peer::{PeerError, Service};
 use taut_netlab::world::{Host, World};
 
@@ -115,11 +115,25 @@ impl Relays {
             return Ok(());
         };
         let (near, far) = (site.world.host("near"), site.world.host("far"));
-        let key_file = site.world.dir().join(format!("{}.key", pair.name));
-        relay::make_key(&key_file)?;
         let door = SocketAddr::from((far.addr(), pair.mesh_port));
+        let file = |what: &str| site.world.dir().join(format!("{}-{what}", pair.name));
+        let (near_key, far_key) = (file("near.key"), file("far.key"));
+        let members_file = file("members.toml");
+        let member = |host: &Host, key: &Path, addresses| -> Result<Member, PeerError> {
+            Ok(Member {
+                name: host.name().to_owned(),
+                keys: vec![relay::make_key(key)?],
+                addresses,
+            })
+        };
+        let members = [
+            member(near, &near_key, Vec::new())?,
+            member(far, &far_key, vec![door])?,
+        ];
+        relay::write_members(&members_file, &members)?;
         let mesh = Mesh {
-            key_file,
+            private_key_file: near_key,
+            members_file,
             listen: None,
             allow: Vec::new(),
             pool_min: POOL,
@@ -132,6 +146,7 @@ impl Relays {
         let far_node = Node {
             metrics,
             mesh: Some(Mesh {
+                private_key_file: far_key,
                 listen: Some(door),
                 allow: vec![format!("{}/32:{}", site.server.ip(), site.server.port())],
                 ..mesh.clone()
@@ -141,7 +156,7 @@ impl Relays {
         self.run(site, far, pair.name, far_node, door)?;
 
         let forward = |way: &Way| Forward {
-            via: Some(door),
+            via: vec![far.name().to_owned()],
             early_syn: true,
             client_congestion: (*way == Way::TautBbr).then(|| "bbr".to_owned()),
             ..Forward::new(entrance(near, *way), site.server)

@@ -1,19 +1,22 @@
 //! Runs the plan's events on the relays, one after the other.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use taut_mesh::identity::PublicKey;
 use taut_sys::bpf::Object;
 
 use super::plan::{Act, Event, Side};
-use super::rig::{DRAIN, Rig, Settings, new_key};
-use super::watch::{Processes, bpf_objects};
+use super::rig::{DRAIN, RECORDED, Rig, Settings};
+use super::watch::{Processes, accepted, bpf_objects};
 use crate::experiment::ExperimentError;
 use crate::experiment::sessions::ends::Run;
 use crate::peer::Service;
+use crate::peer::relay::{self, Member};
 
 /// How much longer than `drain_timeout` a stop may take.
 const STOP: Duration = Duration::from_secs(5);
@@ -21,7 +24,12 @@ const STOP: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long a listener may take to open or close after a reload.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause between two checks of a listener.
+/// How long a relay may take to end the sessions of a revoked member, and to refuse it.
+const REVOCATION_PATIENCE: Duration = Duration::from_secs(5);
+/// The pause between the switch to a new key and the removal of the old one from the lists. A hello
+/// may be under way on a connection that was made with the old key.
+const ROTATION_PAUSE: Duration = Duration::from_secs(1);
+/// The pause between two checks of a listener or of metrics.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The text that a relay logs at SIGHUP, whatever the result of the reload.
 const HANGUP: &str = "SIGHUP";
@@ -35,6 +43,10 @@ pub(super) struct Done {
     pub(super) stops: u64,
     pub(super) cuts: u64,
     pub(super) rotations: u64,
+    pub(super) revocations: u64,
+    /// For each revocation, the time until the last session of the revoked member had ended, in
+    /// seconds.
+    pub(super) ended_after: Vec<f64>,
     pub(super) reloads: u64,
     /// Events that were left out because the relay cannot reload its configuration.
     pub(super) left_out: u64,
@@ -59,7 +71,10 @@ pub(super) struct Chaos<'a> {
     processes: &'a Processes,
     /// The relays, in the order of [`Side::BOTH`].
     relays: [Relay; 2],
-    key: String,
+    /// The public keys of the relays.
+    keys: [Vec<PublicKey>; 2],
+    /// The public key of the member [`RECORDED`].
+    recorded: PublicKey,
     reloads: bool,
     pub(super) done: Done,
 }
@@ -76,12 +91,15 @@ enum Answer {
 impl<'a> Chaos<'a> {
     /// Starts both relays, and finds out whether they can reload their configuration.
     pub(super) fn start(rig: &'a Rig, processes: &'a Processes) -> Result<Self, ExperimentError> {
-        let key = new_key(rig.world.dir())?;
+        let make_key = |name| relay::make_key(&rig.key_file(name));
+        let [near, far] = Side::BOTH.map(|side| make_key(side.name()));
+        let keys = [vec![near?], vec![far?]];
+        let recorded = make_key(RECORDED)?;
         let begin = |side| -> Result<Relay, ExperimentError> {
             let settings = Settings::default();
-            let written = rig.write_keys(side, std::slice::from_ref(&key));
-            written
-                .and_then(|()| rig.write_config(side, settings))
+            let members = members(rig, &keys, recorded, &Side::BOTH);
+            relay::write_members(&rig.members_file(side), &members)?;
+            rig.write_config(side, settings)
                 .map_err(ExperimentError::machine("write a relay's configuration"))?;
             Ok(Relay {
                 service: rig.start(side, 0)?,
@@ -95,7 +113,8 @@ impl<'a> Chaos<'a> {
             rig,
             processes,
             relays: [near, far],
-            key,
+            keys,
+            recorded,
             reloads: true,
             done: Done::default(),
         };
@@ -164,14 +183,19 @@ impl<'a> Chaos<'a> {
                 self.done.cuts += 1;
                 Ok(true)
             }
-            Act::Rotate | Act::Reload(_) if !self.reloads => {
+            Act::Rotate(_) | Act::Revoke { .. } | Act::Reload(_) if !self.reloads => {
                 self.done.left_out += 1;
                 Ok(false)
             }
-            Act::Rotate => {
-                self.rotate()?;
+            Act::Rotate(side) => {
+                self.rotate(side)?;
                 self.done.rotations += 1;
                 Ok(false)
+            }
+            Act::Revoke { time } => {
+                self.revoke(time)?;
+                self.done.revocations += 1;
+                Ok(true)
             }
             Act::Reload(side) => {
                 self.reload(side)?;
@@ -199,22 +223,120 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    fn rotate(&mut self) -> Result<(), ExperimentError> {
-        let (old, new) = (self.key.clone(), new_key(self.rig.world.dir())?);
-        let steps = [
-            vec![old.clone(), new.clone()],
-            vec![new.clone(), old],
-            vec![new.clone()],
-        ];
-        for keys in steps {
-            for side in Side::BOTH {
-                let written = self.rig.write_keys(side, &keys);
-                written.map_err(ExperimentError::machine("write a mesh's keys"))?;
-                self.told(side)?;
-            }
+    /// Replaces the key of the relay of `side`. No session may break.
+    fn rotate(&mut self, side: Side) -> Result<(), ExperimentError> {
+        let file = self.rig.key_file(side.name());
+        let new = file.with_extension("new");
+        let key = relay::make_key(&new)?;
+        self.keys[side as usize].push(key);
+        self.list_all()?;
+        fs::rename(&new, &file).map_err(ExperimentError::machine("replace a private key"))?;
+        self.told(side)?;
+        std::thread::sleep(ROTATION_PAUSE);
+        self.keys[side as usize] = vec![key];
+        self.list_all()
+    }
+
+    /// Removes the near relay from the far relay's list, and restores it. Meanwhile, its sessions
+    /// and ready connections must end, it must be refused, and no session may reach the server.
+    fn revoke(&mut self, time: Duration) -> Result<(), ExperimentError> {
+        let refused = self.refused()?;
+        self.list(Side::Far, &self.members(&[Side::Far]))?;
+        let removed = Instant::now();
+        let is_over = self.within(REVOCATION_PATIENCE, |chaos| {
+            let held = ["taut_relay_sessions", "taut_relay_mesh_ready"];
+            let held = held.map(|name| chaos.figure(Side::Far, name));
+            let [sessions, ready] = held;
+            Ok(sessions? + ready? == 0.0)
+        })?;
+        self.done.ended_after.push(removed.elapsed().as_secs_f64());
+        let before = self.served()?;
+        if !is_over {
+            self.done.faults.push(format!(
+                "the far relay still had sessions or connections of the near one \
+                 {REVOCATION_PATIENCE:?} after its removal from the list"
+            ));
         }
-        self.key = new;
+        std::thread::sleep(time);
+        // Otherwise, it has not been shown that the near relay tried.
+        let is_refused =
+            self.within(REVOCATION_PATIENCE, |chaos| Ok(chaos.refused()? > refused))?;
+        if !is_refused {
+            self.done.faults.push(format!(
+                "the far relay refused no connection of the near one within \
+                 {REVOCATION_PATIENCE:?} of its removal from the list"
+            ));
+        }
+        let served = self.served()?.saturating_sub(before);
+        if served > 0 {
+            self.done.faults.push(format!(
+                "{served} sessions reached the server while the near relay was not a member"
+            ));
+        }
+        self.list(Side::Far, &self.members(&Side::BOTH))?;
+        let near = &self.relays[Side::Near as usize].service;
+        relay::wait_for_pool(near, self.rig.host(Side::Near), relay::METRICS, 1)?;
         Ok(())
+    }
+
+    /// Returns the number of connections that the far relay has refused for their key.
+    fn refused(&self) -> Result<f64, ExperimentError> {
+        self.figure(
+            Side::Far,
+            "taut_relay_mesh_rejected_total{cause=\"unknown_key\"}",
+        )
+    }
+
+    /// Returns the number of connections that the server has accepted.
+    fn served(&self) -> Result<u64, ExperimentError> {
+        let accepted = self.rig.world.host("server").run(accepted)?;
+        accepted.map_err(ExperimentError::machine("count the server's connections"))
+    }
+
+    /// Returns a figure of a relay's metrics.
+    fn figure(&self, side: Side, name: &str) -> Result<f64, ExperimentError> {
+        let said = self.rig.host(side).run(|| relay::scrape(relay::METRICS))?;
+        let said = said.map_err(ExperimentError::machine("read the metrics of a relay"))?;
+        let lacks = || io::Error::other(format!("they lack {name}"));
+        relay::sum(&said, name)
+            .ok_or_else(lacks)
+            .map_err(ExperimentError::machine("read the metrics of a relay"))
+    }
+
+    /// Waits until `done` for at most `limit`; returns whether it is.
+    fn within(
+        &self,
+        limit: Duration,
+        done: impl Fn(&Self) -> Result<bool, ExperimentError>,
+    ) -> Result<bool, ExperimentError> {
+        let deadline = Instant::now() + limit;
+        while !done(self)? {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(true)
+    }
+
+    /// Writes the members and their current keys to both lists, and makes both relays read them.
+    fn list_all(&mut self) -> Result<(), ExperimentError> {
+        let members = self.members(&Side::BOTH);
+        for side in Side::BOTH {
+            self.list(side, &members)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the list of the relay of `side`, and makes the relay read it.
+    fn list(&mut self, side: Side, members: &[Member]) -> Result<(), ExperimentError> {
+        relay::write_members(&self.rig.members_file(side), members)?;
+        self.told(side)
+    }
+
+    /// Returns a list with these relays.
+    fn members(&self, relays: &[Side]) -> Vec<Member> {
+        members(self.rig, &self.keys, self.recorded, relays)
     }
 
     /// Toggles the configuration: the second forward must appear or disappear.
@@ -351,4 +473,23 @@ impl<'a> Chaos<'a> {
             self.done.objects.extend(objects);
         }
     }
+}
+
+/// Returns a list with these relays and the member [`RECORDED`].
+fn members(
+    rig: &Rig,
+    keys: &[Vec<PublicKey>; 2],
+    recorded: PublicKey,
+    relays: &[Side],
+) -> Vec<Member> {
+    let relays = relays.iter();
+    let mut members: Vec<Member> = relays
+        .map(|&side| rig.member(side, keys[side as usize].clone()))
+        .collect();
+    members.push(Member {
+        name: RECORDED.to_owned(),
+        keys: vec![recorded],
+        addresses: Vec::new(),
+    });
+    members
 }

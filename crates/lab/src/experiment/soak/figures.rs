@@ -93,6 +93,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         ("stops", at_least(done.stops, 1.0)),
         ("cuts", at_least(done.cuts, 1.0)),
         ("rotations", at_least(done.rotations, reloaded)),
+        ("revocations", at_least(done.revocations, reloaded)),
         ("reloads", at_least(done.reloads, reloaded)),
     ];
     let headline = [
@@ -103,6 +104,8 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         ("silently_wrong", sum.wrong as f64),
         ("leaked_descriptors", leaked),
         ("rss_growth", growth.unwrap_or(0.0)),
+        ("rotations", done.rotations as f64),
+        ("revocations", done.revocations as f64),
         ("outsider_connections", attack.connections as f64),
         ("outsider_dialled", found.dialled as f64),
     ];
@@ -143,6 +146,9 @@ fn series(found: &Found) -> Vec<Series> {
     }
     let settled = vec![found.settled.as_secs_f64()];
     series.extend(Series::of("relays", "time to come to rest", "s", settled));
+    let revoked = found.done.ended_after.clone();
+    let name = "revoked relay";
+    series.extend(Series::of(name, "time to lose its sessions", "s", revoked));
     series
 }
 
@@ -161,22 +167,26 @@ fn notes(found: &Found) -> Vec<String> {
             found.load.held_back
         ),
         format!(
-            "{} kills, {} stops, {} cuts, {} changes of key, {} reloads; {} connections of the \
-             outsider, {} of them replays, {} refused.",
+            "{} kills, {} stops, {} cuts, {} rotations of a key, {} revocations, {} reloads; {} \
+             connections of the outsider, {} of them replays, {} refused. The most bytes that one \
+             of them heard: {} for a replay, {} without one.",
             done.kills,
             done.stops,
             done.cuts,
             done.rotations,
+            done.revocations,
             done.reloads,
             attack.connections,
             attack.replays,
-            attack.refused
+            attack.refused,
+            attack.most_heard[0],
+            attack.most_heard[1]
         ),
     ];
     if !found.reloads {
         notes.push(format!(
-            "This relay reads its configuration and keys only at its start: {} changes of them were \
-             left out.",
+            "This relay reads its configuration, key and list of members only at its start: {} \
+             changes of them were left out.",
             done.left_out
         ));
     }

@@ -3,8 +3,8 @@
 //!
 //! Two hundred sessions per second, of every size and in both orders of half-close, go through two
 //! `taut relay`, and every byte is compared. Meanwhile the relays are killed, stopped, reloaded
-//! with new keys and configuration, cut off from one another, and attacked by an outsider without a
-//! key.
+//! with new keys, lists of members and configuration, cut off from one another, and attacked by an
+//! outsider who is no member.
 //!
 //! A session may break if an event explains both how and when it broke. It must never end normally
 //! with missing or changed bytes. At the end the kernel must hold no leftovers.
@@ -35,7 +35,7 @@ use watch::{Enough, Holding, Processes};
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "soak",
-    about: "a mesh under load while relays are killed, links cut, keys changed, and an outsider attacks",
+    about: "a mesh under load while relays are killed and revoked, links cut, keys rotated, and an outsider attacks",
     has_parts: false,
     run,
 };

@@ -1,6 +1,7 @@
-//! An outsider without a key at the mesh port. Its connections are silent, slow, noisy, use another
-//! protocol, or replay recorded messages of relays that have the key.
+//! An outsider, whose key is not that of a member, at the mesh port. Its connections are silent,
+//! slow, noisy, use another protocol, or replay what a member has sent.
 
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -9,16 +10,19 @@ use std::time::{Duration, Instant};
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
+use taut_mesh::channel::MAX_RECORD;
 use taut_mesh::dialler::Dialler;
-use taut_mesh::hello::{Hello, SessionId, Target};
-use taut_mesh::key::Keys;
+use taut_mesh::hello::{DEFAULT_HOPS, Hello, SessionId, Target};
+use taut_mesh::identity::PrivateKey;
+use taut_mesh::members::Members;
+use taut_mesh::tls::DialTls;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, LocalSet};
 
 use super::plan::{Plan, Side, Storm};
-use super::rig::Rig;
+use super::rig::{RECORDED, Rig};
 use crate::experiment::sessions::ends::{Run, runtime};
 
 /// The number of bytes of a noisy connection.
@@ -29,9 +33,13 @@ const DRIP: Duration = Duration::from_millis(200);
 const LIFE: Duration = Duration::from_secs(15);
 /// The maximum number of open connections; further connections wait.
 pub(super) const AT_ONCE: usize = 1_000;
-/// The longest answer to a recorded opening, in bytes: one message of the handshake
-/// (docs/design/mesh-hello.md).
-const GREETING: u64 = 256;
+/// The longest answer to a recorded ClientHello, in bytes: the relay's messages of one handshake
+/// (RFC 8446 section 2), of which the key share is 1,120 bytes, and an alert.
+const FLIGHT: u64 = 2_048;
+/// The longest answer without a recording, in bytes: an alert in the clear (RFC 8446 section 6).
+const ALERT: u64 = 7;
+/// How long a relay may take to refuse the key of a recording. A round trip to it takes 2 ms.
+const REFUSAL: Duration = Duration::from_millis(200);
 
 /// The results of the attack.
 #[derive(Clone, Debug, Default)]
@@ -41,9 +49,12 @@ pub(super) struct Attack {
     pub(super) refused: u64,
     /// Replayed recordings.
     pub(super) replays: u64,
-    /// Bytes that the relay sent on connections without a recording, and beyond a greeting on
-    /// connections with one.
+    /// Bytes that the relay sent beyond [`FLIGHT`] on connections with a recording, and beyond
+    /// [`ALERT`] on others.
     pub(super) heard: u64,
+    /// The largest number of bytes that the relay sent on a connection with a recording, and on
+    /// others.
+    pub(super) most_heard: [u64; 2],
     /// Connections that the relay did not close in time.
     pub(super) kept: u64,
 }
@@ -57,10 +68,11 @@ enum Manner {
     Replay,
 }
 
-/// Recorded messages that carry the key's MAC.
+/// What a member has sent on one connection.
 struct Recording {
+    /// The ClientHello.
     opening: Vec<u8>,
-    /// The proof and the hello.
+    /// The member's key and signature, and the hello.
     rest: Vec<u8>,
 }
 
@@ -78,8 +90,8 @@ pub(super) fn attack(plan: &Plan, rig: &Rig, run: &Arc<Run>) -> io::Result<Attac
             if !run.until(storm.at).await {
                 break;
             }
-            // Each storm needs a new recording: after a change of keys, the relay would refuse an
-            // old one for its key alone.
+            // Each storm needs a new recording: after a rotation of its key, the relay might refuse
+            // an old one for its key alone.
             let recording = record(rig).await.ok().map(Rc::new);
             one(
                 *storm,
@@ -200,38 +212,56 @@ async fn drip(into: &mut tokio::net::tcp::WriteHalf<'_>) {
     }
 }
 
-/// Records what a relay with the key sends, up to a hello that names the trap as its destination.
+/// Records what a member sends, up to a hello that names the trap as its destination.
 async fn record(rig: &Rig) -> io::Result<Recording> {
-    let keys = Keys::load(&rig.key_file(Side::Far)).map_err(io::Error::other)?;
-    let mut nonce = [0; 32];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
-    let (mut dialler, opening) = Dialler::new(nonce, Instant::now(), LIFE, &keys);
+    let own = PrivateKey::load(&rig.key_file(RECORDED)).map_err(io::Error::other)?;
+    let list = fs::read_to_string(rig.members_file(Side::Far))?;
+    let members = Members::parse(&list).map_err(io::Error::other)?;
+    let far = members.by_name(Side::Far.name());
+    let far = far.ok_or(io::ErrorKind::NotFound)?;
+    let tls = DialTls::new(&own, &far.keys);
     let work = async {
+        let mut opening = Vec::new();
+        let dialler = Dialler::new(&tls, Instant::now(), LIFE, &mut opening);
+        let mut dialler = dialler.map_err(io::Error::other)?;
         let mut stream = TcpStream::connect(rig.mesh_port()).await?;
         stream.write_all(&opening).await?;
-        let proof = loop {
-            let n = stream.read(dialler.space()).await?;
+        let (mut rest, mut plain) = (Vec::new(), vec![0; MAX_RECORD]);
+        loop {
+            let mut bytes = dialler.partial().to_vec();
+            let held = bytes.len();
+            bytes.resize(MAX_RECORD, 0);
+            let n = stream.read(&mut bytes[held..]).await?;
             if n == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            let step = dialler.advance(n, Instant::now());
-            if let Some(proof) = step.map_err(|e| io::Error::other(e.label()))? {
-                break proof;
+            let (arrived, now) = (&mut bytes[..held + n], Instant::now());
+            let mut reply = Vec::new();
+            let done = dialler.receive(arrived, &mut plain, now, &mut reply);
+            stream.write_all(&reply).await?;
+            rest.append(&mut reply);
+            if done.map_err(io::Error::other)? {
+                break;
             }
-        };
-        stream.write_all(&proof).await?;
+        }
+        // Only a relay that refuses the key has anything to say now.
+        if let Ok(refused) = tokio::time::timeout(REFUSAL, stream.read(&mut plain)).await {
+            return Err(refused
+                .err()
+                .unwrap_or(io::ErrorKind::PermissionDenied.into()));
+        }
         let hello = Hello {
             source: SocketAddr::from(([192, 0, 2, 1], 1234)),
             destination: Target::Addr(rig.trap()),
+            receiver: far.name.clone(),
             route: Vec::new(),
-            hops_left: 8,
+            hops_left: DEFAULT_HOPS,
             session: SessionId([0; 16]),
         };
         let ready = dialler.ready().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Recording {
-            opening,
-            rest: [proof, ready.hello(&hello)].concat(),
-        })
+        let (mut hello, _) = ready.hello(&hello).map_err(io::Error::other)?;
+        rest.append(&mut hello);
+        Ok(Recording { opening, rest })
     };
     tokio::time::timeout(LIFE, work).await?
 }
@@ -245,11 +275,11 @@ impl Attack {
             self.refused += 1;
             return;
         };
-        let may_hear = match manner {
-            Manner::Replay => GREETING,
-            _ => 0,
-        };
-        self.replays += u64::from(matches!(manner, Manner::Replay));
+        let replayed = matches!(manner, Manner::Replay);
+        let may_hear = if replayed { FLIGHT } else { ALERT };
+        let most = &mut self.most_heard[usize::from(!replayed)];
+        *most = met.heard.max(*most);
+        self.replays += u64::from(replayed);
         self.heard += met.heard.saturating_sub(may_hear);
         self.kept += u64::from(!met.closed);
     }

@@ -35,8 +35,11 @@ pub(super) enum Act {
     Stop(Side),
     /// The link passes no frames for `time`.
     Cut { line: Line, time: Duration },
-    /// A new key replaces the old one, in the three steps of docs/design/mesh-hello.md.
-    Rotate,
+    /// A new key of one relay replaces the old one: it is added to the lists of members, the relay
+    /// switches to it, and the old key is removed from the lists.
+    Rotate(Side),
+    /// The far relay's list lacks the near relay for `time`.
+    Revoke { time: Duration },
     /// The configuration changes: its timeouts, and a forward that appears or disappears.
     Reload(Side),
 }
@@ -179,12 +182,16 @@ fn deadly(draw: Draw<'_>) -> Vec<Act> {
 fn harmless(draw: Draw<'_>) -> Vec<Act> {
     let lines = [Line::ClientNear, Line::NearFar, Line::FarServer];
     let line = lines[usize::try_from(draw(3)).unwrap_or(0)];
+    let side = Side::BOTH[usize::try_from(draw(2)).unwrap_or(0)];
     vec![
         Act::Cut {
             line,
             time: ms(200..3_000, draw),
         },
-        Act::Rotate,
+        Act::Rotate(side),
+        Act::Revoke {
+            time: ms(200..1_500, draw),
+        },
         Act::Reload(Side::Near),
         Act::Reload(Side::Far),
     ]
@@ -213,6 +220,9 @@ mod tests {
     }
 
     fn kind(act: &Act) -> String {
+        if let Act::Rotate(_) = act {
+            return "Rotate".to_owned();
+        }
         let text = format!("{act:?}");
         text.split(" {").next().unwrap_or_default().to_owned()
     }
@@ -227,6 +237,7 @@ mod tests {
                 "Kill",
                 "Reload(Far)",
                 "Reload(Near)",
+                "Revoke",
                 "Rotate",
                 "Stop(Far)",
             ] {
@@ -238,6 +249,20 @@ mod tests {
             assert_eq!(connections, 5_000);
             assert!(plan.storms.iter().all(|s| s.at + s.time < plan.load));
         }
+    }
+
+    #[test]
+    fn the_keys_of_both_relays_are_rotated() {
+        let plan = plan(false, 1);
+        let rotated: BTreeSet<Side> = plan
+            .events
+            .iter()
+            .filter_map(|event| match event.act {
+                Act::Rotate(side) => Some(side),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(rotated.len(), 2, "{rotated:?}");
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! The world, and the configuration of its relays.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_mesh::identity::PublicKey;
 
 use super::plan::{Line, Side};
-use crate::peer::relay::{self, Forward, Mesh, Node};
+use crate::peer::relay::{self, Forward, Member, Mesh, Node};
 use crate::peer::{PeerError, Service};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
@@ -39,6 +39,9 @@ const LINKS: [(&str, &str, u64, f64); 4] = [
 ];
 const RATE: BitsPerSecond = BitsPerSecond::giga(1);
 const QUEUE: Bytes = Bytes::mega(4);
+
+/// A member of the mesh without a relay. Its key makes the recordings that the outsider replays.
+pub(super) const RECORDED: &str = "recorded";
 
 /// The world without processes.
 pub(super) struct Rig {
@@ -147,22 +150,28 @@ impl Rig {
         self.world.cut(a, b, is_cut);
     }
 
-    /// Returns the file with the keys of `side`.
-    pub(super) fn key_file(&self, side: Side) -> PathBuf {
-        self.world.dir().join(format!("{}.keys", side.name()))
+    /// Returns the file with the private key of a member.
+    pub(super) fn key_file(&self, member: &str) -> PathBuf {
+        self.world.dir().join(format!("{member}.key"))
     }
 
-    /// Writes the keys of `side`. The first key signs messages. The file is replaced atomically.
-    pub(super) fn write_keys(&self, side: Side, keys: &[String]) -> io::Result<()> {
-        let file = self.key_file(side);
-        let new = file.with_extension("new");
-        let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut out = options.open(&new)?;
-        for key in keys {
-            writeln!(out, "{key}")?;
+    /// Returns the file with the list of members that the relay of `side` reads.
+    pub(super) fn members_file(&self, side: Side) -> PathBuf {
+        self.world
+            .dir()
+            .join(format!("{}-members.toml", side.name()))
+    }
+
+    /// Returns the entry of the relay of `side` in a list of members.
+    pub(super) fn member(&self, side: Side, keys: Vec<PublicKey>) -> Member {
+        Member {
+            name: side.name().to_owned(),
+            keys,
+            addresses: match side {
+                Side::Near => Vec::new(),
+                Side::Far => vec![self.mesh_port()],
+            },
         }
-        fs::rename(new, file)
     }
 
     /// Writes the configuration of `side`; the file is replaced atomically.
@@ -181,7 +190,8 @@ impl Rig {
 
     fn section(&self, side: Side, settings: Settings) -> Section {
         let mut mesh = Mesh {
-            key_file: self.key_file(side),
+            private_key_file: self.key_file(side.name()),
+            members_file: self.members_file(side),
             listen: None,
             allow: Vec::new(),
             pool_min: POOL,
@@ -191,7 +201,7 @@ impl Rig {
         let mut forwards = Vec::new();
         match side {
             Side::Near => forwards.push(Forward {
-                via: Some(self.mesh_port()),
+                via: vec![Side::Far.name().to_owned()],
                 early_syn: true,
                 ..Forward::new(self.entrance(), self.server())
             }),
@@ -255,17 +265,4 @@ impl Side {
             Self::Far => "far",
         }
     }
-}
-
-/// Creates a new key, as `openssl rand -hex 32` does.
-pub(super) fn new_key(dir: &Path) -> Result<String, PeerError> {
-    let file = dir.join("new.key");
-    let failed = |source| PeerError::Prepare {
-        what: "a mesh's key".into(),
-        source,
-    };
-    relay::make_key(&file)?;
-    let key = fs::read_to_string(&file).map_err(failed)?;
-    fs::remove_file(&file).map_err(failed)?;
-    Ok(key.trim_end().to_owned())
 }

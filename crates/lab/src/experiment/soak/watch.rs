@@ -144,6 +144,22 @@ pub(super) fn kinds(process: u32) -> io::Result<BTreeMap<String, usize>> {
     Ok(kinds)
 }
 
+/// Returns the number of TCP connections that this host has accepted, from the kernel's counters:
+/// also those that no program has taken yet. Must be called in the host's namespace.
+pub(super) fn accepted() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/thread-self/net/snmp")?;
+    passive_opens(&text).ok_or_else(|| io::Error::other("/proc/net/snmp lacks PassiveOpens"))
+}
+
+/// Returns `PassiveOpens` of a text in the format of `/proc/net/snmp`: a line of names, and a line
+/// of values.
+fn passive_opens(snmp: &str) -> Option<u64> {
+    let mut tcp = snmp.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = (tcp.next()?, tcp.next()?);
+    let place = names.split(' ').position(|name| name == "PassiveOpens")?;
+    values.split(' ').nth(place)?.parse().ok()
+}
+
 /// Returns the number of descriptors of a process.
 fn descriptors(process: u32) -> io::Result<f64> {
     Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count() as f64)
@@ -226,6 +242,15 @@ impl Enough {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn accepted_connections_are_read_from_the_line_of_tcp() {
+        let text = "Ip: Forwarding PassiveOpens\nIp: 1 2\n\
+                    Tcp: ActiveOpens PassiveOpens AttemptFails\nTcp: 3 4 5\n";
+        assert_eq!(passive_opens(text), Some(4));
+        assert_eq!(passive_opens("Tcp: ActiveOpens\nTcp: 3\n"), None);
+        accepted().unwrap();
+    }
 
     #[test]
     fn this_process_has_memory_and_descriptors() {

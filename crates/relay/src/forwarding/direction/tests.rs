@@ -83,7 +83,10 @@ impl Bench {
 
     fn turn(&mut self) {
         for _ in 0..10_000 {
-            match self.direction.turn(&self.from, &self.to, &mut self.io) {
+            match self
+                .direction
+                .turn(&mut self.from, &mut self.to, &mut self.io)
+            {
                 Ok(Turn::Yielded) => {}
                 Ok(Turn::Blocked | Turn::Ended) => return,
                 Err(Fault::From(_)) => {
@@ -167,7 +170,7 @@ fn a_long_stream_yields_to_others() {
     }
     let turn = bench
         .direction
-        .turn(&bench.from, &bench.to, &mut bench.io)
+        .turn(&mut bench.from, &mut bench.to, &mut bench.io)
         .unwrap();
     assert_eq!(turn, Turn::Yielded);
     assert_eq!(bench.direction.moved(), TURN);
@@ -180,6 +183,8 @@ fn a_failed_sink_is_distinguished_from_a_failed_source() {
     bench.to.fail(Errno::PIPE);
     let ready = bench.from.arrive(b"x");
     bench.direction.handle_source(ready);
-    let fault = bench.direction.turn(&bench.from, &bench.to, &mut bench.io);
+    let fault = bench
+        .direction
+        .turn(&mut bench.from, &mut bench.to, &mut bench.io);
     assert_eq!(fault, Err(Fault::To(Errno::PIPE)));
 }

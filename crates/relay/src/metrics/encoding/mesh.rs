@@ -14,7 +14,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 12] = [
+        let counters: [(&str, &str, Of); 13] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -29,6 +29,11 @@ impl Metrics {
                 "taut_relay_pool_retries",
                 "Connections dialled again because one from the pool was dead, or because the first dial failed",
                 |w| &w.pool_retries,
+            ),
+            (
+                "taut_relay_fall_backs",
+                "Sessions that took their next route, or the direct path, because a relay could not be reached",
+                |w| &w.fall_backs,
             ),
             (
                 "taut_relay_pool_expired",

@@ -1,0 +1,271 @@
+//! The members of a mesh: who exists, by which key it proves that, and where it is reached.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::hello::{Target, TargetError};
+use crate::identity::{PublicKey, PublicKeyError};
+
+/// The longest name of a member, in bytes.
+pub const MAX_NAME: usize = 63;
+
+/// The largest number of members.
+pub const MAX_MEMBERS: usize = 4096;
+
+/// The largest number of public keys of a member: the one in use and its successor or predecessor.
+pub const MAX_KEYS: usize = 2;
+
+/// The largest number of addresses of a member.
+pub const MAX_ADDRESSES: usize = 8;
+
+/// The largest accepted size of a list of members, in bytes.
+pub const MAX_FILE: u64 = 4 << 20;
+
+/// The name of a member: 1 to [`MAX_NAME`] letters, digits, `-`, `_` and `.`, case-sensitive.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MemberName(Arc<str>);
+
+/// A text that is not a name of a member.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is not a name of a member: a name has 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"
+)]
+pub struct NameError(String);
+
+/// A relay of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The name by which configurations and routes refer to it.
+    pub name: MemberName,
+    /// The keys that prove its identity: one, or two while a key is being replaced.
+    pub keys: Vec<PublicKey>,
+    /// The addresses of its mesh port, in the order in which they are tried. Empty if nobody dials it.
+    pub addresses: Vec<Target>,
+    /// The site that it is at, a label.
+    pub site: Option<String>,
+    /// The cloud that it is in, a label.
+    pub cloud: Option<String>,
+}
+
+/// The members of a mesh, by name and by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    all: Vec<Arc<Member>>,
+    by_name: HashMap<MemberName, usize>,
+    by_key: HashMap<PublicKey, usize>,
+}
+
+/// An error in a list of members.
+#[derive(Debug, thiserror::Error)]
+pub enum MembersError {
+    /// The text is not TOML or has an unknown or missing field.
+    #[error("{0}")]
+    Toml(#[from] toml::de::Error),
+    /// A member breaks a rule.
+    #[error("member {name}: {fault}")]
+    Member {
+        /// The member's name.
+        name: MemberName,
+        /// The rule that it breaks.
+        fault: MemberFault,
+    },
+    /// The list has too many members.
+    #[error("{0} members; at most {MAX_MEMBERS} are allowed")]
+    TooMany(usize),
+}
+
+/// A rule that a member breaks.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberFault {
+    /// Another member has the same name.
+    #[error("another member has the same name")]
+    SameName,
+    /// Another member has the same key.
+    #[error("member {0} has the same key; every relay needs its own")]
+    SameKey(MemberName),
+    /// The member has the same key twice.
+    #[error("it has the same key twice")]
+    RepeatedKey,
+    /// The member has no key, or too many.
+    #[error("it has {0} keys; one is needed, and two are allowed while one is being replaced")]
+    Keys(usize),
+    /// A key is malformed.
+    #[error("keys: {0}")]
+    Key(#[from] PublicKeyError),
+    /// The member has too many addresses.
+    #[error("it has {0} addresses; at most {MAX_ADDRESSES} are allowed")]
+    Addresses(usize),
+    /// An address is malformed.
+    #[error("addresses: {0}")]
+    Address(#[from] TargetError),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    member: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: MemberName,
+    keys: Vec<String>,
+    #[serde(default)]
+    addresses: Vec<String>,
+    site: Option<String>,
+    cloud: Option<String>,
+}
+
+// === impl Members ===
+
+impl Members {
+    /// Parses a list of members, in TOML: an array of tables `member`, each with `name`, `keys` and,
+    /// optionally, `addresses`, `site` and `cloud`.
+    ///
+    /// # Errors
+    /// [`MembersError`], at the first fault.
+    pub fn parse(text: &str) -> Result<Self, MembersError> {
+        let file: File = toml::from_str(text)?;
+        let members = file.member.into_iter().map(|entry| {
+            let name = entry.name.clone();
+            entry
+                .check()
+                .map_err(|fault| MembersError::Member { name, fault })
+        });
+        Self::new(members.collect::<Result<_, _>>()?)
+    }
+
+    /// Creates the list of these members.
+    ///
+    /// # Errors
+    /// [`MembersError`], at the first fault.
+    pub fn new(all: Vec<Member>) -> Result<Self, MembersError> {
+        if all.len() > MAX_MEMBERS {
+            return Err(MembersError::TooMany(all.len()));
+        }
+        let mut members = Self::default();
+        for member in all {
+            let name = member.name.clone();
+            members
+                .add(member)
+                .map_err(|fault| MembersError::Member { name, fault })?;
+        }
+        Ok(members)
+    }
+
+    fn add(&mut self, member: Member) -> Result<(), MemberFault> {
+        if !(1..=MAX_KEYS).contains(&member.keys.len()) {
+            return Err(MemberFault::Keys(member.keys.len()));
+        }
+        if member.addresses.len() > MAX_ADDRESSES {
+            return Err(MemberFault::Addresses(member.addresses.len()));
+        }
+        let place = self.all.len();
+        if self.by_name.insert(member.name.clone(), place).is_some() {
+            return Err(MemberFault::SameName);
+        }
+        for key in &member.keys {
+            if let Some(other) = self.by_key.insert(*key, place) {
+                return Err(match self.all.get(other) {
+                    Some(other) => MemberFault::SameKey(other.name.clone()),
+                    None => MemberFault::RepeatedKey,
+                });
+            }
+        }
+        self.all.push(Arc::new(member));
+        Ok(())
+    }
+
+    /// Returns the member of this name.
+    pub fn by_name(&self, name: &str) -> Option<&Arc<Member>> {
+        self.by_name.get(name).map(|&place| &self.all[place])
+    }
+
+    /// Returns the member that this key belongs to.
+    pub fn by_key(&self, key: &PublicKey) -> Option<&Arc<Member>> {
+        self.by_key.get(key).map(|&place| &self.all[place])
+    }
+
+    /// Returns all members, in the order of the list.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<Member>> {
+        self.all.iter()
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn check(self) -> Result<Member, MemberFault> {
+        Ok(Member {
+            name: self.name,
+            keys: self
+                .keys
+                .iter()
+                .map(|k| k.parse())
+                .collect::<Result<_, _>>()?,
+            addresses: self
+                .addresses
+                .iter()
+                .map(|a| a.parse())
+                .collect::<Result<_, _>>()?,
+            site: self.site,
+            cloud: self.cloud,
+        })
+    }
+}
+
+// === impl MemberName ===
+
+impl MemberName {
+    /// Returns the name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for MemberName {
+    type Err = NameError;
+
+    fn from_str(s: &str) -> Result<Self, NameError> {
+        let is_letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if !(1..=MAX_NAME).contains(&s.len()) || !s.bytes().all(is_letter) {
+            return Err(NameError(s.chars().take(MAX_NAME + 1).collect()));
+        }
+        Ok(Self(s.into()))
+    }
+}
+
+impl<'de> Deserialize<'de> for MemberName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Borrow<str> for MemberName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for MemberName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for MemberName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemberName({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests;

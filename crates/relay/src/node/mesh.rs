@@ -1,0 +1,146 @@
+//! This relay's identity and the list of members: their files, and what connections need of them.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use taut_mesh::acceptor::Local;
+use taut_mesh::identity::{KeyError, PrivateKey, PublicKey};
+use taut_mesh::members::{MAX_FILE, Member, MemberName, Members, MembersError};
+use taut_mesh::tls::AcceptTls;
+
+use crate::config::{Config, MeshConfig};
+
+use super::look_ups::dialled_relays;
+
+/// The reason why a node cannot be part of the mesh.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// The private key cannot be read.
+    #[error("relay.mesh.private_key_file: {0}")]
+    Key(#[from] KeyError),
+    /// The list of members cannot be read.
+    #[error("relay.mesh.members_file: {path}: {source}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The list of members has a mistake.
+    #[error("relay.mesh.members_file: {path}: {source}", path = path.display())]
+    Members {
+        /// The file.
+        path: PathBuf,
+        /// The mistake.
+        source: MembersError,
+    },
+    /// Others than root and this process can change the list of members.
+    #[error(
+        "relay.mesh.members_file: {path}: other users can change it (mode {mode:04o}, owner {owner}), \
+         and with it who may use this relay: run `chmod go-w {path}` and give it to root",
+        path = path.display()
+    )]
+    Writable {
+        /// The file.
+        path: PathBuf,
+        /// Permission bits of the file.
+        mode: u32,
+        /// User ID of the owner.
+        owner: u32,
+    },
+    /// No member has the key of this relay.
+    #[error(
+        "relay.mesh.members_file: {path}: no member has the public key of this relay, {key}; add it \
+         here and on the other relays",
+        path = path.display()
+    )]
+    NotAMember {
+        /// The file.
+        path: PathBuf,
+        /// The public key.
+        key: PublicKey,
+    },
+    /// A name in the configuration is not that of a member.
+    #[error("relay.mesh: {0} is not a member in members_file")]
+    Unknown(MemberName),
+    /// A relay that this one has to dial has no address.
+    #[error("relay.mesh: member {0} has no address in members_file, so this relay cannot dial it")]
+    NoAddress(MemberName),
+    /// This relay is the first of a route of its own.
+    #[error("relay.mesh: {0} is this relay itself; a route begins with the next relay")]
+    Itself(MemberName),
+}
+
+/// This relay's key and the members.
+pub(super) struct Identity {
+    pub(super) key: PrivateKey,
+    pub(super) local: Local,
+}
+
+impl Identity {
+    /// Reads the private key and the list of members.
+    pub(super) fn load(config: &MeshConfig) -> Result<Self, MeshError> {
+        let key = PrivateKey::load(&config.private_key_file)?;
+        let path = &config.members_file;
+        let members = Arc::new(load_members(path)?);
+        let own = members.by_key(&key.public());
+        let name = own.map(|member| member.name.clone());
+        let name = name.ok_or_else(|| MeshError::NotAMember {
+            path: path.clone(),
+            key: key.public(),
+        })?;
+        let tls = AcceptTls::new(&key, members.clone());
+        let local = Local { name, tls, members };
+        Ok(Self { key, local })
+    }
+
+    /// Returns the relays that this node dials.
+    pub(super) fn dialled(&self, config: &Config) -> Result<Vec<Arc<Member>>, MeshError> {
+        let members = &self.local.members;
+        let routes = config.forwards.iter().flat_map(|f| &f.via).flatten();
+        let rules = config.mesh.iter().flat_map(|mesh| &mesh.rules);
+        for name in routes.chain(rules.map(|rule| &rule.name)) {
+            if members.by_name(name.as_str()).is_none() {
+                return Err(MeshError::Unknown(name.clone()));
+            }
+        }
+        let member = |name: MemberName| match members.by_name(name.as_str()) {
+            None => Err(MeshError::Unknown(name)),
+            Some(_) if name == self.local.name => Err(MeshError::Itself(name)),
+            Some(member) if member.addresses.is_empty() => Err(MeshError::NoAddress(name)),
+            Some(member) => Ok(member.clone()),
+        };
+        dialled_relays(config).into_iter().map(member).collect()
+    }
+}
+
+fn load_members(path: &Path) -> Result<Members, MeshError> {
+    let failed = |source| MeshError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    let user = nix::unistd::geteuid().as_raw();
+    if meta.mode() & 0o022 != 0 || (meta.uid() != 0 && meta.uid() != user) {
+        return Err(MeshError::Writable {
+            path: path.to_owned(),
+            mode: meta.mode() & 0o7777,
+            owner: meta.uid(),
+        });
+    }
+    let mut text = String::new();
+    let mut file = file.take(MAX_FILE + 1);
+    file.read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_FILE {
+        let message = format!("longer than {MAX_FILE} bytes");
+        return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, message)));
+    }
+    Members::parse(&text).map_err(|source| MeshError::Members {
+        path: path.to_owned(),
+        source,
+    })
+}
