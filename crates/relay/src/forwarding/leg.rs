@@ -245,3 +245,6 @@ const SEAL_MAX: usize = 64 << 10;
 
 /// The room for sealed bytes that [`Scratch::cipher`] must have.
 pub(crate) const CIPHER: usize = sealed_len(SEAL_MAX);
+
+#[cfg(test)]
+mod tests;

@@ -50,12 +50,17 @@ pub(crate) fn accept(
 
 #[allow(dead_code, reason = "no test binary needs all of it")]
 impl Peer {
-    fn begin(stream: TcpStream, channel: Channel, opening: &[u8]) -> io::Result<Self> {
-        let mut peer = Self {
+    /// Returns a connection whose channel is established.
+    pub(crate) fn new(stream: TcpStream, channel: Channel) -> Self {
+        Self {
             stream,
             channel,
             plain: Vec::new(),
-        };
+        }
+    }
+
+    fn begin(stream: TcpStream, channel: Channel, opening: &[u8]) -> io::Result<Self> {
+        let mut peer = Self::new(stream, channel);
         peer.stream.write_all(opening)?;
         while !peer.channel.is_established() {
             if peer.receive()? == 0 {
@@ -85,10 +90,16 @@ impl Peer {
 
     /// Ends the stream in order.
     pub(crate) fn end(&mut self) {
-        let mut out = Vec::new();
-        self.channel.close(&mut out).unwrap();
+        let out = self.close();
         self.stream.write_all(&out).unwrap();
         self.cut();
+    }
+
+    /// Returns the record that ends the stream in order.
+    pub(crate) fn close(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.channel.close(&mut out).unwrap();
+        out
     }
 
     /// Ends the stream with a FIN alone, as anybody on the path can.
@@ -109,6 +120,14 @@ impl Peer {
         let opened = opened.map_err(|e| io::Error::new(ErrorKind::InvalidData, e))?;
         self.plain.extend_from_slice(&plain[..opened.len]);
         Ok(n)
+    }
+
+    /// Reads what has arrived, at least a byte of the wire.
+    pub(crate) fn read_some(&mut self) -> io::Result<Vec<u8>> {
+        if self.plain.is_empty() {
+            self.receive()?;
+        }
+        Ok(std::mem::take(&mut self.plain))
     }
 
     /// Reads exactly `len` bytes.
