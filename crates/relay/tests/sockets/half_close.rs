@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use crate::mesh_rig::*;
 use crate::rig::*;
 use taut_relay::outcome::session_end::End;
 
@@ -413,4 +414,80 @@ fn a_broken_session_whose_reader_never_reads_is_reset_in_the_end() {
     reset(client);
     rig.expect_end(End::ClientReset);
     drop(server);
+}
+
+/// Returns the session of a relay that the test plays, and a server.
+fn played_session(mesh: &Mesh) -> (Peer, TcpStream) {
+    let mut peer = mesh.played();
+    peer.ask(&hello(mesh.server.local_addr().unwrap()));
+    let mut server = accept_at(&mesh.server);
+    peer.send(b"ping");
+    server.read_exact(&mut [0; 4]).unwrap();
+    (peer, server)
+}
+
+#[test]
+fn a_fin_without_close_notify_from_the_relay_before_reaches_the_server_as_a_reset() {
+    let mesh = Mesh::without_pool();
+    let (mut peer, mut server) = played_session(&mesh);
+    let bytes = stream(200 << 10, 17);
+    peer.send(&bytes);
+    peer.cut();
+    assert_same(&read_to_rst(&mut server), &bytes);
+    wait_until("the end", || {
+        mesh.far.metrics().ended(End::ClientReset) == 1
+    });
+}
+
+#[test]
+fn a_record_that_was_changed_reaches_the_server_as_a_reset_and_nothing_after_it() {
+    let mesh = Mesh::without_pool();
+    let (mut peer, mut server) = played_session(&mesh);
+    let bytes = stream(16 << 10, 18);
+    peer.send(&bytes);
+    let mut record = peer.seal(b"changed");
+    *record.last_mut().unwrap() ^= 1;
+    peer.stream.write_all(&record).unwrap();
+    // Sealed well, with the counter that follows; and an end in order.
+    peer.send(b"more");
+    peer.end();
+    let got = read_to_rst(&mut server);
+    assert_same(&got, &bytes[..got.len()]);
+}
+
+#[test]
+fn an_end_in_order_needs_no_fin() {
+    let mesh = Mesh::without_pool();
+    let (mut peer, mut server) = played_session(&mesh);
+    // In one segment with the last bytes, and the connection stays open.
+    let last = [peer.seal(b"last"), peer.close()].concat();
+    peer.stream.write_all(&last).unwrap();
+    assert_eq!(read_to_fin(&mut server), b"last");
+    server.write_all(b"answer").unwrap();
+    end_writing(&server);
+    assert_eq!(peer.read_to_end().unwrap(), b"answer");
+}
+
+#[test]
+fn a_fin_without_close_notify_from_the_relay_behind_reaches_the_client_as_a_reset() {
+    let ids = Identities::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let far = || member("far", &[FAR]).at(port.local_addr().unwrap());
+    let mesh = ids.mesh("near", NEAR, &[member("near", &[NEAR]), far()]);
+    let config = near_config(mesh, &[&["far"]], "127.0.0.1:9".parse().unwrap(), no_pool);
+    let near = taut_relay::node::Node::start(&config).unwrap();
+    let members = format!("{}{}", member("near", &[NEAR]), far());
+    let members = std::sync::Arc::new(taut_mesh::members::Members::parse(&members).unwrap());
+    let mut client = connect(&near);
+    client.write_all(b"ping").unwrap();
+    let mut peer = accept(accept_at(&port), &private_key(FAR), members).unwrap();
+    let mut hello = Vec::new();
+    while !hello.ends_with(b"ping") {
+        hello.extend(peer.read_exact(1).unwrap());
+    }
+    let bytes = stream(200 << 10, 19);
+    peer.send(&bytes);
+    peer.cut();
+    assert_same(&read_to_rst(&mut client), &bytes);
+    wait_until("the end", || near.metrics().ended(End::UpstreamReset) == 1);
 }

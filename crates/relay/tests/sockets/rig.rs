@@ -11,6 +11,8 @@ use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
 use taut_relay::outcome::session_end::End;
 
+use crate::mesh_rig::{FAR, Identities, NEAR, far_config, member, mesh_addr, near_config};
+
 #[path = "../shared/wait.rs"]
 mod wait;
 
@@ -26,14 +28,27 @@ pub(crate) enum Path {
     Splice,
     /// The first 128 KiB are copied, the rest spliced.
     Both,
+    /// Through another relay, over a leg with TLS.
+    Protected,
+    /// Through another relay in a trusted network, over a leg without TLS.
+    Trusted,
 }
 
-pub(crate) const PATHS: [Path; 3] = [Path::Copy, Path::Splice, Path::Both];
+pub(crate) const PATHS: [Path; 5] = [
+    Path::Copy,
+    Path::Splice,
+    Path::Both,
+    Path::Protected,
+    Path::Trusted,
+];
 
 pub(crate) struct Rig {
+    /// The node that clients connect to.
     pub(crate) node: Node,
+    /// The relay behind it, on some paths.
+    _far: Option<Node>,
     pub(crate) server: TcpListener,
-    metrics: Metrics,
+    metrics: Vec<Metrics>,
 }
 
 impl Rig {
@@ -41,18 +56,27 @@ impl Rig {
         Self::with(path, |_| {})
     }
 
-    pub(crate) fn with(path: Path, adjust: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) fn with(path: Path, adjust: impl FnMut(&mut Config)) -> Self {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         Self::to(server, path, adjust)
     }
 
-    pub(crate) fn to(server: TcpListener, path: Path, adjust: impl FnOnce(&mut Config)) -> Self {
-        let node = start(server.local_addr().unwrap(), path, adjust);
-        let metrics = node.metrics();
+    /// `adjust` changes the configuration of every relay on the path.
+    pub(crate) fn to(server: TcpListener, path: Path, adjust: impl FnMut(&mut Config)) -> Self {
+        let to = server.local_addr().unwrap();
+        let (node, far) = match path {
+            Path::Copy | Path::Splice | Path::Both => (start(to, path, adjust), None),
+            Path::Protected | Path::Trusted => {
+                let (near, far) = start_mesh(to, matches!(path, Path::Trusted), adjust);
+                (near, Some(far))
+            }
+        };
+        let metrics = [Some(&node), far.as_ref()].into_iter().flatten();
         Self {
+            metrics: metrics.map(Node::metrics).collect(),
             node,
+            _far: far,
             server,
-            metrics,
         }
     }
 
@@ -88,29 +112,29 @@ impl Rig {
         (client, server)
     }
 
-    /// Waits until the one session has ended with this cause, and nothing is left of it.
+    /// Waits until the one session has ended with this cause, at every relay on its path, and nothing
+    /// is left of it.
     pub(crate) fn expect_end(&self, end: End) {
-        wait_until("the session's end", || {
-            self.metrics.sessions() == 0 && self.all_ends() > 0
-        });
-        for other in End::ALL {
-            let expected = u64::from(other == end);
-            assert_eq!(
-                self.metrics.ended(other),
-                expected,
-                "sessions ended as {}",
-                other.label()
-            );
+        for (relay, metrics) in ["near", "far"].iter().zip(&self.metrics) {
+            wait_until("the session's end", || {
+                metrics.sessions() == 0 && all_ends(metrics) > 0
+            });
+            for other in End::ALL {
+                let expected = u64::from(other == end);
+                assert_eq!(
+                    metrics.ended(other),
+                    expected,
+                    "sessions ended as {} at the {relay} relay",
+                    other.label()
+                );
+            }
+            assert_eq!(metrics.pipes_in_use(), 0);
         }
-        assert_eq!(self.metrics.pipes_in_use(), 0);
     }
+}
 
-    fn all_ends(&self) -> u64 {
-        End::ALL
-            .into_iter()
-            .map(|end| self.metrics.ended(end))
-            .sum()
-    }
+fn all_ends(metrics: &Metrics) -> u64 {
+    End::ALL.into_iter().map(|end| metrics.ended(end)).sum()
 }
 
 pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)) -> Node {
@@ -125,10 +149,33 @@ pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)
     config.data.splice_after = match path {
         Path::Copy => None,
         Path::Splice => Some(0),
-        Path::Both => Some(128 << 10),
+        _ => Some(128 << 10),
     };
     adjust(&mut config);
     Node::start(&config).unwrap()
+}
+
+/// Starts a relay that forwards to `to` through another one, and that one.
+fn start_mesh(to: SocketAddr, trusted: bool, mut adjust: impl FnMut(&mut Config)) -> (Node, Node) {
+    let mut adjust = |config: &mut Config| {
+        let mesh = config.mesh.as_mut().unwrap();
+        mesh.turbo = None;
+        if trusted {
+            mesh.trusted_networks = vec!["127.0.0.0/8".parse().unwrap()];
+        }
+        adjust(config);
+    };
+    let ids = Identities::new();
+    // Its address is what a trusted network knows the near relay by.
+    let near = member("near", &[NEAR]).at("127.0.0.1:1");
+    let mesh = ids.mesh("far", FAR, &[near, member("far", &[FAR])]);
+    let far = Node::start(&far_config(mesh, &mut adjust)).unwrap();
+    let known = member("far", &[FAR]).at(mesh_addr(&far));
+    let mesh = ids.mesh("near", NEAR, &[member("near", &[NEAR]), known]);
+    let to = to.to_string().parse().unwrap();
+    let near = Node::start(&near_config(mesh, &[&["far"]], to, adjust)).unwrap();
+    wait_until("the pool", || near.metrics().pool_ready() >= 2);
+    (near, far)
 }
 
 /// Returns bytes without repetition, so that a shifted or repeated part is noticed.

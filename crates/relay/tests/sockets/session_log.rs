@@ -11,9 +11,9 @@ use taut_relay::session_log::Target;
 use crate::rig::Path as DataPath;
 use crate::rig::*;
 
-fn log_to(path: &Path) -> impl FnOnce(&mut Config) {
+fn log_to(path: &Path) -> impl Fn(&mut Config) {
     let target = Target::File(path.to_owned());
-    move |config| config.session_log = Some(target)
+    move |config| config.session_log = Some(target.clone())
 }
 
 /// Returns the records of a file, once there are so many.
