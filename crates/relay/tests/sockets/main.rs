@@ -7,9 +7,11 @@
 mod destinations;
 mod half_close;
 mod limits;
+mod members;
 mod mesh;
 mod mesh_rig;
 mod node;
 mod reload;
 mod rig;
 mod session_log;
+mod ways;

@@ -16,7 +16,7 @@ mod members;
 #[path = "../shared/peer.rs"]
 mod peer;
 
-pub(crate) use members::{Entry, Identities, member, private_key};
+pub(crate) use members::{Entry, Identities, member, private_key, unused_address};
 pub(crate) use peer::{Peer, accept, dial};
 
 /// The keys of the near relay, the far one, and the one that the test plays; and a spare one of each.

@@ -1,0 +1,380 @@
+//! Lists of members: keys that are replaced, members that are removed, what single members may do, and
+//! networks in which relays need no TLS.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use taut_mesh::hello::Hello;
+use taut_relay::access::Sources;
+use taut_relay::config::{PeerRule, Removed};
+use taut_relay::node::Node;
+use taut_relay::outcome::session_end::End;
+
+use crate::mesh_rig::*;
+use crate::rig::*;
+
+/// Returns whether the far relay refuses a dialler with key `own` that expects key `far`.
+fn is_refused(mesh: &Mesh, own: u8, far: u8) -> bool {
+    let to = mesh.server.local_addr().unwrap();
+    // The dialler may have sent its hello before it is told.
+    match dial(mesh.mesh_port(), &private_key(own), &private_key(far)) {
+        Err(_) => true,
+        Ok(mut peer) => {
+            let record = peer.seal(&hello(to).encode());
+            let _ = peer.stream.write_all(&record);
+            peer.read_to_end().is_err()
+        }
+    }
+}
+
+// === keys ===
+
+#[test]
+fn the_keys_of_both_relays_are_replaced_without_a_session_lost() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    let addr = mesh_addr(&mesh.far);
+    let go_on = || {
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 10_000);
+    };
+    let list = |near: &[u8], far: &[u8]| {
+        let played = member("played", &[PLAYED]);
+        mesh.list_at_far(&[member("near", near), member("far", far), played]);
+        go_on();
+        mesh.list_at_near(&[member("near", near), member("far", far).at(addr)]);
+        go_on();
+    };
+    // The accepting relay: its second key is added, it changes to that, and the first one is removed.
+    list(&[NEAR], &[FAR, NEW_FAR]);
+    mesh.ids.write_key("far.key", NEW_FAR);
+    mesh.far.reload(&mesh.at_far).unwrap();
+    go_on();
+    list(&[NEAR], &[NEW_FAR]);
+    // The dialling one.
+    list(&[NEAR, NEW_NEAR], &[NEW_FAR]);
+    mesh.ids.write_key("near.key", NEW_NEAR);
+    mesh.near.reload(&mesh.at_near).unwrap();
+    go_on();
+    list(&[NEW_NEAR], &[NEW_FAR]);
+
+    assert_eq!(mesh.far.metrics().mesh_rejected(), 0);
+    assert_eq!(mesh_addr(&mesh.far), addr);
+    // The session from before continues.
+    exchange(&mut client, &mut server, 1 << 20);
+    // The old keys are worthless now, at either end.
+    assert!(is_refused(&mesh, NEAR, NEW_FAR));
+    wait_until("the count", || rejected(&mesh.far, "unknown_key") == 1);
+    assert!(is_refused(&mesh, PLAYED, FAR));
+    mesh.nothing_dialled();
+    assert!(mesh.far.metrics().ended(End::MemberRemoved) == 0);
+}
+
+#[test]
+fn a_relay_keeps_its_key_and_its_list_if_the_new_files_are_faulty() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    std::fs::write(mesh.ids.path("far.key"), "what?").unwrap();
+    assert!(mesh.far.reload(&mesh.at_far).is_err());
+    mesh.ids.write_key("far.key", FAR);
+    for list in [
+        "[[member]]\nname = \"far\"\n".to_owned(),
+        // Nobody would be left, not even this relay.
+        String::new(),
+        member("near", &[NEAR]).to_string(),
+    ] {
+        std::fs::write(mesh.ids.path("far.toml"), list).unwrap();
+        assert!(mesh.far.reload(&mesh.at_far).is_err());
+    }
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+}
+
+// === removal ===
+
+#[test]
+fn a_removed_member_loses_its_unused_connections_and_its_sessions_at_once() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    ping(&mut client, &mut server);
+    // A session of another member.
+    let mut other = mesh.played();
+    other.ask(&hello(mesh.server.local_addr().unwrap()));
+    let mut server_of_other = accept_at(&mesh.server);
+
+    mesh.list_at_far(&[member("far", &[FAR]), member("played", &[PLAYED])]);
+    assert_eq!(read_to_rst(&mut client), b"");
+    assert_eq!(read_to_rst(&mut server), b"");
+    assert_eq!(mesh.far.metrics().ended(End::MemberRemoved), 1);
+    wait_until("the end of its unused connections", || {
+        count(&mesh.far, "taut_relay_mesh_ready") == 0
+    });
+    wait_until("the same at the other end", || {
+        mesh.near.metrics().pool_ready() == 0
+    });
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.nothing_dialled();
+    exchange_played(&mut other, &mut server_of_other, 100_000);
+}
+
+#[test]
+fn sessions_of_a_removed_member_may_end_by_themselves() {
+    let mesh = Mesh::with(
+        |_| {},
+        |far| far.mesh.as_mut().unwrap().removed = Removed::Drain,
+    );
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    mesh.list_at_far(&[member("far", &[FAR]), member("played", &[PLAYED])]);
+    wait_until("the end of its unused connections", || {
+        count(&mesh.far, "taut_relay_mesh_ready") == 0
+    });
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.nothing_dialled();
+    exchange(&mut client, &mut server, 1 << 20);
+    assert_eq!(mesh.far.metrics().ended(End::MemberRemoved), 0);
+}
+
+#[test]
+fn a_relay_ends_its_sessions_through_a_member_that_is_removed() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    ping(&mut client, &mut server);
+    // A forward cannot lead through a relay that does not exist.
+    mesh.ids
+        .write_members("near.toml", &[member("near", &[NEAR])]);
+    assert!(mesh.near.reload(&mesh.at_near).is_err());
+    ping(&mut client, &mut server);
+    let mut direct = mesh.at_near.clone();
+    direct.forwards[0].via.clear();
+    mesh.near.reload(&direct).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    assert_eq!(read_to_rst(&mut server), b"");
+    assert_eq!(mesh.near.metrics().ended(End::MemberRemoved), 1);
+    wait_until("the end of its pool", || {
+        mesh.near.metrics().pool_ready() == 0
+    });
+    let before = mesh.far.metrics().mesh_hellos();
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+    assert_eq!(mesh.far.metrics().mesh_hellos(), before);
+}
+
+// === rules ===
+
+fn rule() -> PeerRule {
+    PeerRule {
+        name: "played".parse().unwrap(),
+        allow: None,
+        deny: Vec::new(),
+        clients: Sources::default(),
+    }
+}
+
+/// Returns relays of which the far one has this rule for the played one.
+fn with_rule(rule: PeerRule) -> Mesh {
+    Mesh::with(no_pool, |far| {
+        far.mesh.as_mut().unwrap().rules.push(rule);
+    })
+}
+
+/// Asserts that the far relay refuses this hello of the played relay, for this cause.
+fn expect_refusal(mesh: &Mesh, hello: &Hello, cause: &str) {
+    let mut peer = mesh.played();
+    peer.ask(hello);
+    assert!(peer.read_to_end().is_err());
+    let name = format!("taut_relay_mesh_refused_total{{cause=\"{cause}\"}}");
+    assert_eq!(count(&mesh.far, &name), 1);
+    mesh.nothing_dialled();
+}
+
+/// Asserts that the far relay grants this hello of the played relay.
+fn expect_session(mesh: &Mesh, hello: &Hello) {
+    let mut peer = mesh.played();
+    peer.ask(hello);
+    exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
+}
+
+/// Asserts that the rule does not concern the near relay.
+fn expect_session_of_near(mesh: &Mesh) {
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+}
+
+#[test]
+fn a_member_with_destinations_of_its_own_reaches_no_others() {
+    let mesh = with_rule(PeerRule {
+        allow: Some(vec!["127.0.0.1/32:9".parse().unwrap()]),
+        ..rule()
+    });
+    let to = mesh.server.local_addr().unwrap();
+    expect_refusal(&mesh, &hello(to), "destination");
+    expect_session_of_near(&mesh);
+    // Its own may be more than those of the mesh.
+    let mesh = Mesh::with(no_pool, |far| {
+        let far = far.mesh.as_mut().unwrap();
+        far.allow.clear();
+        far.rules.push(PeerRule {
+            allow: Some(vec!["127.0.0.1/32:*".parse().unwrap()]),
+            ..rule()
+        });
+    });
+    expect_session(&mesh, &hello(mesh.server.local_addr().unwrap()));
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.nothing_dialled();
+}
+
+#[test]
+fn a_member_may_be_denied_destinations_that_others_reach() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let denied = server.local_addr().unwrap();
+    let mesh = with_rule(PeerRule {
+        deny: vec![format!("127.0.0.1/32:{}", denied.port()).parse().unwrap()],
+        ..rule()
+    });
+    expect_refusal(&mesh, &hello(denied), "destination");
+    expect_session(&mesh, &hello(mesh.server.local_addr().unwrap()));
+    expect_session_of_near(&mesh);
+}
+
+#[test]
+fn a_member_speaks_only_for_the_clients_that_it_may_speak_for() {
+    let clients = vec!["192.0.2.0/24".parse().unwrap()];
+    let mesh = with_rule(PeerRule {
+        clients: Sources::new(Some(clients), Vec::new()).unwrap(),
+        ..rule()
+    });
+    let to = mesh.server.local_addr().unwrap();
+    let of = |source: &str| Hello {
+        source: source.parse().unwrap(),
+        ..hello(to)
+    };
+    expect_refusal(&mesh, &of("198.51.100.1:1"), "client");
+    expect_session(&mesh, &of("192.0.2.1:1"));
+    // The clients of the near relay are on loopback.
+    expect_session_of_near(&mesh);
+}
+
+#[test]
+fn a_rule_that_a_reload_adds_applies_to_the_next_session() {
+    let mesh = Mesh::without_pool();
+    let to = mesh.server.local_addr().unwrap();
+    expect_session(&mesh, &hello(to));
+    let mut config = mesh.at_far.clone();
+    config.mesh.as_mut().unwrap().rules.push(PeerRule {
+        allow: Some(Vec::new()),
+        ..rule()
+    });
+    mesh.far.reload(&config).unwrap();
+    // Every worker adopts it in its own time.
+    wait_until("the rule", || {
+        mesh.played().ask(&hello(to));
+        count(
+            &mesh.far,
+            "taut_relay_mesh_refused_total{cause=\"destination\"}",
+        ) > 0
+    });
+}
+
+// === trusted networks ===
+
+/// A mesh whose relays trust loopback; the far one takes 127.0.0.1 for the near relay and 127.0.0.9
+/// for the played one.
+fn trusting() -> Mesh {
+    let trust = |config: &mut taut_relay::config::Config| {
+        let mesh = config.mesh.as_mut().unwrap();
+        mesh.trusted_networks = vec!["127.0.0.0/8".parse().unwrap()];
+    };
+    let mesh = Mesh::with(
+        |near| {
+            no_pool(near);
+            trust(near);
+        },
+        trust,
+    );
+    mesh.list_at_far(&[
+        member("near", &[NEAR]).at("127.0.0.1:1"),
+        member("far", &[FAR]),
+        member("played", &[PLAYED]).at("127.0.0.9:1"),
+    ]);
+    mesh
+}
+
+/// Sends a hello without TLS and `ping` after it, and waits until the relay closes or sends.
+fn ask_plainly(mesh: &Mesh, from: [u8; 4]) -> TcpStream {
+    let mut stream = connect_from(from, mesh_addr(&mesh.far));
+    let to = mesh.server.local_addr().unwrap();
+    let _ = stream.write_all(&[&hello(to).encode()[..], b"ping"].concat());
+    stream
+}
+
+#[test]
+fn relays_in_a_trusted_network_need_no_tls() {
+    let mesh = trusting();
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1 << 20);
+    let mut plain = ask_plainly(&mesh, [127, 0, 0, 9]);
+    let mut server = accept_at(&mesh.server);
+    server.read_exact(&mut [0; 4]).unwrap();
+    exchange(&mut plain, &mut server, 100_000);
+    // TLS is welcome, and then the address does not matter.
+    let stream = connect_from([127, 0, 0, 10], mesh_addr(&mesh.far));
+    let mut peer = dial(stream, &private_key(PLAYED), &private_key(FAR)).unwrap();
+    peer.ask(&hello(mesh.server.local_addr().unwrap()));
+    exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
+}
+
+#[test]
+fn a_hello_without_tls_from_an_address_of_no_member_is_refused() {
+    let mesh = trusting();
+    assert_eq!(
+        read_to_the_end(&mut ask_plainly(&mesh, [127, 0, 0, 10])),
+        b""
+    );
+    assert_eq!(rejected(&mesh.far, "unprotected"), 1);
+    mesh.nothing_dialled();
+}
+
+#[test]
+fn a_hello_without_tls_from_outside_of_a_trusted_network_is_refused() {
+    let mesh = Mesh::without_pool();
+    mesh.list_at_far(&[
+        member("near", &[NEAR]),
+        member("far", &[FAR]),
+        member("played", &[PLAYED]).at("127.0.0.9:1"),
+    ]);
+    assert_eq!(
+        read_to_the_end(&mut ask_plainly(&mesh, [127, 0, 0, 9])),
+        b""
+    );
+    assert_eq!(rejected(&mesh.far, "unprotected"), 1);
+    mesh.nothing_dialled();
+}
+
+#[test]
+fn a_relay_dials_without_tls_only_into_a_trusted_network() {
+    for (trusted, first) in [
+        (vec!["127.0.0.1/32"], b'\r'),
+        (vec!["127.0.0.2/32"], 22),
+        (vec![], 22),
+    ] {
+        let ids = Identities::new();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = member("far", &[FAR]).at(port.local_addr().unwrap());
+        let mesh = ids.mesh("near", NEAR, &[member("near", &[NEAR]), far]);
+        let to = "127.0.0.1:9".parse().unwrap();
+        let config = near_config(mesh, &[&["far"]], to, |config| {
+            no_pool(config);
+            let trusted = trusted.iter().map(|net| net.parse().unwrap());
+            config.mesh.as_mut().unwrap().trusted_networks = trusted.collect();
+        });
+        let near = Node::start(&config).unwrap();
+        let _client = connect(&near);
+        let mut begin = [0];
+        accept_at(&port).read_exact(&mut begin).unwrap();
+        assert_eq!(begin, [first], "{trusted:?}");
+    }
+}
