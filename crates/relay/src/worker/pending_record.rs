@@ -56,7 +56,6 @@ pub(super) struct PendingRecord {
     forward: Arc<str>,
     listener: SocketAddr,
     destination: Arc<str>,
-    relay: Option<Arc<str>>,
     /// Read as soon as the leg is connected, because a socket that was reset has no peer address.
     address: Option<SocketAddr>,
 }
@@ -149,11 +148,9 @@ impl PendingRecord {
                 Some(session.0),
             ),
         };
-        let (session, relay) = match plan {
-            DialPlan::Ask { peer, hello, .. } => {
-                (Some(hello.session.0), Some(peer.name.as_str().into()))
-            }
-            DialPlan::Dial(_) | DialPlan::LookUp { .. } => (session, None),
+        let session = match plan {
+            DialPlan::Ask { hello, .. } => Some(hello.session.0),
+            DialPlan::Dial(_) | DialPlan::LookUp { .. } => session,
         };
         let unknown = SocketAddr::from(([0; 4], 0));
         Self {
@@ -161,7 +158,6 @@ impl PendingRecord {
             forward,
             listener: client.local_addr().unwrap_or(unknown),
             destination,
-            relay,
             address: None,
         }
     }
@@ -184,6 +180,8 @@ impl PendingRecord {
         let (to_upstream, to_client) = session.moved();
         let (up, down) = session.spliced();
         let (client_leg, upstream_leg) = session.legs();
+        // The last relay that was tried; earlier ones could not be reached.
+        let relay = plan.peer().map(|peer| peer.name.as_str().into());
         // A leg that was never connected has no TCP_INFO worth recording.
         let upstream_leg = upstream_leg.filter(|_| session.is_connected());
         let direction = |bytes, first, spliced| DirectionRecord {
@@ -199,7 +197,7 @@ impl PendingRecord {
             listener: self.listener,
             destination: Some(self.destination),
             address: self.address,
-            relay: self.relay,
+            relay,
             attempts: match plan {
                 DialPlan::Dial(dial) => Some(dial.begun()),
                 DialPlan::LookUp { .. } | DialPlan::Ask { .. } => None,
