@@ -89,7 +89,11 @@ impl Worker {
             match outcome {
                 DialOutcome::Serve(waiter, spare) => {
                     if self.sessions.is_waiting(waiter) {
-                        self.join(waiter.0, spare, false);
+                        // A relay that refuses this one's key says so only after the handshake. If the
+                        // session has another way, it takes that.
+                        let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);
+                        let may_leave = plan.is_some_and(DialPlan::has_another_way);
+                        self.join(waiter.0, spare, may_leave);
                     }
                 }
                 DialOutcome::Fail(waiter, error) => {

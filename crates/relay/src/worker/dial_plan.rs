@@ -194,6 +194,15 @@ impl DialPlan {
         }
     }
 
+    /// Returns whether there is another plan after this one.
+    pub(super) fn has_another_way(&self) -> bool {
+        let Self::Ask { otherwise, .. } = self else {
+            return false;
+        };
+        let ways = otherwise.ways.as_ref().map_or(0, |ways| ways.len());
+        otherwise.next < ways || otherwise.direct.is_some()
+    }
+
     /// Returns the plan after this one has failed, if the session has another way.
     pub(super) fn fall_back(&mut self, pick: Pick) -> Option<Self> {
         let Self::Ask {
