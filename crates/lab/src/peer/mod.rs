@@ -170,7 +170,7 @@ impl Service {
     }
 
     /// Returns the error that the service does not work: `how` it fails, and the end of its log.
-    fn not_serving(&self, how: String) -> PeerError {
+    pub(crate) fn not_serving(&self, how: String) -> PeerError {
         PeerError::NotServing {
             name: self.name.clone(),
             how,

@@ -296,11 +296,11 @@ impl<'a> Chaos<'a> {
     /// Returns a figure of a relay's metrics.
     fn figure(&self, side: Side, name: &str) -> Result<f64, ExperimentError> {
         let said = self.rig.host(side).run(|| relay::scrape(relay::METRICS))?;
-        let said = said.map_err(ExperimentError::machine("read the metrics of a relay"))?;
-        let lacks = || io::Error::other(format!("they lack {name}"));
-        relay::sum(&said, name)
-            .ok_or_else(lacks)
-            .map_err(ExperimentError::machine("read the metrics of a relay"))
+        let service = &self.relays[side as usize].service;
+        let said =
+            said.map_err(|e| service.not_serving(format!("its metrics cannot be read ({e})")))?;
+        let lacks = || service.not_serving(format!("its metrics lack {name}"));
+        Ok(relay::sum(&said, name).ok_or_else(lacks)?)
     }
 
     /// Waits until `done` for at most `limit`; returns whether it is.
