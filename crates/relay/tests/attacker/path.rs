@@ -278,9 +278,8 @@ impl Flow {
             }
             Kind::Delay => {
                 self.pass(&record)?;
-                match self.delayed.take() {
-                    Some(delayed) => self.pass(&delayed)?,
-                    None => {}
+                if let Some(delayed) = self.delayed.take() {
+                    self.pass(&delayed)?;
                 }
                 return Ok(());
             }
