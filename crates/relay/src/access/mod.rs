@@ -23,6 +23,7 @@ mod sources;
 mod verdict;
 
 pub use destinations::Destinations;
+pub(crate) use name::host_name;
 pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
 pub use verdict::DestinationVerdict;

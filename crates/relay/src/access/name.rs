@@ -5,7 +5,7 @@
 ///
 /// A name whose last label is a number is not valid: resolvers take `127.1` and `0x7f000001` for
 /// addresses, and an address must be checked as one.
-pub(super) fn host_name(text: &str) -> Option<&str> {
+pub(crate) fn host_name(text: &str) -> Option<&str> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let sound = name.len() <= 253 && name.split('.').all(is_label);
     (sound && !is_number(name.rsplit('.').next()?)).then_some(name)

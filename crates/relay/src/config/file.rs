@@ -1,5 +1,6 @@
 //! The configuration file as written, and its conversion to a [`Config`].
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use taut_mesh::members::MemberName;
 use toml::Spanned;
 
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
-use super::{Config, Forward, mesh, transparent};
+use super::{Config, Forward, Named, ServerName, mesh, transparent};
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen, serving_addr};
 use crate::session_log;
@@ -61,6 +62,7 @@ pub(super) struct ForwardSection {
     // serde gives no span for the texts inside an untagged enum; the span of the list is used.
     listen: Spanned<OneOrMany>,
     to: Option<Spanned<OneOrMany>>,
+    sni: Option<Spanned<BTreeMap<String, Spanned<OneOrMany>>>>,
     check: Option<Spanned<Time>>,
     transparent: Option<Spanned<bool>>,
     ports: Option<Spanned<Vec<u16>>>,
@@ -96,6 +98,8 @@ const MESH: &str = "mesh";
 const MAX_VIA: usize = 8;
 /// The maximum number of destinations of a forward.
 const MAX_TO: usize = 64;
+/// The maximum number of server names of a forward.
+const MAX_SNI: usize = 1024;
 /// The range of `check`. More frequent checks would burden the destinations to no purpose.
 const CHECK: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=*TIME.end();
 /// The maximum number of routes of a forward.
@@ -232,6 +236,10 @@ impl ForwardSection {
             Some(to) => destinations(to, &format!("relay.forward[{i}].to"))?,
             None => Vec::new(),
         };
+        let sni = match self.sni {
+            Some(sni) => server_names(sni, i)?,
+            None => Vec::new(),
+        };
         let check = match self.check {
             None => None,
             some => {
@@ -279,6 +287,7 @@ impl ForwardSection {
             transparent: transparent.check(i, listen_at, &listen)?,
             listen,
             to,
+            sni,
             check,
             identity,
             via,
@@ -312,6 +321,30 @@ fn destinations(to: Spanned<OneOrMany>, field: &str) -> Result<Vec<Destination>,
     texts
         .map(|(j, text)| parse(text, at, || format!("{field}[{j}]")))
         .collect()
+}
+
+/// Parses the server names of `forward[i].sni` and their destinations.
+fn server_names(
+    sni: Spanned<BTreeMap<String, Spanned<OneOrMany>>>,
+    i: usize,
+) -> Result<Vec<Named>, (usize, String)> {
+    let at = sni.span().start;
+    let sni = sni.into_inner();
+    if sni.is_empty() || sni.len() > MAX_SNI {
+        let message = format!("relay.forward[{i}].sni: must name from 1 to {MAX_SNI} servers");
+        return Err((at, message));
+    }
+    let mut names: Vec<Named> = Vec::with_capacity(sni.len());
+    for (text, to) in sni {
+        let field = format!("relay.forward[{i}].sni.\"{text}\"");
+        let at = to.span().start;
+        let name: ServerName = parse(&text, at, || format!("relay.forward[{i}].sni"))?;
+        if names.iter().any(|(known, _)| *known == name) {
+            return Err((at, format!("{field}: the name is listed twice")));
+        }
+        names.push((name, destinations(to, &field)?));
+    }
+    Ok(names)
 }
 
 /// The names and addresses that the sections so far have taken.

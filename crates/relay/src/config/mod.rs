@@ -18,10 +18,12 @@ mod field;
 mod file;
 mod limits;
 mod mesh;
+mod server_name;
 mod transparent;
 
 pub use limits::{InboundLimits, PoolLimits};
 pub use mesh::{MeshConfig, PeerRule, Removed, Turbo};
+pub use server_name::{Named, ServerName, ServerNameError};
 pub use transparent::{InterceptConfig, Transparent};
 
 use file::File;
@@ -118,7 +120,10 @@ pub struct Forward {
     /// The destinations, of which each session gets one. Empty: the destination that each client
     /// connected to (`transparent`). With `via`, one.
     pub to: Vec<Destination>,
-    /// The interval at which each address of `to` is checked by a connection; `None`: no checks.
+    /// The destinations of TLS clients by the server name in their ClientHello; `to` is for all others
+    /// then. Empty: all clients go to `to`.
+    pub sni: Vec<Named>,
+    /// The interval at which each address of `to` and `sni` is checked by a connection; `None`: no checks.
     pub check: Option<Duration>,
     /// The connections to intercept.
     pub transparent: Option<Transparent>,
@@ -151,7 +156,13 @@ impl Forward {
         } = &self.identity;
         let introduced = accept_proxy.is_some();
         Some(match (&self.to[..], &self.transparent) {
-            ([], None) => {
+            (_, Some(_)) if !self.sni.is_empty() => {
+                ": `sni` and `transparent` exclude each other; remove one"
+            }
+            _ if self.early_syn && !self.sni.is_empty() => {
+                ".early_syn: cannot be combined with `sni`: the destination is not known at the SYN"
+            }
+            ([], None) if self.sni.is_empty() => {
                 ".to: set the destination, or `transparent = true` for the one that each client connected to"
             }
             ([_, ..], Some(_)) => ": `to` and `transparent` exclude each other; remove one",
@@ -163,11 +174,11 @@ impl Forward {
             {
                 ".early_syn: cannot be combined with transparent, source, send_proxy or accept_proxy"
             }
-            ([_, _, ..], _) if !self.via.is_empty() => {
+            _ if !self.via.is_empty() && self.lists().any(|to| to.len() > 1) => {
                 ".to: with `via` there is one destination, which the last relay dials; write a name that \
                  has all the addresses"
             }
-            _ if self.check.is_some() && (self.to.is_empty() || !self.via.is_empty()) => {
+            _ if self.check.is_some() && (self.transparent.is_some() || !self.via.is_empty()) => {
                 ".check: only destinations that this relay connects to itself can be checked; remove \
                  `check`, or `transparent` or `via`"
             }
@@ -182,12 +193,23 @@ impl Forward {
         })
     }
 
+    /// Returns `to`, and the destinations of each server name.
+    fn lists(&self) -> impl Iterator<Item = &Vec<Destination>> {
+        std::iter::once(&self.to).chain(self.sni.iter().map(|(_, to)| to))
+    }
+
+    /// Returns the destinations: `to`, then those of each server name.
+    pub(crate) fn destinations(&self) -> impl Iterator<Item = &Destination> {
+        self.lists().flatten()
+    }
+
     /// Returns a forward that intercepts connections.
     pub fn transparent(listen: Vec<Listen>, transparent: Transparent) -> Self {
         Self {
             name: None,
             listen,
             to: Vec::new(),
+            sni: Vec::new(),
             check: None,
             transparent: Some(transparent),
             identity: Identity::default(),
@@ -206,6 +228,7 @@ impl Forward {
             name: None,
             listen,
             to: vec![to],
+            sni: Vec::new(),
             check: None,
             transparent: None,
             identity: Identity::default(),

@@ -95,6 +95,43 @@ fn a_forward_may_have_several_destinations_and_check_them() {
 }
 
 #[test]
+fn a_forward_may_choose_its_destination_by_server_name() {
+    let forward = |sni: &str| format!("[[relay.forward]]\nlisten = \":1\"\n{sni}");
+    let config = parse(&forward(
+        "to = \"d:1\"\n[relay.forward.sni]\n\"A.example\" = \"a:1\"\n\"*.b.example\" = [\"b:1\", \"b:2\"]\n",
+    ))
+    .unwrap();
+    let to = |to: &[&str]| -> Vec<Destination> { to.iter().map(|t| t.parse().unwrap()).collect() };
+    let mut sni = config.forwards[0].sni.clone();
+    sni.sort_by_key(|(_, to)| to.len());
+    let exact = (ServerName::Exact("a.example".into()), to(&["a:1"]));
+    let below = (ServerName::Below("b.example".into()), to(&["b:1", "b:2"]));
+    assert_eq!(sni, [exact, below]);
+    // Without `to`, others are refused.
+    assert!(parse(&forward("sni = { \"a.example\" = \"a:1\" }\n")).is_ok());
+    for (sni, part) in [
+        ("sni = {}\n", "sni: must name from 1 to 1024"),
+        ("sni = { \"1.2.3.4\" = \"a:1\" }\n", "not a server name"),
+        ("sni = { \"a\" = \"a\" }\n", "sni.\"a\": `a` does not end"),
+        (
+            "sni = { \"a\" = \"a:1\", \"A\" = \"a:1\" }\n",
+            "listed twice",
+        ),
+        (
+            "early_syn = true\nsni = { \"a\" = \"a:1\" }\n",
+            "not known at the SYN",
+        ),
+        (
+            "transparent = true\nports = [9]\nallow = \"*:*\"\nsni = { \"a\" = \"a:1\" }\n",
+            "`sni` and `transparent`",
+        ),
+    ] {
+        let error = error(&forward(sni));
+        assert!(error.contains(part), "no `{part}` in {error}");
+    }
+}
+
+#[test]
 fn splice_can_be_switched_off() {
     let config = parse(&format!("[relay]\nsplice = false\n{FORWARD}")).unwrap();
     assert_eq!(config.data.splice_after, None);

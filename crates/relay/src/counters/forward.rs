@@ -38,6 +38,8 @@ pub(crate) struct ForwardCounters {
     pub(crate) destination_refused: Counter,
     /// Connections reset for lack of an accepted PROXY protocol header.
     pub(crate) header_refused: Counter,
+    /// Connections reset for lack of a TLS ClientHello that leads to a destination.
+    pub(crate) hello_refused: Counter,
     /// The client that was refused last.
     pub(crate) last_refused: LastAddr,
 }

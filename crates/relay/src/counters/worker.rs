@@ -5,6 +5,7 @@ use taut_mesh::acceptor::Rejection;
 use super::counter::Counter;
 use super::histogram::Histogram;
 use super::last_addr::LastAddr;
+use crate::outcome::client_hello::HelloRefusal;
 use crate::outcome::mesh::MeshRefusal;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
@@ -53,6 +54,10 @@ pub(crate) struct WorkerMetrics {
     pub(crate) proxy_waiting: Counter,
     pub(crate) proxy_headers: Counter,
     pub(crate) proxy_refused: [Counter; ProxyRefusal::ALL.len()],
+    /// Clients by what their server name led to: a name, a wildcard, the default.
+    pub(crate) hellos: [Counter; 3],
+    pub(crate) hellos_waiting: Counter,
+    pub(crate) hellos_refused: [Counter; HelloRefusal::ALL.len()],
     pub(crate) mesh_accepted: Counter,
     pub(crate) mesh_unproven: Counter,
     pub(crate) mesh_ready: Counter,

@@ -24,13 +24,15 @@ pub(crate) enum Token {
     Spare(Slot, Generation),
     /// A client's connection whose PROXY protocol header is incomplete.
     ProxyHeader(Slot, Generation),
+    /// A client's connection whose TLS ClientHello is incomplete.
+    ClientHello(Slot, Generation),
     /// A connection attempt besides the upstream leg of its session.
     Attempt(Slot, Generation),
 }
 
-const KIND_SHIFT: u32 = 61;
+const KIND_SHIFT: u32 = 60;
 const GENERATION_SHIFT: u32 = 32;
-const GENERATION_BITS: u32 = 29;
+const GENERATION_BITS: u32 = 28;
 
 // === impl Generation ===
 
@@ -56,6 +58,7 @@ impl Token {
             Self::Spare(slot, generation) => of(5, slot, generation),
             Self::ProxyHeader(slot, generation) => of(6, slot, generation),
             Self::Attempt(slot, generation) => of(7, slot, generation),
+            Self::ClientHello(slot, generation) => of(8, slot, generation),
         }
     }
 
@@ -75,7 +78,8 @@ impl Token {
             4 => Self::InboundConn(slot, generation),
             5 => Self::Spare(slot, generation),
             6 => Self::ProxyHeader(slot, generation),
-            _ => Self::Attempt(slot, generation),
+            7 => Self::Attempt(slot, generation),
+            _ => Self::ClientHello(slot, generation),
         }
     }
 }
@@ -98,6 +102,7 @@ mod tests {
                 Token::Spare(Slot(slot), Generation(generation)),
                 Token::ProxyHeader(Slot(slot), Generation(generation)),
                 Token::Attempt(Slot(slot), Generation(generation)),
+                Token::ClientHello(Slot(slot), Generation(generation)),
             ] {
                 prop_assert_eq!(Token::decode(token.encode()), token);
             }

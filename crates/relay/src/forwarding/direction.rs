@@ -196,8 +196,13 @@ impl<P> Direction<P> {
         self.moved == 0 && self.state == State::Open && self.is_empty()
     }
 
-    /// Prepares for a different leg to write to. The direction must be
-    /// [untouched](Self::is_untouched).
+    /// Returns whether the direction has forwarded nothing. It may hold bytes that it has read.
+    pub(crate) fn has_sent_nothing(&self) -> bool {
+        self.moved == 0 && self.state == State::Open
+    }
+
+    /// Prepares for a different leg to write to. The direction must have
+    /// [sent nothing](Self::has_sent_nothing).
     pub(crate) fn lose_sink(&mut self) {
         self.writable = false;
     }

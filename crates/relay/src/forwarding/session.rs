@@ -408,7 +408,8 @@ impl<L: Leg> Session<L> {
     /// that the kernel accepted may have arrived even without an acknowledgement, so a single one
     /// counts.
     fn is_untouched(&self) -> bool {
-        self.to_upstream.is_untouched() && self.to_client.is_untouched()
+        // Bytes that were read from the client and not sent stay, and go to the next leg.
+        self.to_upstream.has_sent_nothing() && self.to_client.is_untouched()
     }
 
     fn flush<W>(&mut self, now: Instant, t: &Timeouts, io: &mut W) -> Step

@@ -10,6 +10,7 @@ use crate::counters::counter::Counter;
 use crate::counters::histogram::{Histogram, Totals};
 use crate::counters::worker::WorkerMetrics;
 use crate::intercept::Method;
+use crate::outcome::client_hello::HelloRefusal;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
@@ -84,6 +85,7 @@ impl Collector for Metrics {
         self.encode_times(&mut encoder)?;
         self.encode_log(&mut encoder)?;
         self.encode_identity(&mut encoder)?;
+        self.encode_hellos(&mut encoder)?;
 
         let (upstream, client) = self.bytes();
         let help = "Bytes forwarded, by the leg that they were written to";
@@ -251,6 +253,28 @@ impl Metrics {
             }
         }
         Ok(())
+    }
+
+    /// Encodes the metrics of clients whose destination depends on their TLS server name.
+    fn encode_hellos(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let help = "TLS clients of forwards with server names, by what chose their destination";
+        let name = "taut_relay_client_hellos";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (i, by) in ["name", "wildcard", "default"].into_iter().enumerate() {
+            let count = Count(self.sum(|w| &w.hellos[i]));
+            count.encode(family.encode_family(&[("by", by)])?)?;
+        }
+        let help = "Clients of forwards with server names that were reset, by cause";
+        let name = "taut_relay_client_hellos_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for why in HelloRefusal::ALL {
+            let count = Count(self.sum(|w| &w.hellos_refused[why.index()]));
+            count.encode(family.encode_family(&[("cause", why.label())])?)?;
+        }
+        let help = "Connections whose TLS ClientHello is incomplete";
+        let name = "taut_relay_client_hellos_waiting";
+        let waiting = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        Level(self.sum(|w| &w.hellos_waiting)).encode(waiting)
     }
 
     /// Encodes the metrics of early SYN.

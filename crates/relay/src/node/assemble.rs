@@ -19,6 +19,7 @@ use crate::counters::registry::Registry;
 use crate::handover::Passed;
 use crate::net::addr::Destination;
 use crate::net::targets::Targets;
+use crate::route::by_name::ByName;
 use crate::route::listener::{NewListener, Purpose};
 use crate::route::table::{Mesh, Peer, Route, Setup};
 
@@ -65,8 +66,9 @@ pub(super) fn assemble(
     let members = identity.as_ref().map(|identity| &*identity.local.members);
     let mut listeners: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
-    for ((forward, targets), legs) in config.forwards.iter().zip(resolved.forwards).zip(legs) {
+    for ((forward, mut targets), legs) in config.forwards.iter().zip(resolved.forwards).zip(legs) {
         let (client, upstream) = legs;
+        let options = Arc::new(upstream.clone());
         let transparent = forward.transparent.is_some();
         let (listen, opened) = bind(
             &forward.listen,
@@ -77,8 +79,10 @@ pub(super) fn assemble(
             transparent,
             inherited,
         )?;
-        let next_hop = match &forward.transparent {
-            None => next_hop(forward, targets, upstream, &peers),
+        let own = targets.drain(..forward.to.len().min(targets.len()));
+        let own = own.collect();
+        let main = match &forward.transparent {
+            None => next_hop(forward, &forward.to, own, &options, &peers),
             Some(transparent) => {
                 original(forward, transparent, &listen, upstream, &peers, members)?
             }
@@ -87,20 +91,36 @@ pub(super) fn assemble(
             Some(name) => name.clone(),
             None => listen.first().map_or_else(String::new, |l| l.0.to_string()),
         };
-        let route = Route {
+        let stats = registry.forward(&name);
+        let route = |destination: Arc<str>, next_hop, by_name| Route {
             id: 0,
-            stats: registry.forward(&name),
-            destination: match &forward.to[..] {
-                [] => "where clients want to go".into(),
-                to => names_of(to).into(),
-            },
-            listen,
+            stats: stats.clone(),
+            destination,
+            listen: listen.clone(),
             early_syn: forward.early_syn,
             sources: forward.sources.clone(),
             next_hop,
+            by_name,
             identity: forward.identity.clone(),
             check: forward.check,
         };
+        let named: Vec<_> = forward
+            .sni
+            .iter()
+            .map(|(name, to)| {
+                let own = targets.drain(..to.len().min(targets.len()));
+                let next_hop = next_hop(forward, to, own.collect(), &options, &peers);
+                let route = route(names_of(to).into(), next_hop, None);
+                (name.clone(), Arc::new(route))
+            })
+            .collect();
+        let by_name = (!named.is_empty()).then(|| ByName::new(named, !forward.to.is_empty()));
+        let destination = match &forward.to[..] {
+            [] if by_name.is_some() => "by server name".into(),
+            [] => "where clients want to go".into(),
+            to => names_of(to).into(),
+        };
+        let route = route(destination, main, by_name);
         let route = before.route(route, &mut next);
         let purpose = Purpose::Forward(route.clone());
         assign(&mut listeners, opened, &purpose, &client);
@@ -140,10 +160,10 @@ pub(super) fn assemble(
     };
     if let Some(i) = find_loop(&routes, None) {
         // A transparent forward has no destination of its own to compare.
-        let to = &config.forwards[i].to;
+        let to: Vec<_> = config.forwards[i].destinations().cloned().collect();
         if !to.is_empty() {
             return Err(StartError::Loop {
-                destination: names_of(to),
+                destination: names_of(&to),
             });
         }
     }

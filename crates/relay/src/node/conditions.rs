@@ -72,8 +72,7 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
         };
         all.extend(condition.map(|condition| (condition, reached(&route.stats))));
         all.push((Condition::Refused { forward }, refused(&route.stats)));
-        let targets = route.next_hop.targets().iter();
-        all.extend(targets.filter_map(|targets| look_ups(targets)));
+        all.extend(route.targets().filter_map(|targets| look_ups(targets)));
     }
     if let Some(mesh) = &setup.mesh {
         if !mesh.listen.is_empty() {
@@ -130,6 +129,7 @@ fn refused(stats: &ForwardStats) -> Observation {
     only_failures(sources.chain([
         ("destination", stats.sum(|c| &c.destination_refused)),
         ("proxy_header", stats.sum(|c| &c.header_refused)),
+        ("client_hello", stats.sum(|c| &c.hello_refused)),
     ]))
 }
 

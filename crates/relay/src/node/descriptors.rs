@@ -7,7 +7,8 @@ use taut_sys::limits::raise_open_file_limit;
 use super::StartError;
 use super::look_ups::dialled_relays;
 use crate::config::{Config, Forward, MeshConfig};
-use crate::worker::{MAX_EXTRA, MAX_WAITING};
+use crate::net::addr::Destination;
+use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING};
 
 /// The maximum number of sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -65,24 +66,34 @@ fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
 
 /// Returns the maximum number of descriptors of connection attempts besides the sessions' own.
 fn extra_dials(config: &Config) -> u64 {
-    let is_one = |f: &Forward| match &f.to[..] {
+    let is_one = |to: &[Destination]| match to {
         [] => true,
         [to] => to.host.parse::<IpAddr>().is_ok(),
         _ => false,
     };
+    let lists = config.forwards.iter().flat_map(|f| {
+        let named = f.sni.iter().map(|(_, to)| to);
+        std::iter::once(&f.to).chain(named)
+    });
+    let mut lists = lists.map(Vec::as_slice);
     let takes_names = config.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
-    match takes_names || !config.forwards.iter().all(is_one) {
+    match takes_names || !lists.all(is_one) {
         true => u64::from(MAX_EXTRA),
         false => 0,
     }
 }
 
 /// Returns the maximum number of descriptors of connections without a complete PROXY protocol
-/// header.
+/// header or TLS ClientHello.
 fn introduced_descriptors(config: &Config) -> u64 {
     let introduced = |f: &Forward| f.identity.accept_proxy.is_some();
-    match config.forwards.iter().any(introduced) {
+    let headers = match config.forwards.iter().any(introduced) {
         true => u64::from(MAX_WAITING),
         false => 0,
-    }
+    };
+    let hellos = match config.forwards.iter().any(|f| !f.sni.is_empty()) {
+        true => u64::from(MAX_HELLOS),
+        false => 0,
+    };
+    headers + hellos
 }

@@ -67,7 +67,7 @@ impl SharedHandle {
     /// Returns the names that are looked up periodically: those of forwards, then those of peers.
     pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
-        let forwards = setup.routes.iter().flat_map(|r| r.next_hop.targets());
+        let forwards = setup.routes.iter().flat_map(|r| r.targets());
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
         let all = forwards.chain(peers.flat_map(|peer| &peer.targets));
         let mut names: Vec<Arc<Targets>> = Vec::new();
@@ -85,18 +85,25 @@ impl SharedHandle {
         let setup = self.shared.setup();
         let mut checks: Vec<Check> = Vec::new();
         for route in &setup.routes {
-            let (Some(interval), NextHop::Direct(direct)) = (route.check, &route.next_hop) else {
+            let Some(interval) = route.check else {
                 continue;
             };
-            let targets = route.next_hop.targets().iter();
-            for backend in targets.flat_map(|t| t.backends().to_vec()) {
+            let direct = route.next_hops().filter_map(|hop| match hop {
+                NextHop::Direct(direct) => Some(direct),
+                NextHop::Mesh { .. } | NextHop::OriginalDst(_) => None,
+            });
+            let all = direct.flat_map(|direct| {
+                let backends = direct.targets.iter().flat_map(|t| t.backends().to_vec());
+                backends.map(move |backend| (backend, &direct.options))
+            });
+            for (backend, options) in all {
                 match checks.iter_mut().find(|c| c.backend.addr == backend.addr) {
                     Some(known) => known.interval = known.interval.min(interval),
                     None => checks.push(Check {
                         backend,
                         interval,
                         timeout: setup.timeouts.connect.min(interval),
-                        options: direct.options.clone(),
+                        options: options.clone(),
                     }),
                 }
             }

@@ -102,7 +102,7 @@ impl Holdings {
     /// Returns the addresses of `destination`, if they have been looked up.
     pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
-        let forwards = routes.flat_map(|route| route.next_hop.targets());
+        let forwards = routes.flat_map(|route| route.targets());
         let peers = self.mesh().into_iter().flat_map(|mesh| &mesh.peers);
         let mut known = forwards.chain(peers.flat_map(|peer| &peer.targets));
         known.find(|t| t.destination() == destination).cloned()
@@ -166,8 +166,14 @@ fn is_same(a: &Route, b: &Route) -> bool {
         }
         _ => false,
     };
+    let by_name = match (&a.by_name, &b.by_name) {
+        (None, None) => true,
+        (Some(one), Some(other)) => one.is_same(other, |a, b| is_same(a, b)),
+        _ => false,
+    };
     next_hop
         && Arc::ptr_eq(&a.stats, &b.stats)
+        && by_name
         && a.listen == b.listen
         && a.early_syn == b.early_syn
         && a.sources == b.sources

@@ -45,7 +45,7 @@ pub(super) fn resolve_all(
     before: &Holdings,
 ) -> Result<Resolved, ResolveError> {
     let destinations = |f: &Forward| match f.via.is_empty() || f.direct {
-        true => f.to.clone(),
+        true => f.destinations().cloned().collect(),
         false => Vec::new(),
     };
     let table = &*before.backends;

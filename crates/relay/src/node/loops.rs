@@ -14,19 +14,17 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
     let upstream: Vec<Addrs> = routes
         .iter()
         .map(|route| {
-            let relays: Vec<_>;
-            let targets = match &route.next_hop {
-                NextHop::Direct(direct) => &direct.targets[..],
+            let targets = route.next_hops().flat_map(|hop| match hop {
+                NextHop::Direct(direct) => direct.targets.clone(),
                 NextHop::Mesh { ways, .. } => {
                     let ways = ways.iter();
-                    relays = ways.flat_map(|way| way.peer.targets.clone()).collect();
-                    &relays[..]
+                    ways.flat_map(|way| way.peer.targets.clone()).collect()
                 }
                 // Destinations of a transparent forward are checked for each connection.
-                NextHop::OriginalDst(_) => &[],
-            };
-            let addrs = targets.iter().map(|targets| match new {
-                Some((which, addrs)) if std::ptr::eq(which, &raw const **targets) => addrs.clone(),
+                NextHop::OriginalDst(_) => Vec::new(),
+            });
+            let addrs = targets.map(|targets| match new {
+                Some((which, addrs)) if std::ptr::eq(which, Arc::as_ptr(&targets)) => addrs.clone(),
                 _ => targets.current(),
             });
             addrs.flat_map(|addrs| addrs.to_vec()).collect()

@@ -15,21 +15,25 @@ use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
 use crate::route::table::{Direct, NextHop, OriginalDst, Peer, Rules, Upstream, Way};
 
-/// Returns the next hop of a forward. `targets` are its destinations', if this node dials them.
+/// Returns the next hop of a forward to `to`. `targets` are the addresses of `to`, if this node dials it.
 pub(super) fn next_hop(
     forward: &Forward,
+    to: &[Destination],
     targets: Vec<Arc<Targets>>,
-    options: LegOptions,
+    options: &Arc<LegOptions>,
     peers: &[Arc<Peer>],
 ) -> NextHop {
-    let options = Arc::new(options);
-    let direct = Direct { targets, options };
-    match forward.to.first() {
+    let direct = Direct {
+        targets,
+        options: options.clone(),
+    };
+    match to.first() {
         Some(to) if !forward.via.is_empty() => NextHop::Mesh {
             ways: ways(forward, peers),
             destination: target(to),
             direct: forward.direct.then_some(direct),
         },
+        // Without destinations, clients that name no server are refused before they get here.
         _ => NextHop::Direct(direct),
     }
 }

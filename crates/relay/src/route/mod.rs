@@ -1,4 +1,5 @@
 //! The routes from a listener to its connections' destinations.
 
+pub(crate) mod by_name;
 pub(crate) mod listener;
 pub(crate) mod table;

@@ -21,6 +21,7 @@ use crate::counters::peer::PeerStats;
 use crate::intercept::Taking;
 use crate::net::addr::{ListenAddr, UpstreamAddr};
 use crate::net::targets::Targets;
+use crate::route::by_name::ByName;
 
 /// The configuration that new sessions use. A reload replaces it; running sessions keep theirs.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(crate) struct Route {
     pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) next_hop: NextHop,
+    /// The routes of clients by their TLS server names; `next_hop` is the default then.
+    pub(crate) by_name: Option<ByName<Arc<Route>>>,
     /// The sources that may connect.
     pub(crate) sources: Sources,
     /// Whether to dial the upstream leg when the client's SYN arrives.
@@ -49,6 +52,19 @@ pub(crate) struct Route {
     pub(crate) identity: Identity,
     /// The interval of health checks; `None`: no checks.
     pub(crate) check: Option<Duration>,
+}
+
+impl Route {
+    /// Returns the next hops: the forward's own, and those of its server names.
+    pub(crate) fn next_hops(&self) -> impl Iterator<Item = &NextHop> {
+        let named = self.by_name.iter().flat_map(ByName::all);
+        std::iter::once(&self.next_hop).chain(named.map(|route| &route.next_hop))
+    }
+
+    /// Returns the destinations that this node dials.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Arc<Targets>> {
+        self.next_hops().flat_map(NextHop::targets)
+    }
 }
 
 /// The next hop of a forward's connections.

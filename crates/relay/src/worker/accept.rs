@@ -1,8 +1,9 @@
 //! The steps from a listener to a session: accept, check, plan, register, dial.
 //!
 //! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and
-//! continues at [`Worker::start`]. A connection from another relay waits in [`super::mesh`] for its
-//! hello and continues at [`Worker::open`].
+//! continues at [`Worker::enter`]. A connection whose destination depends on its TLS server name
+//! waits in [`super::client_hello`] and continues at [`Worker::start`]. A connection from another
+//! relay waits in [`super::mesh`] for its hello and continues at [`Worker::open`].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +15,7 @@ use super::client::Client;
 use super::dial_plan::DialPlan;
 use super::listeners::{ACCEPTS, OpenListener};
 use super::pending_record::Origin;
-use super::sessions::slot;
+use super::slots::slot;
 use crate::access;
 use crate::access::identity::Introduction;
 use crate::counters::forward::ForwardStats;
@@ -44,7 +45,7 @@ impl Worker {
                     Purpose::Forward(route) => {
                         if let Some(stream) = self.admit(stream, peer, &route.sources, &route.stats)
                         {
-                            self.accept(Client::direct(stream, ClientAddr(peer), route));
+                            self.enter(Client::direct(stream, ClientAddr(peer), route));
                         }
                     }
                     Purpose::Mesh => self.accept_relay(stream, peer),
@@ -97,6 +98,15 @@ impl Worker {
         leg.into().abort();
     }
 
+    /// Lets a client in that may connect. A client of a forward with server names waits for its
+    /// ClientHello first.
+    pub(super) fn enter(&mut self, client: Client) {
+        match client.route.by_name.is_some() {
+            true => self.await_client_hello(client),
+            false => self.accept(client),
+        }
+    }
+
     // === plan ===
 
     /// Starts the session of a client, or resets the client if its destination is not allowed.
@@ -132,16 +142,13 @@ impl Worker {
             stream,
             addr,
             route,
+            read,
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        self.open(
-            stream.into(),
-            addr,
-            plan,
-            &origin,
-            introduction.unwrap_or_default(),
-        );
+        let mut first = introduction.unwrap_or_default();
+        first.extend(read);
+        self.open(stream.into(), addr, plan, &origin, first);
     }
 
     // === register, dial ===

@@ -15,6 +15,8 @@ pub(super) struct Client {
     /// The address that the client connected to, as reported by a proxy.
     pub(super) proxied_to: Option<SocketAddr>,
     pub(super) route: Arc<Route>,
+    /// Bytes of the client's stream that have been read.
+    pub(super) read: Vec<u8>,
 }
 
 impl Client {
@@ -25,6 +27,7 @@ impl Client {
             addr,
             proxied_to: None,
             route,
+            read: Vec::new(),
         }
     }
 

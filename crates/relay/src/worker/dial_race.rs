@@ -18,7 +18,8 @@ use taut_sys::epoll::Interest;
 use super::Worker;
 use super::attempts::{Attempt, MAX_EXTRA, Pick};
 use super::dial_plan::DialPlan;
-use super::sessions::{self, Close};
+use super::sessions::Close;
+use super::slots;
 use crate::access::may_be_borrowed;
 use crate::event::token::{Slot, Token};
 use crate::outcome::session_end::{End, Side};
@@ -147,7 +148,7 @@ impl Worker {
             let until = now + entry.timeouts.connect;
             self.attempts.generation = self.attempts.generation.next();
             let vacant = self.attempts.entries.vacant_entry();
-            let i = sessions::slot(vacant.key());
+            let i = slots::slot(vacant.key());
             let token = match is_own {
                 true => Token::Leg(slot, generation, Side::Upstream),
                 false => Token::Attempt(i, self.attempts.generation),

@@ -24,6 +24,7 @@ use crate::route::table::Setup;
 mod accept;
 mod attempts;
 mod client;
+mod client_hello;
 mod dial;
 mod dial_plan;
 mod dial_race;
@@ -37,14 +38,18 @@ mod proxy_header;
 pub(crate) mod resolver;
 mod sessions;
 mod shared;
+mod slots;
+mod wait_list;
 
 pub(crate) use attempts::MAX_EXTRA;
+pub(crate) use client_hello::MAX_HELLOS;
 pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
 use attempts::Attempts;
 use client::Client;
+use client_hello::ClientHellos;
 use early::EarlyLegs;
 use io::{IoContext, SCRATCH};
 use listeners::{OpenListener, listener_token};
@@ -65,6 +70,8 @@ pub(crate) struct Worker {
     listeners: BTreeMap<ListenerId, OpenListener>,
     /// Connections that start with a PROXY protocol header.
     proxy_headers: ProxyHeaders,
+    /// Connections whose destination depends on their TLS server name.
+    client_hellos: ClientHellos,
     mailbox: Arc<Mailbox>,
     /// The configuration that new sessions use.
     setup: Arc<Setup>,
@@ -121,6 +128,7 @@ impl Worker {
             early: EarlyLegs::new(index),
             listeners: own,
             proxy_headers: ProxyHeaders::default(),
+            client_hellos: ClientHellos::default(),
             mailbox,
             setup,
             shared,
@@ -144,6 +152,7 @@ impl Worker {
             }
             self.poll_mesh();
             self.poll_proxy_headers();
+            self.poll_client_hellos();
             self.drive_sessions();
             self.wake_listeners();
             match self.shared.ordered() {
@@ -155,6 +164,7 @@ impl Worker {
                     if self.sessions.entries.is_empty()
                         && self.mesh.inbound.is_empty()
                         && self.proxy_headers.is_empty()
+                        && self.client_hellos.is_empty()
                         && self.mailbox.close_if_empty()
                     {
                         return Ok(());
@@ -185,6 +195,7 @@ impl Worker {
             self.mesh.pools.next(),
             self.mesh.inbound.next(),
             self.proxy_headers.next(),
+            self.client_hellos.next(),
         ];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -208,6 +219,9 @@ impl Worker {
                 self.on_mesh_readable(slot, generation, readiness);
             }
             Token::Spare(slot, generation) => self.on_pool_ready(slot, generation, readiness),
+            Token::ClientHello(slot, generation) => {
+                self.on_hello_readable(slot, generation, readiness);
+            }
             Token::Attempt(slot, generation) => {
                 let session = self.attempts.handle(slot, generation, readiness);
                 if let Some((slot, generation)) = session

@@ -7,12 +7,10 @@
 //! | time to the end of the header | [`PATIENCE`] from accept | reset | `{cause="timed_out"}` |
 //! | a header | [`MAX_HEADER`] bytes | reset | `{cause="malformed"}` |
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use slab::Slab;
 use taut_mesh::proxy::{Header, MAX_HEADER, Reader};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
@@ -20,7 +18,7 @@ use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::client::Client;
-use super::sessions::slot;
+use super::wait_list::WaitList;
 use crate::access::SourceVerdict;
 use crate::event::token::{Generation, Slot, Token};
 use crate::net::addr::ClientAddr;
@@ -35,55 +33,13 @@ pub(crate) const MAX_WAITING: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A worker's connections whose header is incomplete.
-#[derive(Default)]
-pub(super) struct ProxyHeaders {
-    waiting: Slab<Waiting>,
-    generation: Generation,
-    /// Connections ordered by deadline. Entries of connections that have left remain until they are
-    /// reached.
-    deadlines: VecDeque<(Instant, Slot, Generation)>,
-}
+pub(super) type ProxyHeaders = WaitList<Waiting>;
 
-struct Waiting {
+pub(super) struct Waiting {
     stream: Stream,
     from: SocketAddr,
     route: Arc<Route>,
     reader: Reader,
-    generation: Generation,
-}
-
-// === impl ProxyHeaders ===
-
-impl ProxyHeaders {
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// Returns the earliest deadline.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.deadlines.front().map(|(at, ..)| *at)
-    }
-
-    /// Returns the next connection whose deadline has passed.
-    fn due(&mut self, now: Instant) -> Option<Slot> {
-        while let Some(&(at, slot, generation)) = self.deadlines.front() {
-            let there = self.contains(slot, generation);
-            if there && at > now {
-                return None;
-            }
-            self.deadlines.pop_front();
-            if there {
-                return Some(slot);
-            }
-        }
-        None
-    }
-
-    fn contains(&self, slot: Slot, generation: Generation) -> bool {
-        self.waiting
-            .get(slot.0 as usize)
-            .is_some_and(|w| w.generation == generation)
-    }
 }
 
 /// The result of reading a header.
@@ -124,34 +80,30 @@ impl Worker {
             tracing::debug!(%from, "refused a connection: not a sender in proxy_from");
             return self.refuse_proxy(stream, from, &route, ProxyRefusal::Sender);
         }
-        if self.proxy_headers.waiting.len() >= self.shared.share(MAX_WAITING) as usize {
+        if self.proxy_headers.len() >= self.shared.share(MAX_WAITING) as usize {
             return self.refuse_proxy(stream, from, &route, ProxyRefusal::Full);
         }
-        let proxy_headers = &mut self.proxy_headers;
-        proxy_headers.generation = proxy_headers.generation.next();
-        let generation = proxy_headers.generation;
-        let vacant = proxy_headers.waiting.vacant_entry();
-        let slot = slot(vacant.key());
-        let token = Token::ProxyHeader(slot, generation).encode();
-        // The poller also reports bytes that have arrived already.
-        if self
-            .io
-            .poller
-            .add(&stream, token, Interest::StreamEdges)
-            .is_err()
-        {
-            return self.refuse_proxy(stream, from, &route, ProxyRefusal::Full);
-        }
-        vacant.insert(Waiting {
+        let waiting = Waiting {
             stream,
             from,
             route,
             reader: Reader::new(MAX_HEADER),
-            generation,
-        });
+        };
         let until = self.io.now + PATIENCE;
-        proxy_headers.deadlines.push_back((until, slot, generation));
+        let (slot, generation) = self.proxy_headers.insert(waiting, until);
         self.io.metrics.proxy_waiting.add(1);
+        let token = Token::ProxyHeader(slot, generation).encode();
+        let watched = match self.proxy_headers.get_mut(slot, generation) {
+            // The poller also reports bytes that have arrived already.
+            Some(waiting) => self
+                .io
+                .poller
+                .add(&waiting.stream, token, Interest::StreamEdges),
+            None => return,
+        };
+        if watched.is_err() {
+            self.remove_and_refuse(slot, generation, ProxyRefusal::Full);
+        }
     }
 
     /// Reads the header of a connection, and starts the session once the header is complete.
@@ -161,28 +113,26 @@ impl Worker {
         generation: Generation,
         ready: Readiness,
     ) {
-        if !self.proxy_headers.contains(slot, generation) || !(ready.readable() || ready.failed()) {
+        if !(ready.readable() || ready.failed()) {
             return;
         }
-        let Some(waiting) = self.proxy_headers.waiting.get_mut(slot.0 as usize) else {
+        let Some(waiting) = self.proxy_headers.get_mut(slot, generation) else {
             return;
         };
         let header = match waiting.read() {
             HeaderProgress::Part => return,
-            HeaderProgress::Refused(why) => return self.remove_and_refuse(slot, why),
+            HeaderProgress::Refused(why) => return self.remove_and_refuse(slot, generation, why),
             HeaderProgress::Whole(header) => header,
         };
-        if let Some(waiting) = self.remove(slot) {
+        if let Some(waiting) = self.remove(slot, generation) {
             let client = header.addresses.map_or(waiting.from, |(client, _)| client);
             let to = header.addresses.map(|(_, to)| to);
             self.io.metrics.proxy_headers.add(1);
             let route = waiting.route;
             if let Some(stream) = self.admit(waiting.stream, client, &route.sources, &route.stats) {
-                self.start(Client {
-                    stream,
-                    addr: ClientAddr(client),
+                self.enter(Client {
                     proxied_to: to,
-                    route,
+                    ..Client::direct(stream, ClientAddr(client), route)
                 });
             }
         }
@@ -190,19 +140,25 @@ impl Worker {
 
     /// Resets connections whose header was not complete in time.
     pub(super) fn poll_proxy_headers(&mut self) {
-        while let Some(slot) = self.proxy_headers.due(self.io.now) {
-            self.remove_and_refuse(slot, ProxyRefusal::TimedOut);
+        while let Some(waiting) = self.proxy_headers.remove_due(self.io.now) {
+            self.io.metrics.proxy_waiting.sub(1);
+            self.refuse_proxy(
+                waiting.stream,
+                waiting.from,
+                &waiting.route,
+                ProxyRefusal::TimedOut,
+            );
         }
     }
 
-    fn remove_and_refuse(&mut self, slot: Slot, why: ProxyRefusal) {
-        if let Some(waiting) = self.remove(slot) {
+    fn remove_and_refuse(&mut self, slot: Slot, generation: Generation, why: ProxyRefusal) {
+        if let Some(waiting) = self.remove(slot, generation) {
             self.refuse_proxy(waiting.stream, waiting.from, &waiting.route, why);
         }
     }
 
-    fn remove(&mut self, slot: Slot) -> Option<Waiting> {
-        let waiting = self.proxy_headers.waiting.try_remove(slot.0 as usize)?;
+    fn remove(&mut self, slot: Slot, generation: Generation) -> Option<Waiting> {
+        let waiting = self.proxy_headers.remove(slot, generation)?;
         self.io.metrics.proxy_waiting.sub(1);
         Some(waiting)
     }

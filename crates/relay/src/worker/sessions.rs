@@ -12,6 +12,7 @@ use taut_sys::epoll::{Interest, Readiness};
 use super::Worker;
 use super::dial_plan::DialPlan;
 use super::pending_record::{Origin, PendingRecord, Timeline};
+use super::slots::slot;
 use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;
@@ -401,12 +402,4 @@ impl Worker {
             "session ended"
         );
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a worker has fewer sessions than 2^32"
-)]
-pub(super) fn slot(key: usize) -> Slot {
-    Slot(key as u32)
 }

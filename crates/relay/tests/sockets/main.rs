@@ -13,5 +13,6 @@ mod mesh_rig;
 mod node;
 mod reload;
 mod rig;
+mod server_names;
 mod session_log;
 mod ways;

@@ -150,6 +150,26 @@ fn a_route_leads_through_relays_that_know_each_other_and_ends_at_the_hop_limit()
 }
 
 #[test]
+fn a_client_goes_by_its_server_name_through_other_relays() {
+    let mesh = Mesh::with(
+        |config| {
+            let forward = &mut config.forwards[0];
+            let to = std::mem::take(&mut forward.to);
+            forward.sni = vec![("a.example".parse().unwrap(), to)];
+        },
+        |_| {},
+    );
+    mesh.wait_for_pool();
+    let hello = crate::server_names::client_hello(Some("a.example"), 1 << 14);
+    let mut client = mesh.connect();
+    client.write_all(&hello).unwrap();
+    end_writing(&client);
+    let (mut server, _) = mesh.server.accept().unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_same(&read_to_fin(&mut server), &hello);
+}
+
+#[test]
 fn an_unnamed_relay_is_not_a_next_hop() {
     let chain = Chain::new(&[], 8);
     assert_eq!(read_to_rst(&mut connect(&chain.near)), b"");

@@ -414,6 +414,21 @@ fn a_connection_that_was_dead_when_it_was_taken_is_replaced_and_nothing_is_lost(
 }
 
 #[test]
+fn bytes_that_were_read_before_the_session_go_to_the_replacement_of_a_dead_connection() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    bench.session.introduce(b"hello".to_vec());
+    bench.session.joined(SimLeg::default(), true, bench.now);
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
+    bench.session.joined(SimLeg::default(), false, bench.now);
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.leg(Side::Upstream).sent(), b"hello");
+}
+
+#[test]
 fn a_connection_that_dies_after_a_byte_went_into_it_is_not_replaced() {
     let mut bench = joined();
     bench.report(Side::Client, |leg| leg.arrive(b"request"));

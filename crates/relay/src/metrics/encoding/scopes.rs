@@ -83,9 +83,10 @@ impl Metrics {
         let refusals = refusals.map(|cause| -> Cause<ForwardCounters> {
             (cause.label(), Box::new(move |c| &c.refused[cause.index()]))
         });
-        let others: [Cause<ForwardCounters>; 2] = [
+        let others: [Cause<ForwardCounters>; 3] = [
             ("destination", Box::new(|c| &c.destination_refused)),
             ("proxy_header", Box::new(|c| &c.header_refused)),
+            ("client_hello", Box::new(|c| &c.hello_refused)),
         ];
         for (name, help, causes) in [
             (

@@ -1,0 +1,136 @@
+//! Forwards that choose a destination by the server name of a TLS client.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+
+use taut_relay::config::{Config, Forward};
+use taut_relay::net::addr::Destination;
+use taut_relay::node::Node;
+use taut_relay::outcome::session_end::End;
+
+use crate::rig::*;
+
+#[path = "../shared/client_hello.rs"]
+mod hello;
+
+pub(crate) use hello::client_hello;
+
+fn server() -> (TcpListener, Destination) {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = server.local_addr().unwrap().to_string().parse().unwrap();
+    (server, to)
+}
+
+/// A node that leads these names to these destinations, and all others to `default`.
+fn relay(names: &[(&str, &Destination)], default: Option<&Destination>) -> Node {
+    let listen = vec!["127.0.0.1:0".parse().unwrap()];
+    let mut forward = Forward::new(listen, "127.0.0.1:9".parse().unwrap());
+    forward.to = default.into_iter().cloned().collect();
+    forward.sni = names
+        .iter()
+        .map(|(name, to)| (name.parse().unwrap(), vec![(*to).clone()]))
+        .collect();
+    let mut config = Config::new(vec![forward]);
+    config.workers = Some(2);
+    config.max_sessions = Some(64);
+    Node::start(&config).unwrap()
+}
+
+fn connect(node: &Node) -> TcpStream {
+    let client = TcpStream::connect(node.listen_addrs()[0].0).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_nodelay(true).unwrap();
+    client
+}
+
+/// Sends a hello and more in pieces, and asserts that all of it arrives at `server` unchanged.
+fn expect_at(server: &TcpListener, node: &Node, hello: &[u8], pieces: usize) {
+    let mut client = connect(node);
+    let stream = [hello, b"and what follows"].concat();
+    for piece in stream.chunks(pieces) {
+        client.write_all(piece).unwrap();
+    }
+    let (mut far, _) = server.accept().unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    end_writing(&client);
+    assert_same(&read_to_fin(&mut far), &stream);
+    far.write_all(b"answer").unwrap();
+    drop(far);
+    assert_eq!(read_to_fin(&mut client), b"answer");
+}
+
+#[test]
+fn a_server_name_leads_to_its_destination_and_the_hello_arrives_unchanged() {
+    let (named, to_named) = server();
+    let (below, to_below) = server();
+    let (other, to_other) = server();
+    let names = [("a.example", &to_named), ("*.b.example", &to_below)];
+    let node = relay(&names, Some(&to_other));
+    for pieces in [1, 7, 4096] {
+        for record in [1, 40, 1 << 14] {
+            let hello = |name| client_hello(name, record);
+            expect_at(&named, &node, &hello(Some("A.Example")), pieces);
+            expect_at(&below, &node, &hello(Some("x.b.example")), pieces);
+            expect_at(&other, &node, &hello(Some("c.example")), pieces);
+            expect_at(&other, &node, &hello(None), pieces);
+        }
+    }
+    let metrics = node.metrics();
+    wait_until("the sessions' end", || metrics.sessions() == 0);
+    assert_eq!(metrics.ended(End::Complete), 36);
+    let text = metrics.encode().unwrap();
+    for line in [
+        "taut_relay_client_hellos_total{by=\"name\"} 9",
+        "taut_relay_client_hellos_total{by=\"wildcard\"} 9",
+        "taut_relay_client_hellos_total{by=\"default\"} 18",
+        "taut_relay_client_hellos_waiting 0",
+    ] {
+        assert!(text.lines().any(|l| l == line), "no `{line}` in:\n{text}");
+    }
+}
+
+#[test]
+fn a_client_without_a_listed_name_or_without_tls_is_reset_and_nothing_is_dialled() {
+    let (server, to) = server();
+    server.set_nonblocking(true).unwrap();
+    let node = relay(&[("a.example", &to)], None);
+    let long = vec![0; 20 << 10];
+    let too_long = [&[22, 3, 1, 0x40, 0, 1, 0, 0x7f, 0xff], &long[..]].concat();
+    let hello = |name| client_hello(name, 1 << 14);
+    for (stream, cause) in [
+        (hello(Some("b.example")), "unknown_name"),
+        (hello(None), "no_name"),
+        (hello(Some("no name")), "malformed"),
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "not_tls"),
+        (too_long, "too_long"),
+    ] {
+        let mut client = connect(&node);
+        // The reset may come before everything has been written.
+        let _ = client.write_all(&stream);
+        assert_eq!(read_to_rst(&mut client), b"", "{cause}");
+        let line = format!("taut_relay_client_hellos_refused_total{{cause=\"{cause}\"}} 1");
+        let text = node.metrics().encode().unwrap();
+        assert!(text.lines().any(|l| l == line), "no `{line}` in:\n{text}");
+    }
+    // A client that ends in the middle of its hello.
+    let mut client = connect(&node);
+    client.write_all(&hello(Some("a.example"))[..30]).unwrap();
+    end_writing(&client);
+    assert_eq!(read_to_rst(&mut client), b"");
+    let text = node.metrics().encode().unwrap();
+    assert!(text.contains("{cause=\"gone\"} 1"), "{text}");
+    let error = server.accept().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn connections_without_a_hello_displace_the_oldest_of_them() {
+    let (server, to) = server();
+    let node = relay(&[("a.example", &to)], None);
+    let mut silent: Vec<_> = (0..1024).map(|_| connect(&node)).collect();
+    // Both workers have their half of the places; one more than all displaces one at least.
+    let _more: Vec<_> = (0..1024).map(|_| connect(&node)).collect();
+    let hello = client_hello(Some("a.example"), 1 << 14);
+    expect_at(&server, &node, &hello, 4096);
+    assert_eq!(read_to_rst(&mut silent[0]), b"");
+}
