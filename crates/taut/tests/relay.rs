@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -433,33 +433,86 @@ fn clients_that_are_refused_are_one_warning_with_an_example() {
     assert!(!said.contains("refuse"), "{said}");
 }
 
+/// A relay `own` that goes through `next`, at an address where nobody listens.
+struct MeshFiles {
+    dir: tempfile::TempDir,
+    next: SocketAddr,
+    /// The public keys of `own`, `next` and `third`.
+    keys: [String; 3],
+}
+
+impl MeshFiles {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = ["own", "next", "third"].map(|name| {
+            let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
+            keygen.args(["mesh", "keygen"]).arg(dir.path().join(name));
+            let made = keygen.output().unwrap();
+            assert!(made.status.success());
+            String::from_utf8(made.stdout).unwrap().trim_end().to_owned()
+        });
+        let files = Self {
+            dir,
+            next: free_port(),
+            keys,
+        };
+        files.list(&["own", "next"]);
+        let path = |name| files.dir.path().join(name);
+        let mesh = format!(
+            "[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\n",
+            path("own"),
+            path("members.toml")
+        );
+        let config = format!("{FORWARD}via = \"next\"\n{mesh}");
+        fs::write(path("taut.toml"), config).unwrap();
+        files
+    }
+
+    fn config(&self) -> PathBuf {
+        self.dir.path().join("taut.toml")
+    }
+
+    /// Writes the list of these members.
+    fn list(&self, names: &[&str]) {
+        let member = |name: &&str| {
+            let place = ["own", "next", "third"].iter().position(|n| n == name);
+            let key = &self.keys[place.unwrap()];
+            let addresses = match *name {
+                "next" => format!("[\"{}\"]", self.next),
+                _ => "[]".to_owned(),
+            };
+            format!("[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = {addresses}\n")
+        };
+        let text: String = names.iter().map(member).collect();
+        let new = self.dir.path().join("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, self.dir.path().join("members.toml")).unwrap();
+    }
+}
+
 #[test]
 fn a_next_relay_that_does_not_answer_is_a_warning_without_any_session() {
-    let dir = tempfile::tempdir().unwrap();
-    let next = free_port();
-    let [own, other] = ["own", "next"].map(|name| {
-        let key = dir.path().join(name);
-        let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
-        let made = keygen.args(["mesh", "keygen"]).arg(&key).output().unwrap();
-        (key, String::from_utf8(made.stdout).unwrap())
-    });
-    let members = dir.path().join("members.toml");
-    let member = |name, key: &str, addresses: &str| {
-        let key = key.trim_end();
-        format!("[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = [{addresses}]\n")
-    };
-    let list = member("own", &own.1, "") + &member("next", &other.1, &format!("\"{next}\""));
-    fs::write(&members, list).unwrap();
-    let config = dir.path().join("taut.toml");
-    let mesh = format!(
-        "[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {members:?}\n",
-        own.0
-    );
-    fs::write(&config, format!("{FORWARD}via = \"next\"\n{mesh}")).unwrap();
-    let mut relay = Running::with_config(&config);
+    let files = MeshFiles::new();
+    let mut relay = Running::with_config(&files.config());
     let said = relay.wait_for_log("next relay");
     let part = "WARN next relay next refuses connections; 0 sessions reset";
     assert!(said.contains(part), "{said}");
+}
+
+#[test]
+fn a_changed_list_of_members_is_adopted_but_not_one_that_has_lost_most_of_them() {
+    let files = MeshFiles::new();
+    files.list(&["own", "next", "third"]);
+    let mut relay = Running::with_config(&files.config());
+    files.list(&["own", "next"]);
+    relay.wait_for_log("members.toml has changed: 2 members");
+    files.list(&["own", "next", "third"]);
+    relay.wait_for_log("members.toml has changed: 3 members");
+    files.list(&["own"]);
+    let said = relay.wait_for_log("members.toml has 1 members and had 3: keeping the former list");
+    assert!(!said.contains("has changed"), "{said}");
+    fs::write(files.dir.path().join("members.toml"), "[[member]]\n").unwrap();
+    relay.wait_for_log("keeping the former list of members");
 }
 
 /// Stops the clients and their server on drop, also if the test fails.

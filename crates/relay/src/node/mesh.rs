@@ -117,7 +117,8 @@ impl Identity {
     }
 }
 
-fn load_members(path: &Path) -> Result<Members, MeshError> {
+/// Reads the list of members at `path`.
+pub(super) fn load_members(path: &Path) -> Result<Members, MeshError> {
     let failed = |source| MeshError::Read {
         path: path.to_owned(),
         source,

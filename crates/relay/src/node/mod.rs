@@ -26,6 +26,7 @@ mod handle;
 mod holdings;
 mod look_ups;
 mod loops;
+mod members_watch;
 mod mesh;
 mod next_hop;
 mod reload;

@@ -25,10 +25,21 @@ impl SharedHandle {
     ///
     /// # Errors [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<(), StartError> {
+        self.adopt(Some(config))
+    }
+
+    /// Reads the files again that the present configuration names.
+    ///
+    /// # Errors [`StartError`]; nothing has changed then.
+    pub(super) fn reload_members(&self) -> Result<(), StartError> {
+        self.adopt(None)
+    }
+
+    fn adopt(&self, config: Option<&Config>) -> Result<(), StartError> {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         // The log is reopened first, even if the reload fails: it may have been rotated.
         self.reopen_log();
-        let mut config = config.clone();
+        let mut config = config.unwrap_or(&present.config).clone();
         for kept in keep_what_stays(&mut config, &present.config) {
             tracing::warn!("{kept} cannot be changed while the relay runs; restart to apply it");
         }

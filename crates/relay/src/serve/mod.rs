@@ -24,6 +24,9 @@ use takeover::{Offer, Takeover};
 /// The interval at which a draining node logs the number of remaining sessions.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
+/// The interval at which the file of members is checked for a change.
+const MEMBERS_EVERY: Duration = Duration::from_secs(1);
+
 /// The number of concurrent look-ups; further ones wait.
 const LOOK_UPS: usize = 16;
 
@@ -116,6 +119,7 @@ async fn serve(
     taken.serving().await;
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
+    tokio::spawn(watch_members(node.handle()));
     tokio::spawn(checks::run(node.handle()));
     tokio::spawn(report_conditions(node.handle(), node.metrics()));
     tokio::spawn(reload_at(hangup, node.handle(), offer.clone(), reread));
@@ -170,6 +174,19 @@ impl Stop {
 
     async fn asked(&mut self) {
         tokio::select! { _ = self.term.recv() => {}, _ = self.int.recv() => {} }
+    }
+}
+
+/// Adopts changes of the list of members.
+async fn watch_members(node: Arc<SharedHandle>) {
+    let mut version = None;
+    loop {
+        sleep(MEMBERS_EVERY).await;
+        let node = node.clone();
+        // Reading may block. A panic is reported by the panic hook and must not end the watch.
+        let known = version.clone();
+        let look = tokio::task::spawn_blocking(move || node.look_at_members(known));
+        version = look.await.unwrap_or(version);
     }
 }
 

@@ -1,0 +1,72 @@
+//! Adopts a list of members whose file has changed.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::time::SystemTime;
+
+use super::handle::SharedHandle;
+use super::mesh::load_members;
+
+/// What tells a version of the file from another. A file may also be replaced through a symbolic link,
+/// which inotify(7) would not report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl SharedHandle {
+    /// Reads the list of members if its file is not the version `known`, and adopts it if it differs
+    /// from the present one. Returns the version. Blocks for as long as the resolver takes.
+    ///
+    /// A list that has lost more than half of the members is not adopted: the operator may be writing it,
+    /// or a tool may have failed. SIGHUP adopts it.
+    pub(crate) fn look_at_members(&self, known: Option<Version>) -> Option<Version> {
+        let path = {
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            present.config.mesh.as_ref()?.members_file.clone()
+        };
+        // A file that is missing while it is replaced is looked at again.
+        let Ok(meta) = fs::metadata(&path) else {
+            return known;
+        };
+        let version = Version {
+            device: meta.dev(),
+            inode: meta.ino(),
+            len: meta.len(),
+            modified: meta.modified().ok(),
+            path: path.clone(),
+        };
+        if known.as_ref() == Some(&version) {
+            return known;
+        }
+        let setup = self.shared.setup();
+        let Some(mesh) = setup.mesh.as_ref() else {
+            return Some(version);
+        };
+        let (before, path) = (&mesh.local.members, path.display());
+        match load_members(&version.path) {
+            Ok(members) if members == **before => {}
+            Ok(members) if members.iter().len() * 2 < before.iter().len() => {
+                tracing::warn!(
+                    "{path} has {} members and had {}: keeping the former list; SIGHUP adopts the new one",
+                    members.iter().len(),
+                    before.iter().len()
+                );
+            }
+            Ok(members) => match self.reload_members() {
+                Ok(()) => {
+                    tracing::info!("{path} has changed: {} members", members.iter().len());
+                }
+                Err(error) => tracing::error!("{error}; keeping the former list of members"),
+            },
+            Err(error) => tracing::error!("{error}; keeping the former list of members"),
+        }
+        Some(version)
+    }
+}
