@@ -10,9 +10,10 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError,
     UnbufferedStatus,
 };
-use rustls::{CommonState, Error};
+use rustls::{AlertDescription, CommonState, Error};
 
 use crate::identity::PublicKey;
+use crate::rejection::Rejection;
 use crate::tls::{AcceptTls, DialTls};
 
 /// The longest record on the wire, in bytes: its header, 16 KiB of plaintext and what encryption may add
@@ -75,6 +76,24 @@ pub struct Opened {
     pub len: usize,
     /// The peer has ended its stream in order (close_notify); nothing follows.
     pub closed: bool,
+}
+
+// === impl ChannelError ===
+
+impl From<ChannelError> for Rejection {
+    fn from(error: ChannelError) -> Self {
+        match error {
+            ChannelError::LongHandshake => Self::TooLong,
+            ChannelError::Tls(Error::InvalidCertificate(_)) => Self::UnknownKey,
+            ChannelError::Tls(Error::AlertReceived(
+                AlertDescription::AccessDenied
+                | AlertDescription::BadCertificate
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA,
+            )) => Self::KeyRefused,
+            ChannelError::Tls(_) => Self::Tls,
+        }
+    }
 }
 
 // === impl Channel ===

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 pub use self::target::{Target, TargetError};
-use crate::members::MemberName;
+use crate::name::MemberName;
 use crate::proxy::{self, Command};
 use crate::rejection::Rejection;
 use crate::wire::{Fields, VERSION, kind};

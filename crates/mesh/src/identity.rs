@@ -16,7 +16,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
 use zeroize::Zeroizing;
 
-use crate::tls;
+use crate::crypto::provider;
 
 /// Length of a public key, and of the seed of a private key, in bytes.
 const KEY_LEN: usize = 32;
@@ -211,7 +211,7 @@ impl PrivateKey {
     }
 
     fn from_der(der: PrivateKeyDer<'static>) -> Option<Self> {
-        let signing = tls::provider().key_provider.load_private_key(der).ok()?;
+        let signing = provider().key_provider.load_private_key(der).ok()?;
         let spki = signing.public_key()?;
         let public = PublicKey::from_spki(&spki)?;
         Some(Self { signing, public })

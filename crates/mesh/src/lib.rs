@@ -84,6 +84,7 @@
 pub mod acceptor;
 pub mod channel;
 pub mod client_hello;
+mod crypto;
 mod deadline;
 pub mod dialler;
 #[cfg(any(test, fuzzing))]
@@ -92,6 +93,7 @@ pub mod fuzzing;
 pub mod hello;
 pub mod identity;
 pub mod members;
+mod name;
 pub mod pool;
 pub mod proxy;
 mod rejection;

@@ -1,9 +1,5 @@
 //! The reasons for turning a peer away.
 
-use rustls::{AlertDescription, Error};
-
-use crate::channel::ChannelError;
-
 /// The reason why one end of a connection between relays turned the other away. Its label is the
 /// `cause` in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,22 +58,6 @@ pub enum Rejection {
     /// The peer closed during the handshake or hello.
     #[error("the peer closed the connection before its handshake or hello was complete")]
     ClosedEarly,
-}
-
-impl From<ChannelError> for Rejection {
-    fn from(error: ChannelError) -> Self {
-        match error {
-            ChannelError::LongHandshake => Self::TooLong,
-            ChannelError::Tls(Error::InvalidCertificate(_)) => Self::UnknownKey,
-            ChannelError::Tls(Error::AlertReceived(
-                AlertDescription::AccessDenied
-                | AlertDescription::BadCertificate
-                | AlertDescription::CertificateUnknown
-                | AlertDescription::UnknownCA,
-            )) => Self::KeyRefused,
-            ChannelError::Tls(_) => Self::Tls,
-        }
-    }
 }
 
 impl Rejection {

@@ -149,7 +149,7 @@ impl Hostile {
         let (sequence, ConnectionTrafficSecrets::Aes128Gcm { key, iv }) = secrets.tx else {
             panic!("another cipher suite");
         };
-        let suite = crate::tls::provider().cipher_suites[0].tls13().unwrap();
+        let suite = crate::crypto::provider().cipher_suites[0].tls13().unwrap();
         Self {
             encrypter: suite.aead_alg.encrypter(key, iv),
             sequence,

@@ -1,11 +1,11 @@
 //! The TLS of connections between relays: version 1.3 (RFC 8446), both ends authenticated by raw public
 //! keys (RFC 7250), no session resumption and no early data.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature_with_raw_key};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::server::AlwaysResolvesServerRawPublicKeys;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -14,6 +14,7 @@ use rustls::{
     SignatureScheme, version,
 };
 
+use crate::crypto::provider;
 use crate::identity::{PrivateKey, PublicKey};
 use crate::members::Members;
 
@@ -24,27 +25,6 @@ pub struct DialTls(pub(crate) Arc<ClientConfig>);
 /// What a relay needs to accept connections of other relays: its own key, and those of all members.
 #[derive(Clone, Debug)]
 pub struct AcceptTls(pub(crate) Arc<ServerConfig>);
-
-/// Returns the cryptography in use. AES-128-GCM comes first: it is the fastest where the CPU has AES
-/// instructions and as strong as the other primitives, Ed25519 and X25519. The hybrid key exchange
-/// protects what is recorded today from a quantum computer.
-pub(crate) fn provider() -> &'static Arc<CryptoProvider> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
-        Arc::new(CryptoProvider {
-            cipher_suites: vec![
-                aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
-                aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
-                aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
-            ],
-            kx_groups: vec![
-                aws_lc_rs::kx_group::X25519MLKEM768,
-                aws_lc_rs::kx_group::X25519,
-            ],
-            ..aws_lc_rs::default_provider()
-        })
-    });
-    &PROVIDER
-}
 
 // === impl DialTls ===
 

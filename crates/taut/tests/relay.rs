@@ -449,7 +449,10 @@ impl MeshFiles {
             keygen.args(["mesh", "keygen"]).arg(dir.path().join(name));
             let made = keygen.output().unwrap();
             assert!(made.status.success());
-            String::from_utf8(made.stdout).unwrap().trim_end().to_owned()
+            String::from_utf8(made.stdout)
+                .unwrap()
+                .trim_end()
+                .to_owned()
         });
         let files = Self {
             dir,

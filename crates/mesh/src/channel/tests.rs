@@ -9,8 +9,9 @@ use rustls::{
 };
 
 use super::{Channel, ChannelError, MAX_HANDSHAKE, MAX_RECORD, Opened, sealed_len};
+use crate::crypto::provider;
 use crate::sim::*;
-use crate::tls::{AcceptTls, DialTls, provider};
+use crate::tls::{AcceptTls, DialTls};
 
 fn opened(channel: &mut Channel, bytes: &[u8]) -> (Vec<u8>, Opened) {
     let mut out = Vec::new();

@@ -1,7 +1,7 @@
 //! The route field: names of relays, each with its length (1 byte) before it.
 
 use super::MAX_ROUTE;
-use crate::members::MemberName;
+use crate::name::MemberName;
 
 /// Encodes the field's value. A route that is too long is truncated to one relay too many, which the
 /// receiver refuses.

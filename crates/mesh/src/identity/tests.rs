@@ -91,7 +91,7 @@ fn anybody_can_sign(key: [u8; 32]) -> bool {
             &[message],
             &certificate,
             &dss,
-            &tls::provider().signature_verification_algorithms,
+            &crate::crypto::provider().signature_verification_algorithms,
         )
         .is_ok()
     })

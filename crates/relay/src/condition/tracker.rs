@@ -232,7 +232,7 @@ struct News {
 
 impl News {
     fn between(before: &Observation, now: &Observation) -> Self {
-        // A total that has become smaller was counted anew.
+        // A total that has become smaller was counted from 0 again.
         let since = |before: u64, now: u64| now.checked_sub(before).unwrap_or(now);
         let former = |i: usize| before.failed.get(i).map_or(0, |(_, count)| *count);
         let failed = now.failed.iter().enumerate();
