@@ -26,6 +26,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a relay may take to end the sessions of a revoked member, and to refuse it.
 const REVOCATION_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a restored member may take to serve sessions again. The longest wait of its pool after
+/// a refusal is 10 s.
+const RESTORATION_PATIENCE: Duration = Duration::from_secs(15);
 /// The pause between the switch to a new key and the removal of the old one from the lists. A hello
 /// may be under way on a connection that was made with the old key.
 const ROTATION_PAUSE: Duration = Duration::from_secs(1);
@@ -274,8 +277,15 @@ impl<'a> Chaos<'a> {
             ));
         }
         self.list(Side::Far, &self.members(&Side::BOTH))?;
-        let near = &self.relays[Side::Near as usize].service;
-        relay::wait_for_pool(near, self.rig.host(Side::Near), relay::METRICS, 1)?;
+        // Not a filled pool: many sessions may wait for its connections.
+        let before = self.served()?;
+        let is_back = self.within(RESTORATION_PATIENCE, |chaos| Ok(chaos.served()? > before))?;
+        if !is_back {
+            self.done.faults.push(format!(
+                "no session reached the server within {RESTORATION_PATIENCE:?} of the near \
+                 relay's return to the list"
+            ));
+        }
         Ok(())
     }
 
