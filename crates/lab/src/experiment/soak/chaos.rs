@@ -26,9 +26,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a relay may take to end the sessions of a revoked member, and to refuse it.
 const REVOCATION_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a restored member may take to serve sessions again. The longest wait of its pool after
-/// a refusal is 10 s.
-const RESTORATION_PATIENCE: Duration = Duration::from_secs(15);
+/// How long the relays may take to serve sessions again after a restart or a revocation. The
+/// longest wait of a pool after a failed dial is 10 s.
+const RETURN_PATIENCE: Duration = Duration::from_secs(15);
 /// The pause between the switch to a new key and the removal of the old one from the lists. A hello
 /// may be under way on a connection that was made with the old key.
 const ROTATION_PAUSE: Duration = Duration::from_secs(1);
@@ -277,13 +277,17 @@ impl<'a> Chaos<'a> {
             ));
         }
         self.list(Side::Far, &self.members(&Side::BOTH))?;
-        // Not a filled pool: many sessions may wait for its connections.
+        self.is_back("the near relay's return to the list")
+    }
+
+    /// Waits until the server serves a new session after `what`. A filled pool would be no sign of
+    /// that: sessions that wait take its connections before they count as ready.
+    fn is_back(&mut self, what: &str) -> Result<(), ExperimentError> {
         let before = self.served()?;
-        let is_back = self.within(RESTORATION_PATIENCE, |chaos| Ok(chaos.served()? > before))?;
+        let is_back = self.within(RETURN_PATIENCE, |chaos| Ok(chaos.served()? > before))?;
         if !is_back {
             self.done.faults.push(format!(
-                "no session reached the server within {RESTORATION_PATIENCE:?} of the near \
-                 relay's return to the list"
+                "no session reached the server within {RETURN_PATIENCE:?} of {what}"
             ));
         }
         Ok(())
@@ -467,7 +471,8 @@ impl<'a> Chaos<'a> {
         let relay = &mut self.relays[side as usize];
         relay.life += 1;
         relay.service = self.rig.start(side, relay.life)?;
-        self.begun(side)
+        self.begun(side)?;
+        self.is_back(&format!("a restart of the {} relay", side.name()))
     }
 
     fn begun(&mut self, side: Side) -> Result<(), ExperimentError> {

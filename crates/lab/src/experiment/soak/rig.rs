@@ -243,10 +243,11 @@ impl Rig {
         // session without a header.
         let name = format!("taut-{life}");
         let service = Service::start(host, &name, command, relay::METRICS, dir)?;
-        let least = match side {
-            Side::Near => 1,
-            // A relay without a pool is ready once its metrics can be read.
-            Side::Far => 0,
+        let least = match (side, life) {
+            (Side::Near, 0) => 1,
+            // A relay without a pool is ready once its metrics can be read. Under load, sessions
+            // take the connections of a pool before they count as ready.
+            _ => 0,
         };
         relay::wait_for_pool(&service, host, relay::METRICS, least)?;
         Ok(service)
