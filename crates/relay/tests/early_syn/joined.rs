@@ -254,3 +254,88 @@ fn forged_syns_through_a_silent_relay_cause_no_more_dials_than_the_pool_may_hold
         assert!(dials <= POOL as usize, "{dials} dials under way");
     }
 }
+
+/// A leg that is begun at the SYN and protected, and a route that fails before another one works.
+#[test]
+fn early_legs_through_relays_carry_every_byte_also_where_the_first_relay_is_dead() {
+    const CLIENTS: usize = 20;
+    for (name, first_is_dead) in [("early-mesh", false), ("early-ways", true)] {
+        let world = world(name);
+        let (client, host) = (world.host("client"), world.host("relay"));
+        let listen = SocketAddr::from((host.addr(), PORT));
+        let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = host.run(bind).unwrap();
+        let to = server.local_addr().unwrap();
+
+        let ids = Identities::new();
+        let known = [member("near", &[1]), member("far", &[2])];
+        let mut mesh = ids.mesh("far", 2, &known);
+        mesh.listen = vec!["127.0.0.1:0".parse().unwrap()];
+        mesh.allow = vec!["127.0.0.1/32:*".parse().unwrap()];
+        mesh.turbo = None;
+        let mut config = Config::new(Vec::new());
+        config.workers = Some(1);
+        config.max_sessions = Some(256);
+        config.mesh = Some(mesh);
+        let far = host.run(|| Node::start(&config).unwrap()).unwrap();
+
+        let known = [
+            member("near", &[1]),
+            // Nobody listens there.
+            member("first", &[3]).at("127.0.0.1:1"),
+            member("far", &[2]).at(far.mesh_addrs()[0].0),
+        ];
+        let listeners = vec![listen.to_string().parse().unwrap()];
+        let mut forward = Forward::new(listeners, to.to_string().parse().unwrap());
+        forward.early_syn = true;
+        let route = |relay: &str| vec![relay.parse().unwrap()];
+        forward.via = match first_is_dead {
+            false => vec![route("far")],
+            true => vec![route("first"), route("far")],
+        };
+        let mut mesh = ids.mesh("near", 1, &known);
+        mesh.pool.min = 4;
+        mesh.turbo = None;
+        config.forwards = vec![forward];
+        config.workers = Some(2);
+        config.mesh = Some(mesh);
+        let near = host.run(|| Node::start(&config).unwrap()).unwrap();
+        wait_until("the pool", || near.metrics().pool_ready() >= 4);
+
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for _ in 0..CLIENTS {
+                    let (mut stream, _) = server.accept().unwrap();
+                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    s.spawn(move || {
+                        let mut said = Vec::new();
+                        stream.read_to_end(&mut said).unwrap();
+                        stream.write_all(&said).unwrap();
+                    });
+                }
+            });
+            let connect = |i: usize| {
+                let mut stream = TcpStream::connect(listen).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let said = vec![i as u8; 1000 + i];
+                stream.write_all(&said).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                let mut heard = Vec::new();
+                stream.read_to_end(&mut heard).unwrap();
+                assert_eq!(heard, said);
+            };
+            for i in 0..CLIENTS {
+                s.spawn(move || client.run(|| connect(i)).unwrap());
+            }
+        });
+        assert_eq!(far.metrics().mesh_hellos(), CLIENTS as u64);
+        let joined = figure(&near.metrics(), "taut_relay_early_joined_total");
+        let fall_backs = figure(&near.metrics(), "taut_relay_fall_backs_total");
+        match first_is_dead {
+            false => assert!(joined > 0 && fall_backs == 0),
+            // A leg is begun early only on a connection that is ready.
+            true => assert_eq!((joined, fall_backs), (0, CLIENTS as u64)),
+        }
+        wait_until("the end of all", || near.metrics().sessions() == 0);
+    }
+}

@@ -25,6 +25,7 @@ pub(crate) struct Peer {
 ///
 /// # Errors
 /// Also if the relay refuses.
+#[allow(dead_code, reason = "no test binary needs all of it")]
 pub(crate) fn dial(stream: TcpStream, own: &PrivateKey, key: &PrivateKey) -> io::Result<Peer> {
     let tls = DialTls::new(own, &[key.public()]);
     let mut opening = Vec::new();
