@@ -11,6 +11,9 @@ pub struct PoolLimits {
     pub max: u32,
     /// The age at which an unused connection is replaced, give or take a fifth.
     pub max_age: Duration,
+    /// How long a peer may leave a hello unacknowledged, or a dial unanswered, before sessions take another
+    /// route.
+    pub patience: Duration,
 }
 
 /// Limits of connections to the mesh port before they carry a session.
@@ -35,6 +38,7 @@ impl Default for PoolLimits {
             max: 128,
             // Public clouds' middleboxes drop idle connections after four minutes or more.
             max_age: Duration::from_secs(180),
+            patience: Duration::from_secs(1),
         }
     }
 }

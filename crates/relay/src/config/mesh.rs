@@ -141,6 +141,7 @@ pub(super) struct MeshSection {
     pool_min: Option<u32>,
     pool_max: Option<Spanned<u32>>,
     pool_max_age: Option<Spanned<Time>>,
+    peer_patience: Option<Spanned<Time>>,
     max_unproven: Option<Spanned<u32>>,
     max_ready: Option<Spanned<u32>>,
     handshake_timeout: Option<Spanned<Time>>,
@@ -230,6 +231,12 @@ impl MeshSection {
             self.pool_max_age,
             POOL_AGE,
             "mesh.pool_max_age",
+        )?;
+        set_time(
+            &mut pool.patience,
+            self.peer_patience,
+            TIME,
+            "mesh.peer_patience",
         )?;
 
         let inbound = &mut mesh.inbound;

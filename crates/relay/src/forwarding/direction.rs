@@ -12,6 +12,8 @@
 //! splice(2) into a pipe, which may mean "socket empty" or "pipe full", is never ambiguous, because
 //! the pipe is always empty before it is filled.
 
+use std::time::Duration;
+
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
@@ -43,6 +45,8 @@ pub(crate) trait Leg {
     fn take_error(&self) -> Result<(), Errno>;
     fn unacknowledged(&self) -> usize;
     fn unsent(&self) -> usize;
+    /// Returns whether bytes are unacknowledged and no acknowledgement has come for this long.
+    fn is_unanswered(&self, since: Duration) -> bool;
     fn is_its_own_peer(&self) -> bool;
     fn end_gracefully(&self);
 }

@@ -1,9 +1,12 @@
 //! The legs of a session: TCP connections, with or without TLS.
 
+use std::time::Duration;
+
 use taut_mesh::channel::{Channel, sealed_len};
 use taut_sys::Errno;
 use taut_sys::pipe::Pipe;
 use taut_sys::socket::Stream;
+use taut_sys::tcp_info::TcpInfo;
 
 use crate::forwarding::direction::{Leg, Received, Scratch};
 
@@ -129,6 +132,11 @@ impl Leg for TcpLeg {
 
     fn unsent(&self) -> usize {
         self.stream().unsent() + self.held()
+    }
+
+    fn is_unanswered(&self, since: Duration) -> bool {
+        let info = TcpInfo::of(self.stream());
+        info.is_ok_and(|info| info.unacked > 0 && info.last_ack_recv >= since)
     }
 
     fn is_its_own_peer(&self) -> bool {

@@ -54,6 +54,10 @@ pub(crate) struct Session<L: Leg> {
     idle_from: Instant,
     /// The upstream leg came from the pool and may have died since without notice.
     ready_made: bool,
+    /// How long the next relay may leave the hello unacknowledged, and until when.
+    answer_by: Option<(Duration, Instant)>,
+    /// The next relay has not answered in that time.
+    unanswered: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -115,6 +119,8 @@ impl<L: Leg> Session<L> {
             queues: (0, 0),
             idle_from: now,
             ready_made: false,
+            answer_by: None,
+            unanswered: false,
         }
     }
 
@@ -146,6 +152,17 @@ impl<L: Leg> Session<L> {
         self.phase = Phase::Relaying;
         self.progress = now;
         self.idle_from = now;
+    }
+
+    /// Expects the relay at the upstream leg to acknowledge what it was sent within `patience`. If it does
+    /// not and no byte of this session has gone to it, the session returns [`Step::Redial`].
+    pub(crate) fn expect_answer(&mut self, patience: Duration, now: Instant) {
+        self.answer_by = Some((patience, now + patience));
+    }
+
+    /// Returns, once, whether the relay at the upstream leg has not answered in time.
+    pub(crate) fn take_unanswered(&mut self) -> bool {
+        std::mem::take(&mut self.unanswered)
     }
 
     /// Returns the legs for closing.
@@ -215,7 +232,8 @@ impl<L: Leg> Session<L> {
                 let half_closed = self.to_upstream.ended() != self.to_client.ended();
                 let half_closed = half_closed.then(|| self.progress + timeouts.half_closed);
                 let idle = timeouts.idle.map(|idle| self.idle_from + idle);
-                let looks = [half_closed, idle, self.pipe_look];
+                let answer = self.answer_by.map(|(_, until)| until);
+                let looks = [half_closed, idle, self.pipe_look, answer];
                 looks.into_iter().flatten().min()
             }
             Phase::Breaking { watch, .. } | Phase::Lingering { watch, .. } => Some(watch.next),
@@ -307,6 +325,17 @@ impl<L: Leg> Session<L> {
         if (self.to_upstream.position(), self.to_client.position()) != before {
             self.progress = now;
         }
+        if let Some((patience, until)) = self.answer_by
+            && now >= until
+        {
+            self.answer_by = None;
+            self.unanswered = self.to_client.moved() == 0 && upstream.is_unanswered(patience);
+            let is_untouched = self.to_upstream.is_untouched() && self.to_client.is_untouched();
+            if self.unanswered && is_untouched {
+                self.ready_made = true;
+                return self.break_off(Side::Upstream, Errno::TIMEDOUT, now, t, io);
+            }
+        }
         match (up, down) {
             (Turn::Ended, Turn::Ended) => {
                 self.client.end_gracefully();
@@ -384,6 +413,7 @@ impl<L: Leg> Session<L> {
     {
         if dead == Side::Upstream && self.ready_made && self.is_untouched() {
             self.ready_made = false;
+            self.answer_by = None;
             self.upstream = None;
             self.upstream_failed = false;
             self.to_upstream.lose_sink();

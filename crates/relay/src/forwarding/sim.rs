@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
@@ -37,6 +38,8 @@ struct State {
     /// Written bytes that the peer's window has allowed out.
     let_out: usize,
     own_peer: bool,
+    /// The peer acknowledges nothing.
+    silent: bool,
     graceful: bool,
 }
 
@@ -90,6 +93,11 @@ impl SimLeg {
     /// Makes the connection one to itself.
     pub(crate) fn meet_itself(&self) {
         self.0.borrow_mut().own_peer = true;
+    }
+
+    /// Makes the peer one that acknowledges nothing.
+    pub(crate) fn fall_silent(&self) {
+        self.0.borrow_mut().silent = true;
     }
 
     pub(crate) fn is_graceful(&self) -> bool {
@@ -283,6 +291,10 @@ impl Leg for SimLeg {
     fn unsent(&self) -> usize {
         let s = self.0.borrow();
         s.sent.len() - s.let_out
+    }
+
+    fn is_unanswered(&self, _: Duration) -> bool {
+        self.0.borrow().silent
     }
 
     fn is_its_own_peer(&self) -> bool {

@@ -87,6 +87,10 @@ struct Pool {
     waiters: VecDeque<Waiter>,
     /// The next address of the peer to dial; counts up without end.
     next_addr: usize,
+    /// The pool may hold connections ready.
+    has_room: bool,
+    /// The last dial failed or the peer left a session unanswered, and no dial has succeeded since.
+    broken: bool,
     /// The configuration no longer has this peer; the pool only serves sessions that already wait.
     retired: bool,
 }
@@ -156,6 +160,7 @@ impl Pools {
                 Some(peer) => {
                     pool.peer = peer.clone();
                     pool.retired = false;
+                    pool.has_room = terms.limits.max > 0;
                     pool.sizer.set_bounds(bounds(terms.limits));
                 }
                 None => {
@@ -200,6 +205,33 @@ impl Pools {
         } else {
             terms.metrics.pool_dials_postponed.add(1);
         }
+    }
+
+    /// Returns whether the peer cannot be reached as far as is known, so that a session that has another
+    /// route should take it. The pool goes on to dial the peer, with pauses. Without a pool, one session
+    /// tries the peer after each pause.
+    pub(crate) fn is_broken(&self, peer: usize, now: Instant) -> bool {
+        let Some(pool) = self.pools.get(peer) else {
+            return false;
+        };
+        let is_tried = pool.under_way > 0 || pool.sizer.retry_at().is_some_and(|at| now < at);
+        pool.broken && pool.ready.is_empty() && (pool.has_room || is_tried)
+    }
+
+    /// Records that the peer has left a session unanswered: connections to it that look alive may be dead,
+    /// too.
+    pub(crate) fn on_unanswered(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
+        if self.pools.get(peer).is_none_or(|pool| pool.broken) {
+            return;
+        }
+        self.close_ready(peer, terms);
+        let pool = &mut self.pools[peer];
+        pool.broken = true;
+        pool.sizer.dial_failed(terms.now);
+        let failure = PeerFailure::of(Errno::TIMEDOUT, true);
+        pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
+        tracing::debug!(peer = %pool.peer.name, "the relay does not answer");
+        self.poll_at = Some(terms.now);
     }
 
     /// Removes a session that no longer waits.
@@ -387,6 +419,7 @@ impl Pools {
             pool.next_addr = tried.wrapping_add(1);
         }
         pool.sizer.dial_failed(terms.now);
+        pool.broken = true;
         terms.metrics.pool_dials_failed.add(1);
         let failure = PeerFailure::of(error, connected);
         pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
@@ -413,6 +446,7 @@ impl Pools {
             if refused {
                 let pool = &mut self.pools[pool];
                 pool.sizer.dial_failed(terms.now);
+                pool.broken = true;
                 let failure = PeerFailure::of(error, true);
                 pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
             }
@@ -433,6 +467,7 @@ impl Pools {
         pool.under_way -= 1;
         let time = terms.now - conn.begun;
         pool.sizer.dial_succeeded(time);
+        pool.broken = false;
         terms.metrics.dial_mesh.observe(time);
         pool.peer.stats.worker(terms.worker).dialled.add(1);
         // The list of members may have changed during the handshake.
@@ -510,6 +545,8 @@ impl Pool {
             under_way: 0,
             waiters: VecDeque::new(),
             next_addr: 0,
+            has_room: limits.max > 0,
+            broken: false,
             retired: false,
         }
     }

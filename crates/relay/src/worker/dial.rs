@@ -43,13 +43,15 @@ impl Worker {
             return;
         };
         let waiter = (slot, entry.generation);
+        let may_leave = entry.plan.has_another_way();
         let DialPlan::Ask {
             peer, tries_left, ..
         } = &mut entry.plan
         else {
             return;
         };
-        if *tries_left == 0 {
+        let patience = self.setup.mesh.as_ref().map(|mesh| mesh.pool.patience);
+        if *tries_left == 0 || (may_leave && self.mesh.pools.is_broken(peer.id, self.io.now)) {
             let Some(plan) = entry.plan.fall_back(pick) else {
                 self.end(slot, End::of_connect(last), Close::Reset);
                 return;
@@ -75,12 +77,25 @@ impl Worker {
                     self.io.metrics.pool_retries.add(1);
                 }
                 if let Some(entry) = self.sessions.get_mut(slot) {
-                    let until = self.io.now + entry.timeouts.connect;
-                    entry.session.awaits(until);
+                    let wait = match patience.filter(|_| may_leave) {
+                        // A dial takes two round trips, the hello one.
+                        Some(patience) => (2 * patience).min(entry.timeouts.connect),
+                        None => entry.timeouts.connect,
+                    };
+                    entry.session.awaits(self.io.now + wait);
                 }
                 self.set_deadline(slot);
             }
         }
+    }
+
+    /// Records that the relay of a session has not answered in time.
+    pub(super) fn on_silent_relay(&mut self, slot: Slot) {
+        let Some(DialPlan::Ask { peer, .. }) = self.sessions.get(slot).map(|e| &e.plan) else {
+            return;
+        };
+        let peer = peer.id;
+        self.with_pools(|pools, terms| pools.on_unanswered(peer, terms));
     }
 
     /// Hands the results of dials to the sessions that wait for a connection to a relay.
@@ -123,6 +138,9 @@ impl Worker {
         match leg {
             Ok(leg) => {
                 entry.session.joined(leg, made_before, now);
+                if let Some(mesh) = &self.setup.mesh {
+                    entry.session.expect_answer(mesh.pool.patience, now);
+                }
                 self.sessions.queue(slot);
             }
             Err(e) => self.ask_relay(slot, false, e),

@@ -273,6 +273,8 @@ impl Worker {
             counters.sent_bytes.add(to_upstream);
             counters.received_bytes.add(to_client);
         }
+        let is_unanswered =
+            entry.session.take_unanswered() || step == Step::Redial(Errno::TIMEDOUT);
         let connected = entry.session.is_connected();
         let is_dialling = matches!(entry.plan, DialPlan::Dial(_));
         let metrics = &self.io.metrics;
@@ -282,6 +284,9 @@ impl Worker {
                 record.connected(upstream.stream());
             }
             self.won(slot);
+        }
+        if is_unanswered {
+            self.on_silent_relay(slot);
         }
         match step {
             Step::Wait if !connected && is_dialling => self.race(slot, Errno::HOSTUNREACH),
@@ -293,6 +298,11 @@ impl Worker {
             Step::Redial(error) => {
                 if let Some(entry) = self.sessions.get_mut(slot) {
                     entry.timeline.lost();
+                    // Otherwise, a dial that ends later would be given to a session that has left.
+                    if let DialPlan::Ask { peer, .. } = &entry.plan {
+                        let waiter = (slot, entry.generation);
+                        self.mesh.pools.forget(peer.id, waiter);
+                    }
                 }
                 self.dial(slot, false, error);
             }

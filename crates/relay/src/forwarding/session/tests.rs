@@ -454,3 +454,40 @@ fn a_connection_that_never_comes_times_out() {
     assert_eq!(bench.drive(), Step::Wait);
     assert_eq!(bench.run_to_deadline(), Step::Redial(Errno::TIMEDOUT));
 }
+
+#[test]
+fn a_relay_that_acknowledges_nothing_is_left_while_no_byte_of_the_session_has_gone_to_it() {
+    let patience = Duration::from_secs(1);
+    let mut bench = joined();
+    bench.session.expect_answer(patience, bench.now);
+    bench.report(Side::Upstream, |leg| {
+        leg.fall_silent();
+        leg.make_room(ROOM)
+    });
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(
+        bench.session.deadline(&bench.timeouts),
+        Some(bench.now + patience)
+    );
+    bench.now += patience;
+    assert_eq!(bench.drive(), Step::Redial(Errno::TIMEDOUT));
+    assert!(bench.session.take_unanswered());
+    assert!(bench.session.is_waiting());
+}
+
+#[test]
+fn a_relay_that_acknowledges_nothing_keeps_a_session_whose_bytes_have_gone_to_it() {
+    let patience = Duration::from_secs(1);
+    let mut bench = joined();
+    bench.session.expect_answer(patience, bench.now);
+    bench.report(Side::Client, |leg| leg.arrive(b"request"));
+    bench.report(Side::Upstream, |leg| {
+        leg.fall_silent();
+        leg.make_room(ROOM)
+    });
+    bench.now += patience;
+    assert_eq!(bench.drive(), Step::Wait);
+    // The worker hears of it, once.
+    assert!(bench.session.take_unanswered());
+    assert!(!bench.session.take_unanswered());
+}
