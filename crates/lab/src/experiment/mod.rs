@@ -6,6 +6,7 @@ mod commands;
 pub mod consolidate;
 pub mod descheduled;
 mod descriptors;
+pub mod failover;
 pub mod guests;
 pub mod idle_sessions;
 pub mod incast;
@@ -82,6 +83,7 @@ pub const ALL: &[Experiment] = &[
     descheduled::EXPERIMENT,
     relay_peers::EXPERIMENT,
     mesh_peers::EXPERIMENT,
+    failover::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,
     snoop_hazards::EXPERIMENT,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::relay::{make_key, wait_for_pool};
-use super::two_relays::{Place, TwoRelays};
+use super::two_relays::{Layout, TwoRelays};
 use super::{PeerError, Service};
 
 /// How far a relay's metrics port is from the port that it relays at.
@@ -26,36 +26,42 @@ pub enum Pool {
 ///
 /// # Errors
 /// [`PeerError`].
-pub fn pair(taut: &Path, place: &Place<'_>, pool: Pool) -> Result<TwoRelays, PeerError> {
-    let [near, far] = configurations(place, pool)?;
-    let port = place.near.port();
+pub fn pair(taut: &Path, layout: &Layout<'_>, pool: Pool) -> Result<TwoRelays, PeerError> {
+    let [near, far] = configurations(layout, pool)?;
+    let port = layout.near.port();
     let far = start(
         taut,
-        place,
+        layout,
         &format!("taut-far-{port}"),
-        place.between,
+        layout.between,
         &far,
     )?;
-    let near = start(taut, place, &format!("taut-near-{port}"), place.near, &near)?;
+    let near = start(
+        taut,
+        layout,
+        &format!("taut-near-{port}"),
+        layout.near,
+        &near,
+    )?;
     let least = match pool {
         Pool::Own => 1,
         Pool::None => 0,
         Pool::Exactly(number) => number,
     };
-    wait_for_pool(&near, place.host, metrics(place.near), least)?;
+    wait_for_pool(&near, layout.host, metrics(layout.near), least)?;
     Ok(TwoRelays { near, far })
 }
 
-/// Returns the configurations of the near and of the far relay. Their files are in the place's
+/// Returns the configurations of the near and of the far relay. Their files are in the layout's
 /// directory.
-fn configurations(place: &Place<'_>, pool: Pool) -> Result<[String; 2], PeerError> {
-    let Place {
+fn configurations(layout: &Layout<'_>, pool: Pool) -> Result<[String; 2], PeerError> {
+    let Layout {
         near,
         between,
         to,
         dir,
         ..
-    } = place;
+    } = layout;
     let key = dir.join(format!("mesh-{}.key", near.port()));
     // An earlier pair at these ports has left one.
     if !key.exists() {
@@ -103,7 +109,7 @@ fn metrics(relay: SocketAddr) -> SocketAddr {
 
 fn start(
     taut: &Path,
-    place: &Place<'_>,
+    layout: &Layout<'_>,
     name: &str,
     addr: SocketAddr,
     configuration: &str,
@@ -111,6 +117,6 @@ fn start(
     let mut command = Command::new(taut);
     command
         .args(["relay", "--config"])
-        .arg(place.write(name, configuration)?);
-    Service::start(place.host, name, command, addr, place.dir)
+        .arg(layout.write(name, configuration)?);
+    Service::start(layout.host, name, command, addr, layout.dir)
 }

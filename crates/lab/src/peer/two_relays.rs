@@ -19,7 +19,7 @@ pub struct TwoRelays {
 
 /// Where the relays of a pair listen, and what they may use.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct Layout<'a> {
     /// The host of both.
     pub host: &'a Host,
     /// The address for clients.
@@ -34,9 +34,9 @@ pub struct Place<'a> {
     pub dir: &'a Path,
 }
 
-// === impl Place ===
+// === impl Layout ===
 
-impl Place<'_> {
+impl Layout<'_> {
     /// Writes the configuration of the relay called `name`.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf, PeerError> {
         let file = self.dir.join(format!("{name}.conf"));

@@ -13,7 +13,7 @@ use crate::peer::relay_pair::{self, Pool};
 use crate::peer::tls::certificates::Certificates;
 use crate::peer::tls::haproxy::Buffers;
 use crate::peer::tls::{haproxy, nginx, stunnel};
-use crate::peer::two_relays::Place;
+use crate::peer::two_relays::Layout;
 use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// The world: one host, without a relay yet.
@@ -53,7 +53,7 @@ impl Rig {
     ) -> Result<Entrance, ExperimentError> {
         let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let to = local(contender.server_port());
-        let place = Place {
+        let layout = Layout {
             host: self.host(),
             near: local(contender.near_port()),
             between: local(contender.between_port()),
@@ -62,7 +62,7 @@ impl Rig {
             dir: self.world.dir(),
         };
         let server = self.inside("listen", || TcpListener::bind(to))?;
-        let (addr, ids, relays) = self.relays(contender, &place, pool)?;
+        let (addr, ids, relays) = self.relays(contender, &layout, pool)?;
         Ok(Entrance {
             addr,
             server,
@@ -74,20 +74,20 @@ impl Rig {
     fn relays(
         &self,
         contender: Contender,
-        place: &Place<'_>,
+        layout: &Layout<'_>,
         pool: Pool,
     ) -> Result<(SocketAddr, Vec<u32>, Alive), PeerError> {
         let certificates = &self.certificates;
         let two = match contender {
-            Contender::Direct => return Ok((place.to, Vec::new(), Box::new(()))),
-            Contender::Taut => relay_pair::pair(&self.taut, place, pool)?,
-            Contender::TautNoPool => relay_pair::pair(&self.taut, place, Pool::None)?,
-            Contender::Haproxy => haproxy::pair(place, certificates, Buffers::Default)?,
-            Contender::HaproxyLarge => haproxy::pair(place, certificates, Buffers::Large)?,
-            Contender::Nginx => nginx::pair(place, certificates)?,
-            Contender::Stunnel => stunnel::pair(place, certificates)?,
+            Contender::Direct => return Ok((layout.to, Vec::new(), Box::new(()))),
+            Contender::Taut => relay_pair::pair(&self.taut, layout, pool)?,
+            Contender::TautNoPool => relay_pair::pair(&self.taut, layout, Pool::None)?,
+            Contender::Haproxy => haproxy::pair(layout, certificates, Buffers::Default)?,
+            Contender::HaproxyLarge => haproxy::pair(layout, certificates, Buffers::Large)?,
+            Contender::Nginx => nginx::pair(layout, certificates)?,
+            Contender::Stunnel => stunnel::pair(layout, certificates)?,
         };
-        Ok((place.near, two.ids().to_vec(), Box::new(two)))
+        Ok((layout.near, two.ids().to_vec(), Box::new(two)))
     }
 
     /// Runs `job` on the host.

@@ -65,6 +65,15 @@ struct Session {
     server: Option<Observed>,
 }
 
+/// The times of a session since the start of the run, and its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::experiment) struct Record {
+    pub(in crate::experiment) begun: Duration,
+    /// When the last of its ends has seen it end.
+    pub(in crate::experiment) ended: Duration,
+    pub(in crate::experiment) outcome: SessionOutcome,
+}
+
 #[derive(Default)]
 struct Entries {
     sessions: BTreeMap<u64, Session>,
@@ -185,6 +194,17 @@ impl Ledger {
             }
         }
         sum
+    }
+
+    /// Returns the times and the result of every session.
+    pub(in crate::experiment) fn records(&self) -> Vec<Record> {
+        let entries = self.entries();
+        let record = |session: &Session| Record {
+            begun: session.begun,
+            ended: session.ended,
+            outcome: session.verdict(),
+        };
+        entries.sessions.values().map(record).collect()
     }
 
     /// Returns whether a session has been silently wrong.

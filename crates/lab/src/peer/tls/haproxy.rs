@@ -3,7 +3,7 @@
 use super::CIPHER_SUITE;
 use super::certificates::{Certificates, FAR, NEAR};
 use crate::peer::haproxy::SESSIONS;
-use crate::peer::two_relays::{Place, TwoRelays};
+use crate::peer::two_relays::{Layout, TwoRelays};
 use crate::peer::{PeerError, Service, program};
 
 /// The size of HAProxy's buffers.
@@ -23,13 +23,13 @@ pub enum Buffers {
 /// # Errors
 /// [`PeerError`].
 pub fn pair(
-    place: &Place<'_>,
+    layout: &Layout<'_>,
     certificates: &Certificates,
     buffers: Buffers,
 ) -> Result<TwoRelays, PeerError> {
-    let Place {
+    let Layout {
         near, between, to, ..
-    } = place;
+    } = layout;
     let authority = certificates.authority();
     let authority = authority.display();
     let [near_key, far_key] = [NEAR, FAR].map(|name| certificates.both(name));
@@ -46,13 +46,13 @@ pub fn pair(
                 verifyhost {FAR} sni str({FAR})\n"
     );
     Ok(TwoRelays {
-        far: start(place, "far", buffers, &far)?,
-        near: start(place, "near", buffers, &near)?,
+        far: start(layout, "far", buffers, &far)?,
+        near: start(layout, "near", buffers, &near)?,
     })
 }
 
 fn start(
-    place: &Place<'_>,
+    layout: &Layout<'_>,
     side: &str,
     buffers: Buffers,
     section: &str,
@@ -64,7 +64,7 @@ fn start(
             "    tune.bufsize 65536\n",
         ),
     };
-    let cpus = place.cpus;
+    let cpus = layout.cpus;
     // The timeouts are longer than any measurement.
     let text = format!(
         "global\n\
@@ -85,11 +85,14 @@ fn start(
     );
     let mut command = program::HAPROXY.command();
     // -db keeps HAProxy in the foreground.
-    command.arg("-db").arg("-f").arg(place.write(&name, &text)?);
+    command
+        .arg("-db")
+        .arg("-f")
+        .arg(layout.write(&name, &text)?);
     let addr = if side == "near" {
-        place.near
+        layout.near
     } else {
-        place.between
+        layout.between
     };
-    Service::start(place.host, &name, command, addr, place.dir)
+    Service::start(layout.host, &name, command, addr, layout.dir)
 }

@@ -5,17 +5,17 @@ use std::net::SocketAddr;
 use super::CIPHER_SUITE;
 use super::certificates::{Certificates, FAR, NEAR};
 use crate::peer::nginx_stream::{CONNECTIONS, MODULE};
-use crate::peer::two_relays::{Place, TwoRelays};
+use crate::peer::two_relays::{Layout, TwoRelays};
 use crate::peer::{PeerError, Service, program};
 
 /// Starts the pair. Sessions of TLS are resumed.
 ///
 /// # Errors
 /// [`PeerError`].
-pub fn pair(place: &Place<'_>, certificates: &Certificates) -> Result<TwoRelays, PeerError> {
-    let Place {
+pub fn pair(layout: &Layout<'_>, certificates: &Certificates) -> Result<TwoRelays, PeerError> {
+    let Layout {
         near, between, to, ..
-    } = place;
+    } = layout;
     let authority = certificates.authority();
     let authority = authority.display();
     let [near_certificate, far_certificate] =
@@ -52,18 +52,18 @@ pub fn pair(place: &Place<'_>, certificates: &Certificates) -> Result<TwoRelays,
         near_key.display(),
     );
     Ok(TwoRelays {
-        far: start(place, "nginx-tls-far", place.between, &far)?,
-        near: start(place, "nginx-tls-near", place.near, &near)?,
+        far: start(layout, "nginx-tls-far", layout.between, &far)?,
+        near: start(layout, "nginx-tls-near", layout.near, &near)?,
     })
 }
 
 fn start(
-    place: &Place<'_>,
+    layout: &Layout<'_>,
     name: &str,
     addr: SocketAddr,
     server: &str,
 ) -> Result<Service, PeerError> {
-    let (cpus, here) = (place.cpus, place.dir.display());
+    let (cpus, here) = (layout.cpus, layout.dir.display());
     let text = format!(
         "load_module {MODULE};\n\
          daemon off;\n\
@@ -75,9 +75,9 @@ fn start(
          events {{ worker_connections {CONNECTIONS}; }}\n\
          stream {{ server {{\n{server}}} }}\n"
     );
-    let config = place.write(name, &text)?;
+    let config = layout.write(name, &text)?;
     let mut command = program::NGINX.command();
-    command.args(["-e", "stderr", "-p"]).arg(place.dir);
+    command.args(["-e", "stderr", "-p"]).arg(layout.dir);
     command.arg("-c").arg(config);
-    Service::start(place.host, name, command, addr, place.dir)
+    Service::start(layout.host, name, command, addr, layout.dir)
 }

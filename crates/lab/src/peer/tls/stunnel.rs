@@ -2,17 +2,17 @@
 
 use super::CIPHER_SUITE;
 use super::certificates::{Certificates, FAR, NEAR};
-use crate::peer::two_relays::{Place, TwoRelays};
+use crate::peer::two_relays::{Layout, TwoRelays};
 use crate::peer::{PeerError, Service, program};
 
 /// Starts the pair. Sessions of TLS are resumed, as they are by default.
 ///
 /// # Errors
 /// [`PeerError`].
-pub fn pair(place: &Place<'_>, certificates: &Certificates) -> Result<TwoRelays, PeerError> {
-    let Place {
+pub fn pair(layout: &Layout<'_>, certificates: &Certificates) -> Result<TwoRelays, PeerError> {
+    let Layout {
         near, between, to, ..
-    } = place;
+    } = layout;
     let far = format!(
         "[far]\n\
          accept = {between}\n\
@@ -28,13 +28,13 @@ pub fn pair(place: &Place<'_>, certificates: &Certificates) -> Result<TwoRelays,
          checkHost = {FAR}\n"
     );
     Ok(TwoRelays {
-        far: start(place, certificates, FAR, &far)?,
-        near: start(place, certificates, NEAR, &near)?,
+        far: start(layout, certificates, FAR, &far)?,
+        near: start(layout, certificates, NEAR, &near)?,
     })
 }
 
 fn start(
-    place: &Place<'_>,
+    layout: &Layout<'_>,
     certificates: &Certificates,
     side: &str,
     section: &str,
@@ -66,11 +66,11 @@ fn start(
         key.display(),
     );
     let mut command = program::STUNNEL.command();
-    command.arg(place.write(&name, &text)?);
+    command.arg(layout.write(&name, &text)?);
     let addr = if side == NEAR {
-        place.near
+        layout.near
     } else {
-        place.between
+        layout.between
     };
-    Service::start(place.host, &name, command, addr, place.dir)
+    Service::start(layout.host, &name, command, addr, layout.dir)
 }
