@@ -242,6 +242,7 @@ fn every_pair_of_relays_carries_exactly_and_is_measured() {
         "bulk_bytes_missing",
         "connections_failed",
         "legs_tapped",
+        "legs_with_readable_bytes",
     ] {
         let check = &outcome["calibration"][check];
         assert_eq!(check["measured"], check["least"], "{outcome}");

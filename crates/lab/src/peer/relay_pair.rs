@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 
-use super::relay::{make_key, wait_for_pool};
+use super::relay::{Member, make_key, wait_for_pool, write_members};
 use super::two_relays::{Layout, TwoRelays};
 use super::{PeerError, Service};
 
@@ -62,12 +62,26 @@ fn configurations(layout: &Layout<'_>, pool: Pool) -> Result<[String; 2], PeerEr
         dir,
         ..
     } = layout;
-    let key = dir.join(format!("mesh-{}.key", near.port()));
-    // An earlier pair at these ports has left one.
-    if !key.exists() {
-        make_key(&key)?;
+    let file = |name: &str| dir.join(format!("mesh-{}-{name}", near.port()));
+    let keys = ["near.key", "far.key"].map(file);
+    let list = file("members.toml");
+    // An earlier pair at these ports has left its files.
+    if !list.exists() {
+        let member = |name: &str, key, addresses| -> Result<Member, PeerError> {
+            Ok(Member {
+                name: name.to_owned(),
+                keys: vec![make_key(key)?],
+                addresses,
+            })
+        };
+        let members = [
+            member("near", &keys[0], Vec::new())?,
+            member("far", &keys[1], vec![*between])?,
+        ];
+        write_members(&list, &members)?;
     }
-    let key = key.display();
+    let [near_key, far_key] = keys.each_ref().map(|key| key.display());
+    let list = list.display();
     let pool = match pool {
         Pool::Own => String::new(),
         Pool::None => "pool_max = 0\n".to_owned(),
@@ -78,12 +92,13 @@ fn configurations(layout: &Layout<'_>, pool: Pool) -> Result<[String; 2], PeerEr
         "[relay]\n\
          metrics = \"{}\"\n\
          [relay.mesh]\n\
-         key_file = \"{key}\"\n\
+         private_key_file = \"{near_key}\"\n\
+         members_file = \"{list}\"\n\
          turbo = false\n\
          {pool}\
          [[relay.forward]]\n\
          listen = \"{near}\"\n\
-         via = \"{between}\"\n\
+         via = \"far\"\n\
          to = \"{to}\"\n",
         metrics(*near)
     );
@@ -92,7 +107,8 @@ fn configurations(layout: &Layout<'_>, pool: Pool) -> Result<[String; 2], PeerEr
         "[relay]\n\
          metrics = \"{}\"\n\
          [relay.mesh]\n\
-         key_file = \"{key}\"\n\
+         private_key_file = \"{far_key}\"\n\
+         members_file = \"{list}\"\n\
          turbo = false\n\
          listen = \"{between}\"\n\
          allow = \"{}/32:{}\"\n",

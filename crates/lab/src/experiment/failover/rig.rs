@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::peer::relay::{self, METRICS, PORT};
+use crate::peer::relay::{self, METRICS, Member, PORT};
 use crate::peer::{PeerError, Service};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
@@ -114,7 +114,18 @@ impl Rig {
     /// # Errors
     /// [`PeerError::Prepare`].
     pub(super) fn write_files(&self) -> Result<(), PeerError> {
-        relay::make_key(&self.file("mesh.key"))?;
+        let members = Relay::ALL.map(|relay| {
+            Ok::<_, PeerError>(Member {
+                name: relay.name().to_owned(),
+                keys: vec![relay::make_key(&self.key(relay))?],
+                addresses: match relay {
+                    Relay::Near => Vec::new(),
+                    Relay::First | Relay::Second => vec![self.mesh_address(relay)],
+                },
+            })
+        });
+        let members: Vec<_> = members.into_iter().collect::<Result<_, _>>()?;
+        relay::write_members(&self.members(), &members)?;
         let write = |relay| fs::write(self.config(relay), self.configuration(relay));
         let written = Relay::ALL.into_iter().try_for_each(write);
         written.map_err(|source| PeerError::Prepare {
@@ -125,30 +136,29 @@ impl Rig {
 
     /// Returns the configuration of `relay`.
     fn configuration(&self, relay: Relay) -> String {
-        let key = self.file("mesh.key");
         let mut text = format!(
             "[relay]\n\
              metrics = \"{METRICS}\"\n\
              drain_timeout = \"{DRAIN:?}\"\n\
              [relay.mesh]\n\
-             key_file = \"{}\"\n",
-            key.display()
+             private_key_file = \"{}\"\n\
+             members_file = \"{}\"\n",
+            self.key(relay).display(),
+            self.members().display()
         );
-        let address = |relay| SocketAddr::from((self.host(relay).addr(), MESH_PORT));
         let server = self.server();
         text += &match relay {
             Relay::Near => format!(
                 "[[relay.forward]]\n\
                  listen = \"{}\"\n\
-                 via = \"{}\"\n\
+                 via = [\"first\", \"second\"]\n\
                  to = \"{server}\"\n",
                 self.entrance(),
-                address(Relay::First),
             ),
             Relay::First | Relay::Second => format!(
                 "listen = \"{}\"\n\
                  allow = \"{}/32:{SERVER_PORT}\"\n",
-                address(relay),
+                self.mesh_address(relay),
                 server.ip(),
             ),
         };
@@ -157,6 +167,18 @@ impl Rig {
 
     fn config(&self, relay: Relay) -> PathBuf {
         self.file(&format!("{}.toml", relay.name()))
+    }
+
+    fn key(&self, relay: Relay) -> PathBuf {
+        self.file(&format!("{}.key", relay.name()))
+    }
+
+    fn members(&self) -> PathBuf {
+        self.file("members.toml")
+    }
+
+    fn mesh_address(&self, relay: Relay) -> SocketAddr {
+        (self.host(relay).addr(), MESH_PORT).into()
     }
 
     fn file(&self, name: &str) -> PathBuf {
