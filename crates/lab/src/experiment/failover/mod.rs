@@ -20,6 +20,7 @@ use super::descriptors::enough_descriptors;
 use super::outcome::Outcome;
 use super::sessions::arrivals::arrivals;
 use super::sessions::ends::{self, Patience, Run};
+use super::sessions::transfer::Traffic;
 use super::{Experiment, ExperimentError, Request};
 use faults::Faults;
 use figures::Found;
@@ -41,6 +42,10 @@ const PATIENCE: Patience = Patience {
     idle: Duration::from_secs(2),
 };
 
+/// The maximum number of bytes in one direction of a session. The experiment is about setting sessions
+/// up: a machine that is busy with their bytes would make them fail.
+const LONGEST: u64 = 128 << 10;
+
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let machine = ExperimentError::machine;
     enough_descriptors(ends::AT_ONCE).map_err(machine("hold both ends of every session"))?;
@@ -57,14 +62,18 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         plan.load.as_secs(),
         plan.events.len()
     );
+    let traffic = Traffic {
+        seed: plan.seed,
+        longest: LONGEST,
+    };
     let run = Arc::new(Run::new(PATIENCE));
     let load = std::thread::scope(|scope| {
         let served =
-            scope.spawn(|| inside(&rig, "server", || ends::serve(listener, plan.seed, &run)));
+            scope.spawn(|| inside(&rig, "server", || ends::serve(listener, traffic, &run)));
         let load = scope.spawn(|| {
             let arrivals = arrivals(plan.seed, RATE, plan.load);
             let load = inside(&rig, "client", || {
-                ends::load(plan.seed, arrivals, rig.entrance(), &run)
+                ends::load(traffic, arrivals, rig.entrance(), &run)
             });
             run.over.notify_one();
             load

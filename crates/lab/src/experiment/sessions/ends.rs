@@ -16,7 +16,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinSet, LocalSet};
 
 use super::ledger::{Break, End, Ledger, Observed};
-use super::transfer::{Comparison, Content, First, HEADER, Transfer, Way};
+use super::transfer::{Comparison, Content, First, HEADER, Traffic, Transfer, Way};
 
 /// The maximum number of concurrent sessions; further sessions wait. About 400 sessions arrive
 /// while a link is cut; many more mean that the machine cannot carry the load.
@@ -108,7 +108,7 @@ impl Run {
 /// Starts the sessions of `arrivals`, each at its time after the start of the run, and returns when
 /// all have ended in any way. Must be called in the client's namespace.
 pub(in crate::experiment) fn load(
-    seed: u64,
+    traffic: Traffic,
     arrivals: impl Iterator<Item = (u64, Duration)>,
     to: SocketAddr,
     run: &Arc<Run>,
@@ -126,7 +126,7 @@ pub(in crate::experiment) fn load(
                 break;
             };
             load.begun += 1;
-            let (transfer, run) = (Transfer::of(seed, number), run.clone());
+            let (transfer, run) = (Transfer::of(traffic, number), run.clone());
             open.spawn_local(async move {
                 run.ledger.begin(number, run.now());
                 let seen = seen(ask(transfer, to, &run).await);
@@ -178,7 +178,7 @@ async fn ask(transfer: Transfer, to: SocketAddr, run: &Run) -> Result<(), Observ
 /// be called in the server's namespace.
 pub(in crate::experiment) fn serve(
     listener: std::net::TcpListener,
-    seed: u64,
+    traffic: Traffic,
     run: &Arc<Run>,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
@@ -198,7 +198,7 @@ pub(in crate::experiment) fn serve(
             };
             let run = run.clone();
             open.spawn_local(async move {
-                let (number, result) = answer(stream, seed, &run).await;
+                let (number, result) = answer(stream, traffic, &run).await;
                 match number {
                     Some(number) => {
                         let seen = seen(result);
@@ -217,7 +217,7 @@ pub(in crate::experiment) fn serve(
 /// Serves one session. Returns its number, if it is known, and its result.
 async fn answer(
     mut stream: TcpStream,
-    seed: u64,
+    traffic: Traffic,
     run: &Run,
 ) -> (Option<u64>, Result<(), Observed>) {
     let movement = Movement::new(run.patience.idle);
@@ -241,7 +241,7 @@ async fn answer(
     let number = Transfer::number_in(&header);
     (
         Some(number),
-        reply(&mut stream, Transfer::of(seed, number), &header, run).await,
+        reply(&mut stream, Transfer::of(traffic, number), &header, run).await,
     )
 }
 

@@ -11,8 +11,6 @@
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// The maximum number of bytes in one direction.
-const LONGEST: u64 = 4 << 20;
 /// The first bytes that the client sends in every session.
 const HEADER_MAGIC: [u8; 8] = *b"tautsoak";
 /// The first bytes of the server's trailer.
@@ -28,6 +26,15 @@ const STEP: usize = 16 << 10;
 pub(in crate::experiment) enum First {
     Client,
     Server,
+}
+
+/// What determines all sessions of a run.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::experiment) struct Traffic {
+    /// The seed of sizes and contents.
+    pub(in crate::experiment) seed: u64,
+    /// The maximum number of bytes in one direction; at most 2^23.
+    pub(in crate::experiment) longest: u64,
 }
 
 /// The plan of one session.
@@ -85,13 +92,14 @@ pub(in crate::experiment) enum Wrong {
 // === impl Transfer ===
 
 impl Transfer {
-    /// Returns the transfer with this number in the run of this seed.
-    pub(in crate::experiment) fn of(seed: u64, number: u64) -> Self {
+    /// Returns the transfer with this number.
+    pub(in crate::experiment) fn of(traffic: Traffic, number: u64) -> Self {
+        let Traffic { seed, longest } = traffic;
         let mut random = Pcg64Mcg::seed_from_u64(mix(seed, number, 0));
         let mut size = || {
             let unit = random.next_u64() as f64 / u64::MAX as f64;
-            // Log-uniform over 1..=LONGEST + 1, minus one.
-            (((LONGEST + 1) as f64).ln() * unit).exp() as u64 - 1
+            // Log-uniform over 1..=longest + 1, minus one.
+            (((longest + 1) as f64).ln() * unit).exp() as u64 - 1
         };
         let (a, b) = (size(), size());
         let draw = random.next_u64();
@@ -257,6 +265,15 @@ mod tests {
 
     use super::*;
 
+    const LONGEST: u64 = 4 << 20;
+
+    fn traffic(seed: u64) -> Traffic {
+        Traffic {
+            seed,
+            longest: LONGEST,
+        }
+    }
+
     fn whole(transfer: Transfer, way: Way) -> Vec<u8> {
         let mut content = transfer.content(way);
         let mut bytes = vec![0; usize::try_from(content.left()).unwrap()];
@@ -269,13 +286,13 @@ mod tests {
         Transfer {
             up,
             down,
-            ..Transfer::of(3, 8)
+            ..Transfer::of(traffic(3), 8)
         }
     }
 
     #[test]
     fn a_run_has_every_kind_of_transfer_and_sizes_of_every_magnitude() {
-        let all: Vec<_> = (0..3000).map(|n| Transfer::of(1, n)).collect();
+        let all: Vec<_> = (0..3000).map(|n| Transfer::of(traffic(1), n)).collect();
         for first in [First::Client, First::Server] {
             for (up, down) in [(true, false), (false, true), (true, true)] {
                 let found = all
@@ -290,9 +307,9 @@ mod tests {
             assert!(all.iter().any(|t| range.contains(&t.up)), "{range:?}");
         }
         assert!(all.iter().all(|t| t.up <= LONGEST && t.down <= LONGEST));
-        assert_eq!(Transfer::of(1, 7), all[7]);
+        assert_eq!(Transfer::of(traffic(1), 7), all[7]);
         assert_ne!(
-            Transfer::of(2, 7).content(Way::Up).random,
+            Transfer::of(traffic(2), 7).content(Way::Up).random,
             all[7].content(Way::Up).random
         );
     }

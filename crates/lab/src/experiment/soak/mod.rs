@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use super::descriptors::enough_descriptors;
 use super::outcome::Outcome;
 use super::sessions::ends::{self, Patience, Run};
+use super::sessions::transfer::Traffic;
 use super::{Experiment, ExperimentError, Request};
 use chaos::Chaos;
 use figures::Found;
@@ -46,6 +47,8 @@ const PATIENCE: Patience = Patience {
     connect: Duration::from_secs(15),
     idle: Duration::from_secs(20),
 };
+/// The maximum number of bytes in one direction of a session.
+const LONGEST: u64 = 4 << 20;
 /// How long the kernel may take to free the resources of ended processes and namespaces.
 const BURIAL: Duration = Duration::from_secs(20);
 /// The pause between two checks for leftovers.
@@ -88,17 +91,20 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         plan.rate,
         plan.events.len()
     );
+    let traffic = Traffic {
+        seed: plan.seed,
+        longest: LONGEST,
+    };
     let run = Arc::new(Run::new(PATIENCE));
     let enough = Enough::default();
     let (load, attack, samples) = std::thread::scope(|scope| {
-        let served =
-            scope.spawn(|| inside(&rig, "server", || ends::serve(server, plan.seed, &run)));
+        let served = scope.spawn(|| inside(&rig, "server", || ends::serve(server, traffic, &run)));
         let samples = scope.spawn(|| processes.sample(&run, &enough));
         let attack =
             scope.spawn(|| inside(&rig, "outsider", || outsider::attack(&plan, &rig, &run)));
         let load = scope.spawn(|| {
             let load = inside(&rig, "client", || {
-                ends::load(plan.seed, plan.arrivals(), rig.entrance(), &run)
+                ends::load(traffic, plan.arrivals(), rig.entrance(), &run)
             });
             enough.say();
             run.over.notify_one();
