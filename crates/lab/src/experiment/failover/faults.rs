@@ -17,11 +17,15 @@ const END: Duration = Duration::from_secs(5);
 const ROUND: Duration = Duration::from_millis(100);
 const RUNS: Duration = Duration::from_millis(10);
 
+/// How often the relays' sessions are counted before a fault, and the pause after each time.
+const LOOKS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// What was done.
 #[derive(Default)]
 pub(super) struct Done {
     pub(super) happened: Vec<Happened>,
-    /// The number of sessions that each fault's relay carried when the fault began.
+    /// The sum of the sessions that each fault's relay carried at [`LOOKS`] moments before it.
     pub(super) carried: Vec<u64>,
     /// A sentence for each unexpected result.
     pub(super) problems: Vec<String>,
@@ -70,11 +74,16 @@ impl<'a> Faults<'a> {
 
     /// Returns the alternative that carries more sessions.
     fn busiest(&mut self) -> Result<Relay, ExperimentError> {
-        let [first, second] = Relay::ALTERNATIVES.map(|relay| self.rig.sessions(relay));
         let action = "read the number of a relay's sessions";
-        let (first, second) = first
-            .and_then(|first| Ok((first, second?)))
-            .map_err(ExperimentError::machine(action))?;
+        let (mut first, mut second) = (0, 0);
+        // A session is short, so that there may be none at one moment.
+        for _ in 0..LOOKS {
+            let both = Relay::ALTERNATIVES.map(|relay| self.rig.sessions(relay));
+            for (sum, sessions) in [&mut first, &mut second].into_iter().zip(both) {
+                *sum += sessions.map_err(ExperimentError::machine(action))?;
+            }
+            std::thread::sleep(PAUSE);
+        }
         self.done.carried.push(first.max(second));
         Ok(match second > first {
             true => Relay::Second,
