@@ -158,10 +158,16 @@ impl Pools {
             let pool = &mut self.pools[i];
             match peers.iter().find(|peer| peer.id == i) {
                 Some(peer) => {
+                    // Connections that this relay's former key proved last only until their peers forget
+                    // that key.
+                    let has_new_key = pool.peer.own != peer.own;
                     pool.peer = peer.clone();
                     pool.retired = false;
                     pool.has_room = terms.limits.max > 0;
                     pool.sizer.set_bounds(bounds(terms.limits));
+                    if has_new_key {
+                        self.close_ready(i, terms);
+                    }
                 }
                 None => {
                     pool.retired = true;

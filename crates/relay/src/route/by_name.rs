@@ -22,7 +22,7 @@ pub(crate) enum Choice<'a, T> {
     Below(&'a T),
     /// The forward's own destination.
     Default,
-    /// Nothing.
+    /// No destination: the client is refused.
     Refused,
 }
 
