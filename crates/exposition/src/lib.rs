@@ -36,10 +36,20 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves the text that `encode` returns at `/metrics`, and does not return.
+/// Serves the text that `encode` returns at `/metrics`, and does not return. `/healthz` and
+/// `/readyz` answer 200.
 pub async fn serve<E>(listener: TcpListener, encode: E)
 where
     E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
+{
+    serve_with(listener, encode, || true).await;
+}
+
+/// Serves like [`serve`]; `/readyz` answers 503 while `ready` returns `false`.
+pub async fn serve_with<E, R>(listener: TcpListener, encode: E, ready: R)
+where
+    E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
+    R: Fn() -> bool + Clone + Send + Sync + 'static,
 {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -54,13 +64,14 @@ where
                 continue;
             }
         };
-        let encode = encode.clone();
+        let (encode, ready) = (encode.clone(), ready.clone());
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 std::future::ready(Ok::<_, Infallible>(answer(
                     request.method(),
                     request.uri().path(),
                     &encode,
+                    &ready,
                 )))
             });
             let connection = hyper::server::conn::http1::Builder::new()
@@ -79,9 +90,13 @@ fn answer(
     method: &Method,
     path: &str,
     encode: impl Fn() -> Result<String, fmt::Error>,
+    ready: impl Fn() -> bool,
 ) -> Response<Full<Bytes>> {
-    if path != "/metrics" {
-        return plain(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
+    if !["/metrics", "/healthz", "/readyz"].contains(&path) {
+        return plain(
+            StatusCode::NOT_FOUND,
+            "metrics are at /metrics, and there are /healthz and /readyz\n",
+        );
     }
     if method != Method::GET && method != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
@@ -89,6 +104,12 @@ fn answer(
             .headers_mut()
             .insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
         return response;
+    }
+    if path != "/metrics" {
+        return match path == "/healthz" || ready() {
+            true => plain(StatusCode::OK, "ok\n"),
+            false => plain(StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        };
     }
     match encode() {
         Ok(text) => {
@@ -122,7 +143,7 @@ mod tests {
 
     #[test]
     fn only_a_get_of_the_metrics_path_returns_metrics() {
-        let status = |method, path| answer(&method, path, encode).status();
+        let status = |method, path| answer(&method, path, encode, || true).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
         assert_eq!(
@@ -132,14 +153,23 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_is_not_ready_is_healthy_all_the_same() {
+        let status = |path, ready| answer(&Method::GET, path, encode, || ready).status();
+        assert_eq!(status("/readyz", true), StatusCode::OK);
+        assert_eq!(status("/readyz", false), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(status("/healthz", false), StatusCode::OK);
+        assert_eq!(status("/metrics", false), StatusCode::OK);
+    }
+
+    #[test]
     fn an_encoding_error_is_a_server_error() {
-        let answer = answer(&Method::GET, "/metrics", || Err(fmt::Error));
+        let answer = answer(&Method::GET, "/metrics", || Err(fmt::Error), || true);
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     #[test]
     fn the_content_type_is_openmetrics() {
-        let response = answer(&Method::GET, "/metrics", encode);
+        let response = answer(&Method::GET, "/metrics", encode, || true);
         assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
     }
 }

@@ -29,6 +29,7 @@
 pub mod access;
 mod condition;
 pub mod config;
+pub mod control;
 mod counters;
 pub mod early_syn;
 mod event;
@@ -42,6 +43,7 @@ pub mod node;
 pub mod outcome;
 pub mod route;
 pub mod serve;
+mod session_list;
 pub mod session_log;
 pub mod turbo;
 mod worker;

@@ -20,6 +20,7 @@
 pub mod activation;
 pub mod bpf;
 pub mod child;
+pub mod control_socket;
 pub mod epoll;
 pub mod interface;
 pub mod limits;

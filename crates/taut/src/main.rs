@@ -60,11 +60,15 @@ fn main() -> ExitCode {
     let logged =
         |run: &dyn Fn() -> Result<(), Failure>| exit_code(log::to_stderr().and_then(|_log| run()));
     match cli.command {
-        Command::Relay(args) => exit_code(relay::prepare(args).and_then(|job| {
-            // Not started earlier, because it starts a thread.
-            let _log = log::to_stderr()?;
-            relay::run(job)
-        })),
+        Command::Relay(mut args) => exit_code(if let Some(command) = args.take_command() {
+            relay::operate(command)
+        } else {
+            relay::prepare(args).and_then(|job| {
+                // Not started earlier, because it starts a thread.
+                let _log = log::to_stderr()?;
+                relay::run(job)
+            })
+        }),
         Command::Mesh(args) => exit_code(mesh::run(&args)),
         Command::Snoop(args) => exit_code(log::to_stderr().and_then(|_log| snoop::run(args))),
         Command::Top(args) => exit_code(top::run(&args)),

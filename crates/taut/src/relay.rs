@@ -15,6 +15,8 @@ use taut_sys::privileges::{self, Capability};
 
 use crate::Failure;
 
+mod operate;
+
 /// The configuration file that is used if neither `--config` nor `--listen` is given.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
 
@@ -34,7 +36,12 @@ cannot be read), 2 if the configuration file has a mistake. A port in use is no 
 
 TAUT_LOG sets what is logged: error, warn, info (the default), debug, trace or off, or more of one part, \
 such as TAUT_LOG=info,taut_relay=debug.")]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    /// A command to a running relay
+    #[command(subcommand)]
+    command: Option<operate::Command>,
+
     /// Configuration file
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -60,6 +67,18 @@ pub(crate) struct Args {
     /// Check the configuration, names, keys and addresses, and exit without starting a relay
     #[arg(long)]
     check: bool,
+}
+
+impl Args {
+    /// Returns the command to a running relay, if it is one.
+    pub(crate) fn take_command(&mut self) -> Option<operate::Command> {
+        self.command.take()
+    }
+}
+
+/// Carries out a command to a running relay.
+pub(crate) fn operate(command: operate::Command) -> Result<(), Failure> {
+    operate::run(command)
 }
 
 /// A relay that is ready to start, with reduced privileges.

@@ -364,6 +364,128 @@ fn a_reload_logs_only_what_changes() {
     );
 }
 
+/// Runs a command to the relay with this control socket, and returns its exit status and output.
+fn operate(control: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let control = control.to_str().unwrap();
+    let command = taut()
+        .args(args)
+        .args(["--control", control])
+        .output()
+        .unwrap();
+    let said = [command.stdout, command.stderr].concat();
+    (command.status.code(), String::from_utf8(said).unwrap())
+}
+
+fn get(addr: SocketAddr, path: &str) -> String {
+    let mut scraper = TcpStream::connect(addr).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    scraper.write_all(request.as_bytes()).unwrap();
+    let mut page = String::new();
+    scraper.read_to_string(&mut page).unwrap();
+    page
+}
+
+#[test]
+fn an_operator_lists_ends_and_drains_over_the_control_socket() {
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("control"));
+    let (listen, metrics) = (free_port(), free_port());
+    let text = format!(
+        "[relay]\ncontrol = {control:?}\nmetrics = \"{metrics}\"\n\
+         [[relay.forward]]\nname = \"web\"\nlisten = \"{listen}\"\nto = \"{addr}\"\n"
+    );
+    fs::write(&config, &text).unwrap();
+    let mut relay = Running::with_config(&config);
+    relay.wait_for_log("serving OpenMetrics");
+    let (mut first, mut first_far) = pair(&relay, &server);
+    first.write_all(b"12345").unwrap();
+    first_far.read_exact(&mut [0; 5]).unwrap();
+    let (mut second, _far) = pair(&relay, &server);
+    let run = |args: &[&str]| operate(&control, args);
+    // The relay opens the socket after its ports.
+    let deadline = Instant::now() + PATIENCE;
+    while !control.exists() {
+        assert!(Instant::now() < deadline, "no control socket");
+        std::thread::yield_now();
+    }
+
+    let port = first.local_addr().unwrap().port();
+    let session_of = |port: u16| {
+        let (code, said) = run(&["sessions", "--json", "--client", "127.0.0.1"]);
+        assert_eq!(code, Some(0), "{said}");
+        let list: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(list["sessions"]["matching"], 2, "{said}");
+        let rows = list["sessions"]["sessions"].as_array().unwrap().clone();
+        let client = format!("127.0.0.1:{port}");
+        rows.into_iter()
+            .find(|row| row["client"] == *client)
+            .unwrap()
+    };
+    let row = session_of(port);
+    assert_eq!(row["to_upstream"], 5, "{row}");
+    assert_eq!(row["upstream"], addr.to_string(), "{row}");
+    assert_eq!(
+        (&row["state"], &row["forward"]),
+        (&"relaying".into(), &"web".into())
+    );
+    let (_, said) = run(&["sessions", "--forward", "other"]);
+    assert_eq!(said.lines().count(), 1, "{said}");
+
+    // One session ends, the other goes on.
+    let other = session_of(second.local_addr().unwrap().port());
+    let (code, said) = run(&["end", "--session", other["id"].as_str().unwrap()]);
+    assert_eq!((code, said.as_str()), (Some(0), "1 sessions reset\n"));
+    let error = second.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let (code, said) = run(&["end"]);
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, "name the sessions to end");
+
+    // A drained forward refuses connections until the drain is undone.
+    let (code, said) = run(&["drain", "--forward", "nothing"]);
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, "there is no forward `nothing`");
+    assert_eq!(run(&["drain", "--forward", "web"]).0, Some(0));
+    while TcpListener::bind(listen).is_err() {
+        assert!(Instant::now() < deadline, "the port stays open");
+    }
+    let (_, said) = run(&["status"]);
+    assert!(said.contains("web: drained"), "{said}");
+    assert!(said.contains("nothing is broken"), "{said}");
+    assert_eq!(run(&["reload"]).0, Some(0));
+    TcpStream::connect(listen).unwrap_err();
+    assert_eq!(run(&["drain", "--forward", "web", "--undo"]).0, Some(0));
+    drop(pair(&relay, &server));
+    first.write_all(b"6").unwrap();
+    first_far.read_exact(&mut [0; 1]).unwrap();
+
+    // The result of a reload comes back.
+    fs::write(&config, "[relay]\nworker = 2\n").unwrap();
+    let (code, said) = run(&["reload"]);
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, ":2: relay.worker: unknown field");
+    fs::write(&config, text.replace("[relay]", "[relay]\nworkers = 13")).unwrap();
+    let (code, said) = run(&["reload"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("relay.workers cannot be changed"), "{said}");
+
+    assert!(get(metrics, "/readyz").starts_with("HTTP/1.1 200"));
+    assert_eq!(run(&["drain"]).0, Some(0));
+    while !get(metrics, "/readyz").starts_with("HTTP/1.1 503") {
+        assert!(Instant::now() < deadline, "ready although it drains");
+    }
+    assert!(get(metrics, "/healthz").starts_with("HTTP/1.1 200"));
+    let (_, said) = run(&["status"]);
+    assert!(said.contains("draining"), "{said}");
+    drop((first, first_far));
+    let (code, said) = relay.end();
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = run(&["status"]);
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, "cannot connect");
+}
+
 #[test]
 fn a_dead_destination_is_one_warning_and_its_return_one_line_with_the_count() {
     let to = free_port();

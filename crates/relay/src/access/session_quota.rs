@@ -102,6 +102,11 @@ impl SessionQuota {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
+    /// Returns the limit.
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// Returns the number of open sessions of the source that `ip` belongs to.
     pub fn open(&self, ip: IpAddr) -> u32 {
         let source = Source::of(ip);

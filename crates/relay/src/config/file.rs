@@ -12,7 +12,7 @@ use taut_mesh::members::MemberName;
 use toml::Spanned;
 
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
-use super::{Config, Forward, Named, ServerName, mesh, transparent};
+use super::{Config, Control, Forward, Named, ServerName, mesh, transparent};
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen, serving_addr};
 use crate::session_log;
@@ -34,6 +34,7 @@ pub(super) struct Section {
     max_sessions_per_source: Option<Spanned<u32>>,
     session_log: Option<PathBuf>,
     handover: Option<PathBuf>,
+    control: Option<Spanned<PathBuf>>,
     user: Option<String>,
     metrics: Option<Spanned<String>>,
     connect_timeout: Option<Spanned<Time>>,
@@ -120,6 +121,16 @@ impl Section {
             false => session_log::Target::File(path),
         });
         config.handover = self.handover;
+        if let Some(control) = self.control {
+            config.control = match control.get_ref() {
+                path if path.as_os_str() == "off" => Control::Off,
+                path if path.is_absolute() => Control::At(path.clone()),
+                _ => {
+                    let message = "relay.control: write an absolute path, or \"off\"";
+                    return Err((control.span().start, message.into()));
+                }
+            };
+        }
         config.user = self.user;
         if let Some(metrics) = self.metrics {
             let addr = serving_addr(metrics.get_ref());

@@ -43,6 +43,8 @@ pub struct Config {
     pub session_log: Option<session_log::Target>,
     /// The socket where the next process requests the listening sockets; `None`: off.
     pub handover: Option<PathBuf>,
+    /// The socket at which operators give commands.
+    pub control: Control,
     /// The user that the process switches to at start; `None`: it keeps its own.
     pub user: Option<String>,
     /// The address of the OpenMetrics endpoint; `None`: off.
@@ -61,6 +63,17 @@ pub struct Config {
     pub mesh: Option<MeshConfig>,
     /// The forwards. Never empty, unless the node has a mesh port.
     pub forwards: Vec<Forward>,
+}
+
+/// Where a relay takes commands from its operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// At [`crate::control::PATH`], if that is possible.
+    Default,
+    /// The relay takes no commands.
+    Off,
+    /// At this path.
+    At(PathBuf),
 }
 
 /// The devices on which early SYN sees SYNs, and its limits.
@@ -282,6 +295,7 @@ impl Config {
             max_sessions_per_source: None,
             session_log: None,
             handover: None,
+            control: Control::Default,
             user: None,
             metrics: None,
             timeouts: Timeouts::default(),

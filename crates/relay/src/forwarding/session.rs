@@ -185,6 +185,18 @@ impl<L: Leg> Session<L> {
         matches!(self.phase, Phase::Connecting { .. }) && self.upstream.is_none()
     }
 
+    /// Returns what the session does, in a word.
+    pub(crate) fn state(&self) -> &'static str {
+        match self.phase {
+            Phase::Connecting { .. } => "connecting",
+            Phase::Relaying if self.to_upstream.finished() => "client_ended",
+            Phase::Relaying if self.to_client.finished() => "upstream_ended",
+            Phase::Relaying => "relaying",
+            Phase::Breaking { .. } => "breaking",
+            Phase::Lingering { .. } => "lingering",
+        }
+    }
+
     /// Returns the legs.
     pub(crate) fn legs(&self) -> (&L, Option<&L>) {
         (&self.client, self.upstream.as_ref())

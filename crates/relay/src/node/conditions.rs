@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use taut_mesh::acceptor::Rejection;
 
 use super::handle::SharedHandle;
-use crate::condition::{Change, Condition, Observation, Tracker, message};
+use crate::condition::{Broken, Change, Condition, Observation, Tracker, message};
 use crate::counters::forward::ForwardStats;
 use crate::metrics::Metrics;
 use crate::outcome::peer::PeerFailure;
@@ -45,6 +45,11 @@ impl SharedHandle {
                 "{unlogged} more conditions have ended; `taut relay status` lists what is broken"
             );
         }
+    }
+
+    /// Returns the conditions that hold now.
+    pub(super) fn broken(&self) -> Vec<Broken> {
+        self.tracker().broken()
     }
 
     fn tracker(&self) -> MutexGuard<'_, Tracker> {

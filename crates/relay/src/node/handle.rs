@@ -1,8 +1,9 @@
 //! Stops, reconfigures and refreshes a running node.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taut_sys::Errno;
 use taut_sys::socket::LegOptions;
@@ -31,6 +32,7 @@ pub(crate) struct SharedHandle {
     pub(super) log: Mutex<Option<SessionLog>>,
     /// Notified when destinations or their addresses may have changed.
     pub(crate) changed: Notify,
+    pub(super) started: Instant,
     /// What is broken.
     pub(super) tracker: Arc<Mutex<Tracker>>,
     /// The counters of forwards and peers.
@@ -43,6 +45,8 @@ pub(super) struct Present {
     pub(super) holdings: Holdings,
     /// The socket options of legs between relays.
     pub(super) mesh_leg: LegOptions,
+    /// The names of the forwards that an operator has drained.
+    pub(super) drained: BTreeSet<String>,
 }
 
 /// A health check of an address.

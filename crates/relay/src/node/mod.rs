@@ -18,6 +18,7 @@ mod assemble;
 mod bind;
 mod check;
 mod conditions;
+mod control;
 mod descriptors;
 mod early_syn_thread;
 mod ended;
@@ -95,7 +96,7 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<(), StartError> {
-        self.shared.reload(config)
+        self.shared.reload(config).map(drop)
     }
 
     /// Stops accepting connections; [`Node::ended`] returns after the last session.

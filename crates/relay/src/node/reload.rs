@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::StartError;
 use super::assemble::{Assembly, assemble};
+use super::control::without;
 use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
 use super::start::announce;
@@ -20,11 +21,12 @@ use crate::worker::Order;
 use crate::worker::mailbox::Message;
 
 impl SharedHandle {
-    /// Adopts `config`. Settings that need a restart keep their values, with a warning for each.
-    /// Blocks for as long as the resolver takes; reloads are serialised.
+    /// Adopts `config`, without the forwards that an operator has drained. Settings that need a
+    /// restart keep their values; returns a sentence for each, which is also logged. Blocks for as
+    /// long as the resolver takes; reloads are serialised.
     ///
     /// # Errors [`StartError`]; nothing has changed then.
-    pub(crate) fn reload(&self, config: &Config) -> Result<(), StartError> {
+    pub(crate) fn reload(&self, config: &Config) -> Result<Vec<String>, StartError> {
         self.adopt(Some(config))
     }
 
@@ -32,26 +34,35 @@ impl SharedHandle {
     ///
     /// # Errors [`StartError`]; nothing has changed then.
     pub(super) fn reload_members(&self) -> Result<(), StartError> {
-        self.adopt(None)
+        self.adopt(None).map(drop)
     }
 
-    fn adopt(&self, config: Option<&Config>) -> Result<(), StartError> {
+    fn adopt(&self, config: Option<&Config>) -> Result<Vec<String>, StartError> {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         // The log is reopened first, even if the reload fails: it may have been rotated.
         self.reopen_log();
         let mut config = config.unwrap_or(&present.config).clone();
+        let mut notes = Vec::new();
+        let mut note = |note: String| {
+            tracing::warn!("{note}");
+            notes.push(note);
+        };
         for kept in keep_what_stays(&mut config, &present.config) {
-            tracing::warn!("{kept} cannot be changed while the relay runs; restart to apply it");
+            note(format!(
+                "{kept} cannot be changed while the relay runs; restart to apply it"
+            ));
         }
         let workers = self.mailboxes.len();
         let max_sessions = match session_ceiling(&config, workers) {
             Ok(max_sessions) => max_sessions,
             Err(error) => {
-                tracing::warn!(%error, "keeping the former max_sessions");
+                note(format!("{error}; keeping the former max_sessions"));
                 config.max_sessions = present.config.max_sessions;
                 self.shared.max_sessions.load(Ordering::Relaxed)
             }
         };
+        let wanted = config;
+        let config = without(&present.drained, &wanted);
         let Assembly {
             setup,
             listeners,
@@ -70,7 +81,7 @@ impl SharedHandle {
 
         // Nothing below fails. A draining node does not need the setting.
         if self.shared.ordered() != Order::Run {
-            return Ok(());
+            return Ok(notes);
         }
         holdings.setup = Some(setup.clone());
         self.shared
@@ -87,14 +98,14 @@ impl SharedHandle {
         }
         announce(&config, &setup, present.holdings.setup.as_deref());
         self.changed.notify_one();
-        present.config = config;
+        present.config = wanted;
         present.holdings = holdings;
         if let Watch::Replace(reader) = watch {
             // Dropped outside the lock, because dropping joins a thread.
             let old = std::mem::replace(&mut *self.early(), reader);
             drop(old);
         }
-        Ok(())
+        Ok(notes)
     }
 
     /// Starts early SYN for these routes in a new reader. Until the old reader ends, both may
@@ -150,6 +161,8 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     new.metrics = old.metrics;
     keep("relay.handover", new.handover != old.handover);
     new.handover = old.handover.clone();
+    keep("relay.control", new.control != old.control);
+    new.control = old.control.clone();
     keep("relay.user", new.user != old.user);
     new.user = old.user.clone();
     keep("relay.session_log", new.session_log != old.session_log);

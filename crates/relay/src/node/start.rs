@@ -1,5 +1,6 @@
 //! The start of a node: all resources are acquired first, then the threads start.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -138,12 +139,14 @@ impl Node {
                 config: config.clone(),
                 holdings,
                 mesh_leg,
+                drained: BTreeSet::new(),
             }),
             early: Mutex::new(early),
             log: Mutex::new(log),
             changed: Notify::new(),
             registry,
             tracker,
+            started: Instant::now(),
         });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {

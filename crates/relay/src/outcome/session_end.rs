@@ -42,11 +42,13 @@ pub enum End {
     MemberRemoved,
     /// The session was still open when the node had to stop.
     Stopped,
+    /// An operator ended the session.
+    Operator,
 }
 
 impl End {
     /// Every cause.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Complete,
         Self::ClientReset,
         Self::UpstreamReset,
@@ -62,6 +64,7 @@ impl End {
         Self::IdleTimeout,
         Self::MemberRemoved,
         Self::Stopped,
+        Self::Operator,
     ];
 
     /// Returns the label in metrics and logs.
@@ -82,6 +85,7 @@ impl End {
             Self::IdleTimeout => "idle_timeout",
             Self::MemberRemoved => "member_removed",
             Self::Stopped => "stopped",
+            Self::Operator => "operator",
         }
     }
 

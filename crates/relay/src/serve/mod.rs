@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
+
+use taut_sys::control_socket::ControlError;
 
 use crate::config::{Config, ConfigError};
 use crate::handover::{HandoverError, Passed};
@@ -17,6 +20,7 @@ use crate::net::targets::Targets;
 use crate::node::{CONDITION_INTERVAL, Node, SharedHandle, StartError, WorkerLost};
 
 mod checks;
+mod commands;
 mod takeover;
 
 use takeover::{Offer, Takeover};
@@ -47,6 +51,9 @@ pub enum ServeError {
     /// The handover from the previous process or to the next one failed.
     #[error(transparent)]
     Handover(#[from] HandoverError),
+    /// Commands cannot be taken at the configured socket.
+    #[error("{0}; change relay.control")]
+    Commands(#[from] ControlError),
     /// A worker was lost.
     #[error(transparent)]
     Lost(#[from] WorkerLost),
@@ -54,6 +61,9 @@ pub enum ServeError {
     #[error("cannot set up signals and timers: {0}")]
     Control(#[from] std::io::Error),
 }
+
+/// Reloads the configuration; see [`reload`].
+type Reload = Arc<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
 /// Reads the configuration file again.
 pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
@@ -114,19 +124,44 @@ async fn serve(
         tracing::info!(%addr, "serving OpenMetrics at /metrics");
         let metrics = node.metrics();
         let encode = move || metrics.encode();
-        scrapers = Some(tokio::spawn(taut_exposition::serve(listener, encode)));
+        let handle = node.handle();
+        let ready = move || handle.accepts();
+        let serve = taut_exposition::serve_with(listener, encode, ready);
+        scrapers = Some(tokio::spawn(serve));
     }
+    let replaces = taken.replaces();
     taken.serving().await;
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(watch_members(node.handle()));
     tokio::spawn(checks::run(node.handle()));
     tokio::spawn(report_conditions(node.handle(), node.metrics()));
-    tokio::spawn(reload_at(hangup, node.handle(), offer.clone(), reread));
+    let reload: Reload = {
+        let (node, offer) = (node.handle(), offer.clone());
+        Arc::new(move || {
+            let done = reload(&node, &reread);
+            offer.renew(&node);
+            done
+        })
+    };
+    let asked_to_drain = Arc::new(Notify::new());
+    commands::start(
+        config,
+        replaces,
+        commands::Commands {
+            node: node.handle(),
+            metrics: node.metrics(),
+            reload: reload.clone(),
+            offer: offer.clone(),
+            drain: asked_to_drain.clone(),
+        },
+    )?;
+    tokio::spawn(reload_at(hangup, reload));
 
     tokio::select! {
         ended = node.ended() => return Ok(ended?),
         () = stop.asked() => {}
+        () = asked_to_drain.notified() => {}
         () = offer.taken() => {
             tracing::info!("another process has taken over the listening sockets");
             // Scrapes from now on must reach the other process.
@@ -191,29 +226,24 @@ async fn watch_members(node: Arc<SharedHandle>) {
 }
 
 /// Reloads the configuration at each SIGHUP. Signals that arrive during one reload count as one.
-async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, offer: Arc<Offer>, reread: Reread) {
-    let reread = Arc::new(reread);
+async fn reload_at(mut hangup: Signal, reload: Reload) {
     while hangup.recv().await.is_some() {
-        let (node, offer, reread) = (node.clone(), offer.clone(), reread.clone());
+        let reload = reload.clone();
         // A reload looks up names, which may take long. A panic is reported by the panic hook and
         // must not prevent later reloads.
-        let _ = tokio::task::spawn_blocking(move || {
-            reload(&node, &reread);
-            offer.renew(&node);
+        let _ = tokio::task::spawn_blocking(move || match reload() {
+            Ok(_) => tracing::info!("SIGHUP: the configuration has been read again"),
+            Err(error) => tracing::error!("SIGHUP: {error}; keeping the former configuration"),
         })
         .await;
     }
 }
 
-fn reload(node: &SharedHandle, reread: &Reread) {
-    let done = match reread() {
-        Ok(config) => node.reload(&config).map_err(|e| e.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match done {
-        Ok(()) => tracing::info!("SIGHUP: the configuration has been read again"),
-        Err(error) => tracing::error!("SIGHUP: {error}; keeping the former configuration"),
-    }
+/// Reads the configuration again and adopts it. Returns the sentences on settings that need a
+/// restart, or on what prevents the reload.
+fn reload(node: &SharedHandle, reread: &Reread) -> Result<Vec<String>, String> {
+    let config = reread().map_err(|error| error.to_string())?;
+    node.reload(&config).map_err(|error| error.to_string())
 }
 
 async fn drain(

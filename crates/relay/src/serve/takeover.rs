@@ -35,6 +35,11 @@ impl Takeover {
         Ok(Self(taken))
     }
 
+    /// Returns whether another process is being replaced.
+    pub(super) fn replaces(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(super) fn sockets(&mut self) -> Vec<Passed> {
         self.0.as_mut().map(Taken::take_sockets).unwrap_or_default()
     }

@@ -1,5 +1,6 @@
 //! Messages from other threads to a worker.
 
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use taut_sys::Errno;
@@ -13,6 +14,7 @@ use crate::net::backend::Backends;
 use crate::net::targets::ResolveError;
 use crate::route::listener::NewListener;
 use crate::route::table::{Route, Setup};
+use crate::session_list::{SessionFilter, SessionRow};
 
 /// A worker's mailbox.
 #[derive(Debug)]
@@ -35,6 +37,18 @@ pub(crate) enum Message {
     Reloaded {
         setup: Arc<Setup>,
         listeners: Vec<NewListener>,
+    },
+    /// An operator asks for sessions; `reply` takes up to `limit` of those that match, and the
+    /// number of all that do.
+    List {
+        filter: Arc<SessionFilter>,
+        limit: usize,
+        reply: Sender<(Vec<SessionRow>, u64)>,
+    },
+    /// An operator ends the sessions that match; `reply` takes their number.
+    End {
+        filter: Arc<SessionFilter>,
+        reply: Sender<u64>,
     },
     /// A client's SYN to a listener of this forward has arrived.
     Syn { connection: FourTuple, forward: u32 },

@@ -25,6 +25,7 @@ mod accept;
 mod attempts;
 mod client;
 mod client_hello;
+mod control;
 mod dial;
 mod dial_plan;
 mod dial_race;
@@ -246,6 +247,12 @@ impl Worker {
                 generation,
                 backends,
             } => self.on_resolved(slot, generation, backends),
+            Message::List {
+                filter,
+                limit,
+                reply,
+            } => self.list_sessions(&filter, limit, &reply),
+            Message::End { filter, reply } => self.end_sessions(&filter, &reply),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),
             Message::Syn {
                 connection,

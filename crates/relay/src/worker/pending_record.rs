@@ -125,6 +125,11 @@ impl Timeline {
         fresh
     }
 
+    /// Returns the time since the client was accepted.
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.begun)
+    }
+
     fn since_begun(&self, then: Option<Instant>) -> Option<Duration> {
         then.map(|then| then - self.begun)
     }
@@ -160,6 +165,11 @@ impl PendingRecord {
             destination,
             address: None,
         }
+    }
+
+    /// Returns the session's identifier.
+    pub(super) fn session(&self) -> u128 {
+        self.session.0
     }
 
     /// Records the address that the upstream leg is connected to.

@@ -1,0 +1,128 @@
+//! The control socket: an operator's commands to a running relay.
+//!
+//! | bound | value | when it is reached |
+//! |---|---|---|
+//! | operators at a time | [`ASKERS`] | further connections are closed |
+//! | a request | [`REQUEST_MAX`] bytes, [`PATIENCE`] | the connection is closed, or the answer is an error |
+//! | sessions in an answer | [`MAX_ROWS`] | the rest is only counted |
+//! | the wait for a worker | [`PATIENCE`] | the answer lacks its sessions |
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use taut_sys::control_socket::{self, ControlError};
+
+pub mod protocol;
+
+use protocol::{Answer, Request};
+
+/// The default path of the socket.
+pub const PATH: &str = "/run/taut/relay.sock";
+
+/// The maximum number of operators at a time.
+const ASKERS: usize = 8;
+
+/// The maximum length of a request in bytes.
+const REQUEST_MAX: u64 = 16 << 10;
+
+/// The time that either side waits for a part of the other's message.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The time that an operator waits for an answer: a reload waits for the resolver.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// The maximum number of sessions in an answer.
+pub const MAX_ROWS: usize = 10_000;
+
+/// The pause after an accept that failed for lack of resources.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Carries out a request.
+pub(crate) type Handler = Arc<dyn Fn(Request) -> Answer + Send + Sync>;
+
+/// The reason why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// No relay answers, or it is not trusted.
+    #[error("{0}; is a relay with this control socket running? (relay.control, --control)")]
+    Connect(#[from] ControlError),
+    /// The conversation failed.
+    #[error("the relay does not answer: {0}")]
+    Io(#[from] io::Error),
+    /// The answer is not understood.
+    #[error("the answer is not understood: {0}; is the relay of this version?")]
+    Garbled(#[from] serde_json::Error),
+    /// The relay refused the request.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Sends a request to the relay at `path` and returns its answer.
+///
+/// # Errors
+/// [`AskError`]; [`Answer::Error`] becomes [`AskError::Refused`].
+pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
+    let mut stream = control_socket::connect(path)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    let mut line = serde_json::to_string(request)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    match serde_json::from_str(&answer)? {
+        Answer::Error(why) => Err(AskError::Refused(why)),
+        answer => Ok(answer),
+    }
+}
+
+/// Starts the thread that answers at `listener`, until the process ends.
+pub(crate) fn serve(listener: UnixListener, handle: Handler) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("relay-control".into());
+    thread
+        .spawn(move || accept_all(&listener, &handle))
+        .map(drop)
+}
+
+fn accept_all(listener: &UnixListener, handle: &Handler) {
+    let askers = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        if askers.load(Ordering::Relaxed) >= ASKERS || !control_socket::may_command(&stream) {
+            continue;
+        }
+        askers.fetch_add(1, Ordering::Relaxed);
+        let (counted, handle) = (askers.clone(), handle.clone());
+        let asker = std::thread::Builder::new().name("relay-asker".into());
+        let started = asker.spawn(move || {
+            if let Err(error) = answer_one(stream, &handle) {
+                tracing::debug!(%error, "an operator got no answer");
+            }
+            counted.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            askers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn answer_one(mut stream: UnixStream, handle: &Handler) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(REQUEST_MAX)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(request) => handle(request),
+        Err(error) => Answer::Error(format!("the request is not understood: {error}")),
+    };
+    let mut line = serde_json::to_string(&answer)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())
+}

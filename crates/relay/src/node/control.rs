@@ -1,0 +1,220 @@
+//! What an operator asks of a running node.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::StartError;
+use super::handle::SharedHandle;
+use crate::access::session_quota::UNLIMITED;
+use crate::config::{Config, Forward};
+use crate::control::protocol::{BrokenStatus, ForwardStatus, PeerStatus, Status};
+use crate::metrics::Metrics;
+use crate::session_list::{SessionFilter, SessionRow};
+use crate::worker::Order;
+use crate::worker::mailbox::Message;
+
+/// The time to wait for the answers of all workers.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why a forward cannot be drained.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DrainError {
+    /// There is none of this name.
+    #[error("there is no forward `{0}`; `taut relay status` lists them")]
+    Unknown(String),
+    /// It intercepts connections.
+    #[error("forward {0} is transparent and cannot be drained alone; drain the whole relay")]
+    Transparent(String),
+    /// It accepts connections.
+    #[error("forward {0} is not drained")]
+    NotDrained(String),
+    /// The other forwards cannot go on without it, or it cannot listen again.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl SharedHandle {
+    /// Returns whether the node accepts connections.
+    pub(crate) fn accepts(&self) -> bool {
+        self.shared.ordered() == Order::Run
+    }
+
+    /// Returns up to `limit` sessions that match, and the number of all that do.
+    pub(crate) fn sessions(&self, filter: SessionFilter, limit: usize) -> (Vec<SessionRow>, u64) {
+        let filter = Arc::new(filter);
+        let (reply, answers) = channel();
+        for mailbox in &self.mailboxes {
+            // A worker that has ended has no sessions.
+            let _ = mailbox.post(Message::List {
+                filter: filter.clone(),
+                limit,
+                reply: reply.clone(),
+            });
+        }
+        drop(reply);
+        let (mut rows, mut matching) = (Vec::new(), 0);
+        for (of_worker, count) in until_late(&answers) {
+            rows.extend(of_worker);
+            matching += count;
+        }
+        rows.truncate(limit);
+        (rows, matching)
+    }
+
+    /// Resets the sessions that match and returns their number.
+    pub(crate) fn end_sessions(&self, filter: SessionFilter) -> u64 {
+        let filter = Arc::new(filter);
+        let (reply, answers) = channel();
+        for mailbox in &self.mailboxes {
+            let _ = mailbox.post(Message::End {
+                filter: filter.clone(),
+                reply: reply.clone(),
+            });
+        }
+        drop(reply);
+        until_late(&answers).sum()
+    }
+
+    /// Closes the listeners of a forward, or opens them again with `undo`. Its sessions continue. It
+    /// stays drained when the configuration is read again.
+    pub(crate) fn drain_forward(&self, name: &str, undo: bool) -> Result<(), DrainError> {
+        let config = {
+            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            let forward = present.config.forwards.iter().find(|f| is_named(f, name));
+            let forward = forward.ok_or_else(|| DrainError::Unknown(name.to_owned()))?;
+            if forward.transparent.is_some() {
+                return Err(DrainError::Transparent(name.to_owned()));
+            }
+            if undo && !present.drained.remove(name) {
+                return Err(DrainError::NotDrained(name.to_owned()));
+            }
+            if !undo {
+                present.drained.insert(name.to_owned());
+            }
+            present.config.clone()
+        };
+        self.reload(&config).map(drop).map_err(|error| {
+            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            match undo {
+                true => present.drained.insert(name.to_owned()),
+                false => present.drained.remove(name),
+            };
+            error.into()
+        })
+    }
+
+    /// Returns the state of the node.
+    pub(crate) fn status(&self, metrics: &Metrics) -> Status {
+        let now = Instant::now();
+        let setup = self.shared.setup();
+        let drained: Vec<(String, String)> = {
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            let all = present.config.forwards.iter();
+            let of = all.filter(|f| present.drained.contains(&name_of(f)));
+            of.map(|f| (name_of(f), destination_of(f))).collect()
+        };
+        let routes: Vec<_> = setup.routes.iter().collect();
+        let forwards = self.registry.forwards().into_iter().map(|stats| {
+            let name = &*stats.name;
+            let route = routes.iter().find(|route| route.stats.name == stats.name);
+            let mesh = setup.mesh.iter().find(|mesh| mesh.stats.name == stats.name);
+            let of_mesh = mesh.map(|mesh| &mesh.listen);
+            let listen = route.map(|route| &route.listen).or(of_mesh);
+            let gone = drained.iter().find(|(drained, _)| drained == name);
+            ForwardStatus {
+                name: name.to_owned(),
+                listen: listen
+                    .into_iter()
+                    .flatten()
+                    .map(|l| l.0.to_string())
+                    .collect(),
+                to: route
+                    .map(|route| route.destination.to_string())
+                    .or_else(|| gone.map(|(_, to)| to.clone())),
+                drained: gone.is_some(),
+                sessions: stats.sum(|c| &c.sessions),
+                to_upstream: stats.sum(|c| &c.upstream_bytes),
+                to_client: stats.sum(|c| &c.client_bytes),
+            }
+        });
+        let mut forwards: Vec<_> = forwards.collect();
+        // A drained forward without a session has no counters any more.
+        for (name, to) in &drained {
+            if !forwards.iter().any(|forward| forward.name == *name) {
+                forwards.push(ForwardStatus {
+                    name: name.clone(),
+                    listen: Vec::new(),
+                    to: Some(to.clone()),
+                    drained: true,
+                    sessions: 0,
+                    to_upstream: 0,
+                    to_client: 0,
+                });
+            }
+        }
+        let peers = self.registry.peers().into_iter().map(|stats| PeerStatus {
+            name: stats.name.clone(),
+            ready: stats.sum(|c| &c.ready),
+            sessions: stats.sum(|c| &c.sessions),
+            sent: stats.sum(|c| &c.sent_bytes),
+            received: stats.sum(|c| &c.received_bytes),
+        });
+        let broken = self.broken().into_iter().map(|broken| BrokenStatus {
+            condition: broken.condition.label().to_owned(),
+            subject: broken.condition.subject().to_owned(),
+            cause: broken.cause.to_owned(),
+            seconds: now.saturating_duration_since(broken.since).as_secs_f64(),
+            affected: broken.affected,
+        });
+        let per_source = self.shared.sources.limit();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs_f64(),
+            draining: !self.accepts(),
+            workers: self.mailboxes.len(),
+            sessions: metrics.sessions(),
+            max_sessions: self.shared.max_sessions.load(Ordering::Relaxed),
+            max_sessions_per_source: (per_source != UNLIMITED).then_some(per_source),
+            forwards,
+            peers: peers.collect(),
+            broken: broken.collect(),
+        }
+    }
+}
+
+/// Returns `config` without the forwards that an operator has drained.
+pub(super) fn without(drained: &std::collections::BTreeSet<String>, config: &Config) -> Config {
+    let mut config = config.clone();
+    config.forwards.retain(|f| !drained.contains(&name_of(f)));
+    config
+}
+
+/// Returns the name of a forward: as it is written, or its first address.
+fn name_of(forward: &Forward) -> String {
+    let first = || forward.listen.first()?.addrs.first();
+    match &forward.name {
+        Some(name) => name.clone(),
+        None => first().map_or_else(String::new, |addr| addr.0.to_string()),
+    }
+}
+
+fn is_named(forward: &Forward, name: &str) -> bool {
+    name_of(forward) == name
+}
+
+fn destination_of(forward: &Forward) -> String {
+    let texts: Vec<_> = forward.to.iter().map(ToString::to_string).collect();
+    texts.join(", ")
+}
+
+/// Returns the answers of the workers, as far as they come in time.
+fn until_late<T>(answers: &Receiver<T>) -> impl Iterator<Item = T> + '_ {
+    let deadline = Instant::now() + PATIENCE;
+    std::iter::from_fn(move || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        answers.recv_timeout(left).ok()
+    })
+}

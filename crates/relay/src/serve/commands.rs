@@ -1,0 +1,121 @@
+//! Carries out the commands of operators.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::takeover::Offer;
+use super::{Reload, ServeError};
+use crate::config::{Config, Control};
+use crate::control::protocol::{Answer, Filter, Request};
+use crate::control::{self, MAX_ROWS};
+use crate::metrics::Metrics;
+use crate::node::SharedHandle;
+use crate::session_list::{SessionFilter, prefix};
+
+/// What commands act on.
+pub(super) struct Commands {
+    pub(super) node: Arc<SharedHandle>,
+    pub(super) metrics: Metrics,
+    pub(super) reload: Reload,
+    pub(super) offer: Arc<Offer>,
+    /// Notified when the whole relay drains.
+    pub(super) drain: Arc<Notify>,
+}
+
+/// Opens the control socket. At its default path it is not essential: the relay runs without it if
+/// another relay has it, or if the directory cannot be used.
+pub(super) fn start(config: &Config, replaces: bool, commands: Commands) -> Result<(), ServeError> {
+    let (path, is_default) = match &config.control {
+        Control::Off => return Ok(()),
+        Control::Default => (Path::new(control::PATH), true),
+        Control::At(path) => (path.as_path(), false),
+    };
+    let listener = match taut_sys::control_socket::listen(path, replaces) {
+        Ok(listener) => listener,
+        Err(error) if is_default => {
+            tracing::info!(
+                "no commands: {error}; set relay.control to choose another path, or \"off\""
+            );
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    control::serve(listener, Arc::new(move |request| commands.handle(request)))?;
+    Ok(())
+}
+
+// === impl Commands ===
+
+impl Commands {
+    fn handle(&self, request: Request) -> Answer {
+        self.answer(request).unwrap_or_else(Answer::Error)
+    }
+
+    fn answer(&self, request: Request) -> Result<Answer, String> {
+        Ok(match request {
+            Request::Status => Answer::Status(Box::new(self.node.status(&self.metrics))),
+            Request::Sessions { filter, limit } => {
+                let (sessions, matching) = self.node.sessions(parse(filter)?, limit.min(MAX_ROWS));
+                Answer::Sessions { sessions, matching }
+            }
+            Request::End { filter } => {
+                let filter = parse(filter)?;
+                if filter.is_empty() {
+                    return Err(
+                        "name the sessions to end: a session, forward, peer or client".into(),
+                    );
+                }
+                let sessions = self.node.end_sessions(filter.clone());
+                tracing::info!(sessions, "an operator has ended sessions");
+                Answer::Ended { sessions }
+            }
+            Request::Drain {
+                forward: None,
+                undo: true,
+            } => return Err("a relay that drains cannot go back; start another".into()),
+            Request::Drain { forward: None, .. } => {
+                let sessions = self.metrics.sessions();
+                self.drain.notify_one();
+                done(format!(
+                    "the relay drains: {sessions} sessions are open; it ends with the last, or after relay.drain_timeout"
+                ))
+            }
+            Request::Drain {
+                forward: Some(name),
+                undo,
+            } => {
+                let drained = self.node.drain_forward(&name, undo);
+                drained.map_err(|error| error.to_string())?;
+                self.offer.renew(&self.node);
+                let what = match undo {
+                    true => "accepts connections again",
+                    false => "accepts no more connections; its sessions continue",
+                };
+                tracing::info!("an operator: forward {name} {what}");
+                done(format!("forward {name} {what}"))
+            }
+            Request::Reload => {
+                let mut notes = (self.reload)()
+                    .map_err(|error| format!("{error}; keeping the former configuration"))?;
+                tracing::info!("an operator: the configuration has been read again");
+                notes.push("the configuration has been read again".to_owned());
+                Answer::Done { notes }
+            }
+        })
+    }
+}
+
+fn done(note: String) -> Answer {
+    Answer::Done { notes: vec![note] }
+}
+
+fn parse(filter: Filter) -> Result<SessionFilter, String> {
+    Ok(SessionFilter {
+        id: filter.id.map(|id| id.parse()).transpose()?,
+        forward: filter.forward,
+        peer: filter.peer,
+        client: filter.client.map(|client| prefix(&client)).transpose()?,
+    })
+}

@@ -1,0 +1,253 @@
+//! `taut relay status`, `sessions`, `end`, `drain` and `reload`: commands to a running relay.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::{Args, Subcommand};
+use taut_relay::control::protocol::{Answer, Filter, Request, SessionRow, Status};
+use taut_relay::control::{self, MAX_ROWS};
+
+use crate::Failure;
+
+/// A command to a running relay.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Show the state of the running relay: forwards, next relays, limits, and what is broken
+    Status(Socket),
+    /// List the open sessions
+    Sessions {
+        #[command(flatten)]
+        which: Which,
+        /// Maximum number of sessions to list, up to 10000
+        #[arg(long, default_value_t = 1000)]
+        limit: usize,
+        #[command(flatten)]
+        socket: Socket,
+    },
+    /// Reset sessions; at least one of the filters is required
+    End {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        socket: Socket,
+    },
+    /// Accept no more connections, at one forward or at all; open sessions continue
+    ///
+    /// Without --forward the relay stops after its last session or relay.drain_timeout, as after
+    /// SIGTERM.
+    Drain {
+        /// Forward, by its name; it stays drained until --undo or a restart
+        #[arg(long, value_name = "NAME")]
+        forward: Option<String>,
+        /// Accept connections at the forward again
+        #[arg(long, requires = "forward")]
+        undo: bool,
+        #[command(flatten)]
+        socket: Socket,
+    },
+    /// Read the configuration again and show what came of it
+    Reload(Socket),
+}
+
+/// Which relay, and how to print its answer.
+#[derive(Args)]
+pub(crate) struct Socket {
+    /// Control socket of the relay (relay.control)
+    #[arg(long, value_name = "PATH", default_value = control::PATH)]
+    control: PathBuf,
+    /// Print the answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which sessions; all that are given must match.
+#[derive(Args)]
+pub(crate) struct Which {
+    /// Session, by its number in the list
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+    /// Sessions of this forward
+    #[arg(long, value_name = "NAME")]
+    forward: Option<String>,
+    /// Sessions through this next relay
+    #[arg(long, value_name = "NAME")]
+    peer: Option<String>,
+    /// Sessions of clients in this network, or with this address
+    #[arg(long, value_name = "PREFIX")]
+    client: Option<String>,
+}
+
+impl From<Which> for Filter {
+    fn from(which: Which) -> Self {
+        Self {
+            id: which.session,
+            forward: which.forward,
+            peer: which.peer,
+            client: which.client,
+        }
+    }
+}
+
+pub(crate) fn run(command: Command) -> Result<(), Failure> {
+    let (request, socket) = match command {
+        Command::Status(socket) => (Request::Status, socket),
+        Command::Sessions {
+            which,
+            limit,
+            socket,
+        } => {
+            let (filter, limit) = (which.into(), limit.min(MAX_ROWS));
+            (Request::Sessions { filter, limit }, socket)
+        }
+        Command::End { which, socket } => {
+            let filter = which.into();
+            (Request::End { filter }, socket)
+        }
+        Command::Drain {
+            forward,
+            undo,
+            socket,
+        } => (Request::Drain { forward, undo }, socket),
+        Command::Reload(socket) => (Request::Reload, socket),
+    };
+    let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
+    let answer = control::ask(&socket.control, &request).map_err(|e| run(&e))?;
+    let text = match socket.json {
+        true => serde_json::to_string_pretty(&answer).map_err(|e| run(&e))? + "\n",
+        false => plain(&in_words(&answer)),
+    };
+    // The reader may have closed the pipe.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn in_words(answer: &Answer) -> String {
+    match answer {
+        Answer::Status(status) => status_in_words(status),
+        Answer::Sessions { sessions, matching } => sessions_in_words(sessions, *matching),
+        Answer::Ended { sessions } => format!("{sessions} sessions reset\n"),
+        Answer::Done { notes } => notes.iter().map(|note| format!("{note}\n")).collect(),
+        Answer::Error(error) => format!("{error}\n"),
+    }
+}
+
+fn status_in_words(status: &Status) -> String {
+    let per_source = status.max_sessions_per_source;
+    let per_source = per_source.map_or_else(String::new, |n| format!(", {n} per source"));
+    let mut text = format!(
+        "taut relay {}, process {}, up {}{}\n{} of {} sessions{per_source}; {} workers\n",
+        status.version,
+        status.pid,
+        duration(status.uptime),
+        if status.draining { ", draining" } else { "" },
+        status.sessions,
+        status.max_sessions,
+        status.workers,
+    );
+    text.push_str("\nforwards\n");
+    for forward in &status.forwards {
+        let to = forward
+            .to
+            .as_deref()
+            .map_or_else(String::new, |to| format!(" to {to}"));
+        let listen = match (forward.drained, forward.listen.is_empty()) {
+            (true, _) => "drained".to_owned(),
+            (false, true) => "no longer configured".to_owned(),
+            (false, false) => forward.listen.join(", "),
+        };
+        text.push_str(&format!(
+            "  {}: {listen}{to}; {} sessions, {} up, {} down\n",
+            forward.name,
+            forward.sessions,
+            ByteSize(forward.to_upstream),
+            ByteSize(forward.to_client),
+        ));
+    }
+    if !status.peers.is_empty() {
+        text.push_str("\nnext relays\n");
+    }
+    for peer in &status.peers {
+        text.push_str(&format!(
+            "  {}: {} connections ready; {} sessions, {} sent, {} received\n",
+            peer.name,
+            peer.ready,
+            peer.sessions,
+            ByteSize(peer.sent),
+            ByteSize(peer.received),
+        ));
+    }
+    text.push_str(match status.broken.is_empty() {
+        true => "\nnothing is broken\n",
+        false => "\nbroken\n",
+    });
+    for broken in &status.broken {
+        let subject = match broken.subject.is_empty() {
+            true => String::new(),
+            false => format!(" {}", broken.subject),
+        };
+        text.push_str(&format!(
+            "  {}{subject}: {}, for {}; {} affected\n",
+            broken.condition,
+            broken.cause,
+            duration(broken.seconds),
+            broken.affected,
+        ));
+    }
+    text
+}
+
+fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header([
+        "id", "forward", "client", "upstream", "peer", "state", "age", "up", "down",
+    ]);
+    for row in sessions {
+        table.add_row([
+            row.id.clone(),
+            row.forward.clone(),
+            row.client.to_string(),
+            row.upstream
+                .map_or_else(|| "-".to_owned(), |addr| addr.to_string()),
+            row.peer.clone().unwrap_or_else(|| "-".to_owned()),
+            row.state.clone(),
+            duration(row.age),
+            ByteSize(row.to_upstream).to_string(),
+            ByteSize(row.to_client).to_string(),
+        ]);
+    }
+    let mut text = format!("{table}\n");
+    let listed = sessions.len() as u64;
+    if listed < matching {
+        text.push_str(&format!(
+            "{listed} of {matching} sessions; --limit lists more\n"
+        ));
+    }
+    text
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+    humantime::format_duration(Duration::from_secs(seconds.as_secs())).to_string()
+}
+
+/// Removes characters that could control the terminal: names come from another process.
+fn plain(text: &str) -> String {
+    let is_plain = |c: &char| !c.is_control() || *c == '\n';
+    text.chars().filter(is_plain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_cannot_control_the_terminal() {
+        let answer = Answer::Done {
+            notes: vec!["a\u{1b}[2Jb\rc".to_owned()],
+        };
+        assert_eq!(plain(&in_words(&answer)), "a[2Jbc\n");
+    }
+}
