@@ -15,6 +15,10 @@ mod leg;
 
 pub use leg::{Keepalive, LegOptions};
 
+mod path;
+
+pub use path::{PathOptions, SourcePool};
+
 pub mod receiver;
 mod transparent;
 
@@ -111,6 +115,9 @@ impl Listener {
     /// Those of [`LegOptions::probe`].
     pub fn set_options(&self, options: &LegOptions) -> Result<(), Errno> {
         options.apply(self.0.as_fd())?;
+        if options.user_timeout.is_none() {
+            sockopt::set_tcp_user_timeout(&self.0, 0)?;
+        }
         if options.congestion.is_none() {
             let default = sockopt::tcp_congestion(tcp_socket(self.local_addr()?)?)?;
             sockopt::set_tcp_congestion(&self.0, &default)?;
@@ -145,8 +152,12 @@ impl Stream {
     ///
     /// # Errors
     /// Those that the kernel detects at once: `ENETUNREACH`, `EADDRNOTAVAIL` (no port left),
-    /// `EMFILE`, and `ECONNREFUSED` for local destinations.
+    /// `EMFILE`, and `ECONNREFUSED` for local destinations; `EAFNOSUPPORT` if the options have
+    /// source addresses, but none of this family.
     pub fn connect(addr: SocketAddr, options: &LegOptions) -> Result<Self, Errno> {
+        if !options.path.sources.addrs().is_empty() {
+            return path::connect_from_pool(addr, options);
+        }
         let fd = tcp_socket(addr)?;
         options.apply(fd.as_fd())?;
         match rustix::net::connect(&fd, &addr) {

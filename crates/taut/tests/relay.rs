@@ -170,6 +170,10 @@ fn a_mistake_in_the_configuration_is_one_message_with_its_line() {
             format!("{FORWARD}name = \"mesh\"\n"),
             ":4: relay.forward[0].name: `mesh`",
         ),
+        (
+            format!("{FORWARD}upstream_dscp = 64\n"),
+            ":4: relay.forward[0].upstream_dscp: must be from 0 to 63",
+        ),
         ("[relay\n".into(), ":1: "),
     ] {
         let (output, said) = refused(&config);
@@ -484,6 +488,50 @@ fn an_operator_lists_ends_and_drains_over_the_control_socket() {
     let (code, said) = run(&["status"]);
     assert_eq!(code, Some(1));
     assert_one_sentence(&said, "cannot connect");
+}
+
+#[test]
+fn connections_to_the_destination_come_from_the_configured_addresses() {
+    let (server, addr) = server();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let config = FORWARD.replace("127.0.0.1:9", &addr.to_string());
+    let more = "upstream_address = [\"127.0.0.8\", \"127.0.0.9\"]\nupstream_dscp = 46\n";
+    fs::write(
+        file.path(),
+        format!("[relay]\nuser_timeout = \"20s\"\n{config}{more}"),
+    )
+    .unwrap();
+    let relay = Running::with_config(file.path());
+    let mut from: Vec<_> = (0..2)
+        .map(|_| {
+            pair(&relay, &server)
+                .1
+                .peer_addr()
+                .unwrap()
+                .ip()
+                .to_string()
+        })
+        .collect();
+    from.sort();
+    assert_eq!(from, ["127.0.0.8", "127.0.0.9"]);
+}
+
+#[test]
+fn a_device_or_source_address_that_does_not_exist_is_one_message() {
+    for (setting, part) in [
+        (
+            "upstream_device = \"no-such\"",
+            "cannot use relay.forward, upstream_device",
+        ),
+        (
+            "upstream_address = \"192.0.2.1\"",
+            "cannot use relay.forward, upstream_address",
+        ),
+    ] {
+        let (output, said) = refused(&format!("{FORWARD}{setting}\n"));
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_one_sentence(&said, part);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The configuration file as written, and its conversion to a [`Config`].
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use taut_mesh::members::MemberName;
+use taut_sys::socket::{PathOptions, SourcePool};
 use toml::Spanned;
 
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
@@ -44,6 +45,7 @@ pub(super) struct Section {
     drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
     keepalive_idle: Option<Spanned<Time>>,
+    user_timeout: Option<Spanned<Time>>,
     splice: Option<bool>,
     splice_after: Option<ByteSize>,
     pipe_size: Option<Spanned<ByteSize>>,
@@ -85,12 +87,21 @@ pub(super) struct ForwardSection {
     not_from: Option<Spanned<OneOrMany>>,
     client_congestion: Option<String>,
     upstream_congestion: Option<String>,
+    upstream_mark: Option<Spanned<u32>>,
+    upstream_dscp: Option<Spanned<u8>>,
+    upstream_device: Option<String>,
+    upstream_address: Option<Spanned<OneOrMany>>,
 }
 
 /// The range of `resolve`. More frequent look-ups would burden the resolver to no purpose.
 const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
 /// The range of keepalive times that the kernel accepts, in whole seconds.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
+/// The range of `user_timeout`. The kernel counts it in milliseconds, in 31 bits.
+const USER_TIMEOUT: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(24 * 86_400);
+/// The largest differentiated services code point.
+const MAX_DSCP: u8 = 63;
 /// The maximum length of a forward's name.
 const MAX_NAME: usize = 64;
 /// The name that metrics and logs use for the mesh port.
@@ -166,6 +177,11 @@ impl Section {
             RESOLVE,
             "resolve_interval",
         )?;
+        if self.user_timeout.is_some() {
+            let mut time = Duration::ZERO;
+            set_time(&mut time, self.user_timeout, USER_TIMEOUT, "user_timeout")?;
+            config.user_timeout = Some(time);
+        }
         if let Some(idle) = self.keepalive_idle {
             let seconds = idle.get_ref().0.as_secs();
             if !KEEPALIVE_IDLE.contains(&seconds) {
@@ -293,7 +309,17 @@ impl ForwardSection {
             allow: self.allow,
             deny: self.deny,
         };
+        let path = PathOptions {
+            mark: mark(self.upstream_mark, i)?,
+            dscp: dscp(self.upstream_dscp, i)?,
+            device: self.upstream_device,
+            sources: match self.upstream_address {
+                Some(addresses) => source_pool(addresses, i)?,
+                None => SourcePool::default(),
+            },
+        };
         let forward = Forward {
+            path,
             name: self.name.map(|name| forward_name(name, i)).transpose()?,
             transparent: transparent.check(i, listen_at, &listen)?,
             listen,
@@ -411,6 +437,49 @@ impl Taken {
         }
         Ok(())
     }
+}
+
+fn mark(mark: Option<Spanned<u32>>, i: usize) -> Result<Option<u32>, (usize, String)> {
+    match mark {
+        Some(mark) if *mark.get_ref() == 0 => {
+            let message = "must not be 0, which means no mark";
+            Err((
+                mark.span().start,
+                format!("relay.forward[{i}].upstream_mark: {message}"),
+            ))
+        }
+        mark => Ok(mark.map(Spanned::into_inner)),
+    }
+}
+
+fn dscp(dscp: Option<Spanned<u8>>, i: usize) -> Result<Option<u8>, (usize, String)> {
+    match dscp {
+        Some(dscp) if *dscp.get_ref() > MAX_DSCP => {
+            let message =
+                format!("must be from 0 to {MAX_DSCP}, such as 46 for expedited forwarding");
+            Err((
+                dscp.span().start,
+                format!("relay.forward[{i}].upstream_dscp: {message}"),
+            ))
+        }
+        dscp => Ok(dscp.map(Spanned::into_inner)),
+    }
+}
+
+/// Parses `forward[i].upstream_address`.
+fn source_pool(addresses: Spanned<OneOrMany>, i: usize) -> Result<SourcePool, (usize, String)> {
+    let at = addresses.span().start;
+    let texts = addresses.into_inner().into_vec();
+    let addresses = texts.iter().map(|text| {
+        text.parse::<IpAddr>().map_err(|_| {
+            let field = format!("relay.forward[{i}].upstream_address");
+            (
+                at,
+                format!("{field}: `{text}` is not an IP address, such as 192.0.2.5"),
+            )
+        })
+    });
+    Ok(SourcePool::new(addresses.collect::<Result<_, _>>()?))
 }
 
 /// Checks the name of `forward[i]`. It is a label in metrics and an argument of commands.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use taut_mesh::members::MemberName;
-use taut_sys::socket::Keepalive;
+use taut_sys::socket::{Keepalive, PathOptions};
 
 use crate::access::Sources;
 use crate::access::identity::Identity;
@@ -53,6 +53,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// How bytes are moved.
     pub data: DataPath,
+    /// Time after which unacknowledged data ends a leg outside the mesh; `None`: the kernel decides.
+    pub user_timeout: Option<Duration>,
     /// Dead-peer detection on both legs.
     pub keepalive: Keepalive,
     /// Early SYN, for forwards that have `early_syn`.
@@ -154,6 +156,8 @@ pub struct Forward {
     pub sources: Sources,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
+    /// How packets to the destination are sent.
+    pub path: PathOptions,
     /// Congestion control towards the destination; `None`: the kernel's default.
     pub upstream_congestion: Option<String>,
 }
@@ -198,6 +202,13 @@ impl Forward {
             _ if self.direct && self.via.is_empty() => {
                 ".direct: is for forwards with `via`; without it, sessions go directly anyway"
             }
+            _ if !self.via.is_empty() && self.path != PathOptions::default() => {
+                ".via: `upstream_mark`, `upstream_dscp`, `upstream_device` and `upstream_address` are for \
+                 connections to the destination itself"
+            }
+            _ if *borrow && !self.path.sources.addrs().is_empty() => {
+                ".upstream_address: excludes `source = \"client\"`; remove one"
+            }
             _ if !self.via.is_empty() && (*send_proxy || *borrow) => {
                 ".via: `send_proxy` and `source` are for connections to the destination itself; write \
                  `source` into [relay.mesh] of the last relay"
@@ -231,6 +242,7 @@ impl Forward {
             early_syn: false,
             sources: Sources::default(),
             client_congestion: None,
+            path: PathOptions::default(),
             upstream_congestion: None,
         }
     }
@@ -250,6 +262,7 @@ impl Forward {
             early_syn: false,
             sources: Sources::default(),
             client_congestion: None,
+            path: PathOptions::default(),
             upstream_congestion: None,
         }
     }
@@ -300,6 +313,7 @@ impl Config {
             metrics: None,
             timeouts: Timeouts::default(),
             data: DataPath::default(),
+            user_timeout: None,
             keepalive: Keepalive {
                 idle: Duration::from_secs(60),
                 interval: Duration::from_secs(15),

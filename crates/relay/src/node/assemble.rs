@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use taut_mesh::members::Member;
 use taut_mesh::tls::DialTls;
-use taut_sys::socket::LegOptions;
+use taut_sys::Errno;
+use taut_sys::socket::{LegOptions, PathOptions, is_local};
 
 use super::StartError;
 use super::bind::{assign, bind};
@@ -187,7 +188,10 @@ fn names_of(to: &[Destination]) -> String {
 
 /// Returns the default socket options of a leg outside the mesh.
 fn plain_leg(config: &Config) -> LegOptions {
-    LegOptions::new(config.keepalive)
+    LegOptions {
+        user_timeout: config.user_timeout,
+        ..LegOptions::new(config.keepalive)
+    }
 }
 
 /// Returns the socket options of each forward's legs, after checking that the kernel accepts them.
@@ -203,8 +207,53 @@ pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, 
         })?;
         Ok(options)
     };
-    let legs = |f: &Forward| Ok((leg(&f.client_congestion)?, leg(&f.upstream_congestion)?));
+    let legs = |f: &Forward| {
+        let upstream = LegOptions {
+            path: f.path.clone(),
+            ..leg(&f.upstream_congestion)?
+        };
+        check_path(&f.path, &plain_leg(config))?;
+        Ok((leg(&f.client_congestion)?, upstream))
+    };
     config.forwards.iter().map(legs).collect()
+}
+
+/// Checks that the kernel accepts the way in which packets to a destination are sent.
+fn check_path(path: &PathOptions, plain: &LegOptions) -> Result<(), StartError> {
+    let refused = |what, hint| {
+        move |source: Errno| StartError::Path {
+            what,
+            source: source.into(),
+            hint,
+        }
+    };
+    let only = |path: PathOptions| LegOptions {
+        path,
+        ..plain.clone()
+    };
+    let mark = PathOptions {
+        mark: path.mark,
+        ..PathOptions::default()
+    };
+    let needs = "it needs CAP_NET_ADMIN or root";
+    only(mark)
+        .probe()
+        .map_err(refused("upstream_mark", needs))?;
+    let device = PathOptions {
+        device: path.device.clone(),
+        ..PathOptions::default()
+    };
+    let shows = "`ip link` shows the devices";
+    only(device)
+        .probe()
+        .map_err(refused("upstream_device", shows))?;
+    match path.sources.addrs().iter().find(|ip| !is_local(**ip)) {
+        None => Ok(()),
+        Some(_) => Err(refused(
+            "upstream_address",
+            "`ip address` shows the addresses of this machine",
+        )(Errno::ADDRNOTAVAIL)),
+    }
 }
 
 fn peers_of(

@@ -49,6 +49,16 @@ pub enum StartError {
         /// The kernel's error.
         source: std::io::Error,
     },
+    /// The kernel refuses the mark, the device or the source address of upstream legs.
+    #[error("cannot use relay.forward, {what}: {source}; {hint}")]
+    Path {
+        /// The setting.
+        what: &'static str,
+        /// The kernel's error.
+        source: std::io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
     /// A forward leads back to itself.
     #[error(
         "forwarding to {destination} leads back to this relay's own listener for it: every connection \

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
+use super::path::PathOptions;
 use super::tcp_socket;
 use crate::{Errno, raw_sockopt};
 
@@ -44,6 +45,11 @@ pub struct LegOptions {
     pub receive_buffer: Option<usize>,
     /// Upper limit of the sending rate in bytes per second (SO_MAX_PACING_RATE). `None`: no limit.
     pub pacing_ceiling: Option<u64>,
+    /// Time after which unacknowledged data ends the connection (TCP_USER_TIMEOUT, RFC 5482).
+    /// `None`: the kernel gives up after `net.ipv4.tcp_retries2` retransmissions.
+    pub user_timeout: Option<Duration>,
+    /// How packets are sent.
+    pub path: PathOptions,
 }
 
 impl LegOptions {
@@ -55,6 +61,8 @@ impl LegOptions {
             send_buffer: None,
             receive_buffer: None,
             pacing_ceiling: None,
+            user_timeout: None,
+            path: PathOptions::default(),
         }
     }
 
@@ -97,6 +105,11 @@ impl LegOptions {
         if let Some(rate) = self.pacing_ceiling {
             set_max_pacing_rate(fd, rate)?;
         }
+        if let Some(time) = self.user_timeout {
+            let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+            sockopt::set_tcp_user_timeout(fd, millis)?;
+        }
+        self.path.apply(fd)?;
         // Until the end of the stream has been forwarded, a close must abort: if this process is
         // killed, both peers see an RST and never a FIN that makes half a file look complete.
         sockopt::set_socket_linger(fd, Some(Duration::ZERO))
