@@ -28,6 +28,8 @@ pub(crate) struct ProtectedLeg {
     /// [`Leg::send`] seals, and a few short records of the protocol.
     pending: Vec<u8>,
     sent: usize,
+    /// FIN has been sent; nothing may follow it.
+    ended: bool,
 }
 
 // === impl TcpLeg ===
@@ -42,6 +44,7 @@ impl TcpLeg {
                 channel,
                 pending: Vec::new(),
                 sent: 0,
+                ended: false,
             })),
         }
     }
@@ -163,7 +166,7 @@ impl TcpLeg {
 impl ProtectedLeg {
     fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno> {
         let room = scratch.plain.len().min(scratch.cipher.len());
-        loop {
+        for _ in 0..READS_MAX {
             if self.channel.is_closed() {
                 return Ok(Received {
                     len: 0,
@@ -184,7 +187,7 @@ impl ProtectedLeg {
             let mut replies = Vec::new();
             let arrived = &mut scratch.cipher[..held + n];
             let opened = self.channel.open(arrived, scratch.plain, &mut replies);
-            if !replies.is_empty() {
+            if !replies.is_empty() && !self.ended {
                 self.pending.extend_from_slice(&replies);
                 // What is left goes out when the leg is writable.
                 let _ = self.flush();
@@ -204,6 +207,8 @@ impl ProtectedLeg {
                 }
             }
         }
+        tracing::debug!("a leg between relays breaks: its peer sends records without content");
+        Err(Errno::PROTO)
     }
 
     fn send(&mut self, bytes: &[u8], cipher: &mut [u8]) -> Result<usize, Errno> {
@@ -244,9 +249,15 @@ impl ProtectedLeg {
             .close(&mut self.pending)
             .map_err(|_| Errno::PROTO)?;
         self.flush()?;
-        self.stream.shutdown_write()
+        self.stream.shutdown_write()?;
+        self.ended = true;
+        Ok(())
     }
 }
+
+/// The number of reads in a row that may bring no byte of the stream. A record arrives in a few; a peer
+/// that sends records without content must not keep the worker.
+const READS_MAX: usize = 32;
 
 /// The number of bytes that one call seals.
 const SEAL_MAX: usize = 64 << 10;
