@@ -88,7 +88,7 @@ lab: root release $(if $(filter incast descheduled,$(EXPERIMENT)),guests) ## one
 	@echo "taut: running the experiment $(EXPERIMENT)"
 	@$(TAUT) lab run $(EXPERIMENT) --json target/lab/$(EXPERIMENT).json $(ARGS)
 
-soak: root release ## ten minutes of sessions while relays are killed, links cut, keys changed (root)
+soak: root release ## ten minutes of sessions while relays are killed and revoked, links cut, keys changed (root)
 	@mkdir -p target/lab
 	@echo "taut: running the experiment soak"
 	@$(TAUT) lab run soak --json target/lab/soak.json $(ARGS)
