@@ -147,7 +147,7 @@ impl Inbound {
                 .get(slot.0 as usize)
                 .and_then(|a| a.acceptor.expired(rules.now));
             if let Some(rejection) = late {
-                self.reject(slot, rejection, rules);
+                self.reject(slot, rejection, &[], rules);
             }
         }
     }
@@ -197,8 +197,8 @@ impl Inbound {
                 None
             }
             Ok(None) => None,
-            Err(InboundEnd::Rejected(rejection)) => {
-                self.reject(slot, rejection, rules);
+            Err(InboundEnd::Rejected(rejection, alert)) => {
+                self.reject(slot, rejection, &alert, rules);
                 None
             }
             Err(InboundEnd::Full) => {
@@ -274,9 +274,21 @@ impl Inbound {
         }
     }
 
-    fn reject(&mut self, slot: Slot, rejection: Rejection, rules: &mut InboundTerms<'_>) {
+    /// Closes a connection for this reason, after sending `alert`. It is counted before the peer can see
+    /// that.
+    fn reject(
+        &mut self,
+        slot: Slot,
+        rejection: Rejection,
+        alert: &[u8],
+        rules: &mut InboundTerms<'_>,
+    ) {
         rules.metrics.mesh_rejected[rejection.index()].add(1);
         if let Some(conn) = self.remove(slot, rules) {
+            if !alert.is_empty() {
+                // The peer may be gone.
+                let _ = conn.stream.send(alert);
+            }
             let from = conn.from;
             tracing::debug!(%from, cause = rejection.label(), "refused at the mesh port");
         }
@@ -314,14 +326,15 @@ type Requested = (Box<Hello>, Vec<u8>);
 enum InboundEnd {
     Gone,
     Full,
-    Rejected(Rejection),
+    /// With the alert that says so to the peer.
+    Rejected(Rejection, Vec<u8>),
 }
 
 impl InboundConn {
     /// Returns the reason to record when the peer has closed the connection.
     fn closed_by_peer(&self) -> InboundEnd {
         match self.acceptor.closed() {
-            Some(rejection) => InboundEnd::Rejected(rejection),
+            Some(rejection) => InboundEnd::Rejected(rejection, Vec::new()),
             None => InboundEnd::Gone,
         }
     }
@@ -355,17 +368,19 @@ impl InboundConn {
             let outcome = self
                 .acceptor
                 .receive(arrived, plain, rules.now, local, &mut reply);
+            let event = match outcome {
+                Ok(event) => event,
+                Err(rejection) => return Err(InboundEnd::Rejected(rejection, reply)),
+            };
             if !reply.is_empty() {
                 match self.stream.send(&reply) {
                     Ok(n) if n == reply.len() => {}
-                    _ if outcome.is_ok() => return Err(InboundEnd::Gone),
-                    _ => {}
+                    _ => return Err(InboundEnd::Gone),
                 }
             }
-            match outcome {
-                Ok(Event::More | Event::Proven) => {}
-                Ok(Event::Hello { hello, early }) => return Ok(Some((hello, early))),
-                Err(rejection) => return Err(InboundEnd::Rejected(rejection)),
+            match event {
+                Event::More | Event::Proven => {}
+                Event::Hello { hello, early } => return Ok(Some((hello, early))),
             }
         }
     }
