@@ -106,8 +106,9 @@ fn a_fin_never_overtakes_bytes_that_a_slow_reader_has_not_taken() {
             } else {
                 (server, client)
             };
-            // The reader takes nothing until every buffer on the path is full.
-            let bytes = stream(24 * MIB, 5);
+            // The reader takes nothing until every buffer on the path is full: three connections, each of up to
+            // about 10 MiB.
+            let bytes = stream(64 * MIB, 5);
             let sent = fill(&mut writer, &bytes);
             assert!(sent < bytes.len(), "the writer was never held back");
             thread::scope(|s| {

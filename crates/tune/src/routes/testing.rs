@@ -71,8 +71,9 @@ impl RouteHost {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// Returns the routes, without the state of their devices, which changes some time after a command.
     pub(crate) fn routes(&self) -> String {
-        self.ip("-d route show table all")
+        self.ip("-d route show table all").replace(" linkdown", "")
     }
 
     pub(crate) fn cookie(&self) -> u64 {
