@@ -681,6 +681,12 @@ fn a_changed_list_of_members_is_adopted_but_not_one_that_has_lost_most_of_them()
     relay.wait_for_log("members.toml has changed: 2 members");
     files.list(&["own", "next", "third"]);
     relay.wait_for_log("members.toml has changed: 3 members");
+    // The configuration still names it, which must not keep it from being revoked.
+    files.list(&["own", "third"]);
+    relay.wait_for_log("WARN next is no longer a member");
+    relay.wait_for_log("members.toml has changed: 2 members");
+    files.list(&["own", "next", "third"]);
+    relay.wait_for_log("members.toml has changed: 3 members");
     files.list(&["own"]);
     let said = relay.wait_for_log("members.toml has 1 members and had 3: keeping the former list");
     assert!(!said.contains("has changed"), "{said}");

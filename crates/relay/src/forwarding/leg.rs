@@ -111,11 +111,18 @@ impl Leg for TcpLeg {
     }
 
     fn fill(&self, pipe: &Pipe, max: usize) -> Result<usize, Errno> {
-        pipe.fill(self.stream(), max)
+        match self {
+            Self::Plain(stream) => pipe.fill(stream, max),
+            Self::Protected(_) => Err(Errno::PROTO),
+        }
     }
 
     fn drain(&self, pipe: &Pipe, len: usize) -> Result<usize, Errno> {
-        pipe.drain(self.stream(), len)
+        match self {
+            Self::Plain(stream) => pipe.drain(stream, len),
+            // The pipe holds plaintext.
+            Self::Protected(_) => Err(Errno::PROTO),
+        }
     }
 
     fn shutdown_write(&mut self) -> Result<(), Errno> {
@@ -257,7 +264,7 @@ impl ProtectedLeg {
 
 /// The number of reads in a row that may bring no byte of the stream. A record arrives in a few; a peer
 /// that sends records without content must not keep the worker.
-const READS_MAX: usize = 32;
+pub(crate) const READS_MAX: usize = 32;
 
 /// The number of bytes that one call seals.
 const SEAL_MAX: usize = 64 << 10;

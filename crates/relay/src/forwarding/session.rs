@@ -428,6 +428,8 @@ impl<L: Leg> Session<L> {
             self.answer_by = None;
             self.upstream = None;
             self.upstream_failed = false;
+            // The next leg may be one that bytes in a pipe cannot go to.
+            self.to_upstream.unpin(io);
             self.to_upstream.lose_sink();
             self.to_client.lose_source();
             self.phase = Phase::Connecting { until: now };

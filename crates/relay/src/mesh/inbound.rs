@@ -22,6 +22,7 @@ use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
+use crate::forwarding::leg::READS_MAX;
 use crate::route::table::Mesh;
 use crate::turbo::route_metrics::Relays;
 
@@ -346,7 +347,7 @@ impl InboundConn {
         full: bool,
         rules: &mut InboundTerms<'_>,
     ) -> Result<Option<Requested>, InboundEnd> {
-        loop {
+        for _ in 0..READS_MAX {
             let Scratch { plain, cipher } = &mut rules.scratch;
             let partial = self.acceptor.partial();
             let held = partial.len();
@@ -383,5 +384,7 @@ impl InboundConn {
                 Event::Hello { hello, early } => return Ok(Some((hello, early))),
             }
         }
+        // A handshake and a hello take a few reads; a peer must not keep the worker.
+        Err(InboundEnd::Rejected(Rejection::BadFrame, Vec::new()))
     }
 }

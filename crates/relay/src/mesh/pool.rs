@@ -22,7 +22,7 @@ use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
-use crate::forwarding::leg::TcpLeg;
+use crate::forwarding::leg::{READS_MAX, TcpLeg};
 use crate::outcome::peer::PeerFailure;
 use crate::route::table::{Mesh, Peer};
 
@@ -594,7 +594,7 @@ impl Conn {
         if !ready.readable() {
             return Ok(Progress::Waiting);
         }
-        loop {
+        for _ in 0..READS_MAX {
             let Scratch { plain, cipher } = &mut terms.scratch;
             let partial = match &self.state {
                 State::Connecting => return Ok(Progress::Waiting),
@@ -645,6 +645,8 @@ impl Conn {
                 }
             }
         }
+        // A handshake takes a few reads; a peer must not keep the worker.
+        Err(Errno::PROTO)
     }
 
     /// Sends a whole message. A connection that has sent almost nothing has room in its send

@@ -32,6 +32,15 @@ pub(super) struct Assembly {
     pub(super) holdings: Holdings,
 }
 
+/// How the names of relays in a configuration are treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Names {
+    /// Each must be that of a member.
+    Checked,
+    /// Those of relays that are no longer members are left out.
+    OfMembers,
+}
+
 /// Acquires the resources of `config` that `before` does not hold. Dropping the result releases
 /// them.
 pub(super) fn assemble(
@@ -41,6 +50,7 @@ pub(super) fn assemble(
     before: &Holdings,
     registry: &Registry,
     inherited: &mut Vec<Passed>,
+    names: Names,
 ) -> Result<Assembly, StartError> {
     let identity = match &config.mesh {
         Some(mesh) => Some(Identity::load(mesh)?),
@@ -48,7 +58,10 @@ pub(super) fn assemble(
     };
     let mut next = before.successor();
     let relays = match &identity {
-        Some(identity) => identity.dialled(config)?,
+        Some(identity) => match names {
+            Names::Checked => identity.dialled(config)?,
+            Names::OfMembers => identity.still_dialled(config),
+        },
         None => Vec::new(),
     };
     let resolved = resolve_all(config, relays, before)?;

@@ -18,6 +18,8 @@ pub(crate) struct Version {
     inode: u64,
     len: u64,
     modified: Option<SystemTime>,
+    /// Differs after a change of mode or owner, too, which may be what a refused file needs.
+    changed: (i64, i64),
 }
 
 impl SharedHandle {
@@ -40,6 +42,7 @@ impl SharedHandle {
             inode: meta.ino(),
             len: meta.len(),
             modified: meta.modified().ok(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
             path: path.clone(),
         };
         if known.as_ref() == Some(&version) {

@@ -97,7 +97,28 @@ impl Identity {
         Ok(Self { key, local })
     }
 
+    /// Returns the relays that this node dials, without those that are no longer members: a configuration
+    /// that still names a relay must not keep it from being revoked.
+    pub(super) fn still_dialled(&self, config: &Config) -> Vec<Arc<Member>> {
+        let member = |name: MemberName| {
+            let member = self.local.members.by_name(name.as_str());
+            let member = member.filter(|m| m.name != self.local.name && !m.addresses.is_empty());
+            if member.is_none() {
+                tracing::warn!(
+                    "{name} is no longer a member with an address; routes that begin with it are not used"
+                );
+            }
+            member.cloned()
+        };
+        dialled_relays(config)
+            .into_iter()
+            .filter_map(member)
+            .collect()
+    }
+
     /// Returns the relays that this node dials.
+    ///
+    /// # Errors [`MeshError`] if the configuration names a relay that is not a member.
     pub(super) fn dialled(&self, config: &Config) -> Result<Vec<Arc<Member>>, MeshError> {
         let members = &self.local.members;
         let routes = config.forwards.iter().flat_map(|f| &f.via).flatten();

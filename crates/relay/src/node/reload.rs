@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::StartError;
-use super::assemble::{Assembly, assemble};
+use super::assemble::{Assembly, Names, assemble};
 use super::control::without;
 use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
@@ -41,6 +41,10 @@ impl SharedHandle {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         // The log is reopened first, even if the reload fails: it may have been rotated.
         self.reopen_log();
+        let names = match config {
+            Some(_) => Names::Checked,
+            None => Names::OfMembers,
+        };
         let mut config = config.unwrap_or(&present.config).clone();
         let mut notes = Vec::new();
         let mut note = |note: String| {
@@ -74,6 +78,7 @@ impl SharedHandle {
             &present.holdings,
             &self.registry,
             &mut Vec::new(),
+            names,
         )?;
         let setup = Arc::new(setup);
         start_resolver(&self.shared, &setup)?;

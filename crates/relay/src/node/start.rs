@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::{Notify, mpsc};
 
-use super::assemble::{Assembly, assemble};
+use super::assemble::{Assembly, Names, assemble};
 use super::descriptors::session_ceiling;
 use super::ended::{Ended, Report};
 use super::handle::{Present, SharedHandle};
@@ -65,6 +65,7 @@ impl Node {
             &Holdings::default(),
             &registry,
             &mut inherited,
+            Names::Checked,
         )?;
         for Passed { addr, .. } in inherited {
             tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");

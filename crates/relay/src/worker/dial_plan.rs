@@ -73,7 +73,7 @@ impl DialPlan {
             NextHop::OriginalDst(original) => {
                 // A connection without a local address is gone already.
                 let to = to().ok_or(DestinationVerdict::Unspecified)?;
-                Self::for_original_dst(original, client, to, borrow, setup)
+                Self::for_original_dst(original, client, to, borrow, setup, pick)
             }
             NextHop::Direct(direct) => Ok(Self::to_one_of(direct, borrow, client, pick)),
             NextHop::Mesh {
@@ -82,7 +82,7 @@ impl DialPlan {
                 direct,
             } => {
                 let last = direct.clone().map(LastResort::OneOf);
-                Self::through(ways, client, destination.clone(), last, setup)
+                Self::through(ways, client, destination.clone(), last, setup, pick)
             }
         }
     }
@@ -94,6 +94,7 @@ impl DialPlan {
         to: SocketAddr,
         borrow: bool,
         setup: &Setup,
+        pick: Pick,
     ) -> Result<Self, DestinationVerdict> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         // The client connected to the listener itself: forwarding that would loop.
@@ -109,7 +110,7 @@ impl DialPlan {
             Upstream::Mesh { ways, direct } => {
                 let last = direct.clone();
                 let last = last.map(|options| LastResort::Addr(UpstreamAddr(to), options));
-                return Self::through(ways, client, Target::Addr(to), last, setup);
+                return Self::through(ways, client, Target::Addr(to), last, setup, pick);
             }
         })
     }
@@ -162,9 +163,13 @@ impl DialPlan {
         destination: Target,
         direct: Option<LastResort>,
         setup: &Setup,
+        pick: Pick,
     ) -> Result<Self, DestinationVerdict> {
-        // Every way that the configuration names exists.
-        let first = ways.first().ok_or(DestinationVerdict::Unspecified)?;
+        // Without a way if all first relays have been removed from the list of members.
+        let Some(first) = ways.first() else {
+            let direct = direct.ok_or(DestinationVerdict::Unspecified)?;
+            return Ok(Self::last_resort(direct, client, pick));
+        };
         let hello = Hello {
             source: client.0,
             destination,
@@ -224,12 +229,17 @@ impl DialPlan {
             return Some(Self::ask(&peer, hello, otherwise));
         }
         let client = ClientAddr(hello.source);
-        Some(match otherwise.direct.take()? {
+        let direct = otherwise.direct.take()?;
+        Some(Self::last_resort(direct, client, pick))
+    }
+
+    fn last_resort(direct: LastResort, client: ClientAddr, pick: Pick) -> Self {
+        match direct {
             LastResort::OneOf(direct) => Self::to_one_of(&direct, false, client, pick),
             LastResort::Addr(addr, options) => {
                 Self::Dial(Box::new(Dial::to_addr(addr, &options, false)))
             }
-        })
+        }
     }
 
     fn to_one_of(direct: &Direct, borrow: bool, client: ClientAddr, pick: Pick) -> Self {

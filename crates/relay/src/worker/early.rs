@@ -197,6 +197,10 @@ impl Worker {
         }
         if leg.told {
             entry.session.joined(leg.upstream, true, self.io.now);
+            if let Some(mesh) = &self.setup.mesh {
+                let patience = mesh.pool.patience;
+                entry.session.expect_answer(patience, self.io.now);
+            }
         } else {
             entry.session.dialled(leg.upstream, until);
         }
