@@ -68,6 +68,13 @@ pub(crate) struct Scratch<'a> {
     pub(crate) cipher: &'a mut [u8],
 }
 
+impl Scratch<'_> {
+    /// Returns the number of sealed bytes that can be opened at a time.
+    pub(crate) fn room(&self) -> usize {
+        self.plain.len().min(self.cipher.len())
+    }
+}
+
 /// Pipes and buffers that a worker lends a direction for one turn.
 pub(crate) trait Buffers {
     type Pipe;

@@ -172,7 +172,6 @@ impl TcpLeg {
 
 impl ProtectedLeg {
     fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno> {
-        let room = scratch.plain.len().min(scratch.cipher.len());
         for _ in 0..READS_MAX {
             if self.channel.is_closed() {
                 return Ok(Received {
@@ -180,19 +179,9 @@ impl ProtectedLeg {
                     more: false,
                 });
             }
-            let partial = self.channel.partial();
-            let held = partial.len();
-            if held >= room {
-                return Err(Errno::PROTO);
-            }
-            scratch.cipher[..held].copy_from_slice(partial);
-            let n = match self.stream.recv(&mut scratch.cipher[held..room])? {
-                // Only close_notify ends a stream in order (RFC 8446 section 6.1): the stream was cut.
-                0 => return Err(Errno::CONNRESET),
-                n => n,
-            };
+            let len = read_records(&self.stream, self.channel.partial(), scratch)?;
             let mut replies = Vec::new();
-            let arrived = &mut scratch.cipher[..held + n];
+            let arrived = &mut scratch.cipher[..len];
             let opened = self.channel.open(arrived, scratch.plain, &mut replies);
             if !replies.is_empty() && !self.ended {
                 self.pending.extend_from_slice(&replies);
@@ -204,7 +193,7 @@ impl ProtectedLeg {
                     return Ok(Received {
                         len: opened.len,
                         // The end must be seen too, and no event reports it.
-                        more: opened.closed || held + n == room,
+                        more: opened.closed || len == scratch.room(),
                     });
                 }
                 Ok(_) => {}
@@ -259,6 +248,28 @@ impl ProtectedLeg {
         self.stream.shutdown_write()?;
         self.ended = true;
         Ok(())
+    }
+}
+
+/// Reads records behind `partial`, the start of one of them, into `scratch.cipher`. Returns the length of
+/// both.
+///
+/// # Errors
+/// `EAGAIN` and others of recv(2). At the end of the stream `ECONNRESET`: only close_notify ends it in order
+/// (RFC 8446 section 6.1).
+pub(crate) fn read_records(
+    stream: &Stream,
+    partial: &[u8],
+    scratch: &mut Scratch<'_>,
+) -> Result<usize, Errno> {
+    let (held, room) = (partial.len(), scratch.room());
+    if held >= room {
+        return Err(Errno::PROTO);
+    }
+    scratch.cipher[..held].copy_from_slice(partial);
+    match stream.recv(&mut scratch.cipher[held..room])? {
+        0 => Err(Errno::CONNRESET),
+        n => Ok(held + n),
     }
 }
 

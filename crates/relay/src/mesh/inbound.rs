@@ -22,7 +22,7 @@ use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
-use crate::forwarding::leg::READS_MAX;
+use crate::forwarding::leg::{READS_MAX, read_records};
 use crate::route::table::Mesh;
 use crate::turbo::route_metrics::Relays;
 
@@ -348,14 +348,9 @@ impl InboundConn {
         rules: &mut InboundTerms<'_>,
     ) -> Result<Option<Requested>, InboundEnd> {
         for _ in 0..READS_MAX {
-            let Scratch { plain, cipher } = &mut rules.scratch;
             let partial = self.acceptor.partial();
-            let held = partial.len();
-            cipher[..held].copy_from_slice(partial);
-            let room = cipher.len().min(plain.len());
-            let n = match self.stream.recv(&mut cipher[held..room]) {
-                Ok(0) => return Err(self.closed_by_peer()),
-                Ok(n) => n,
+            let len = match read_records(&self.stream, partial, &mut rules.scratch) {
+                Ok(len) => len,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => continue,
                 Err(_) => return Err(self.closed_by_peer()),
@@ -364,7 +359,8 @@ impl InboundConn {
                 return Err(InboundEnd::Full);
             }
             let mut reply = Vec::new();
-            let arrived = &mut cipher[..held + n];
+            let Scratch { plain, cipher } = &mut rules.scratch;
+            let arrived = &mut cipher[..len];
             let local = &rules.mesh.local;
             let outcome = self
                 .acceptor

@@ -22,7 +22,7 @@ use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
-use crate::forwarding::leg::{READS_MAX, TcpLeg};
+use crate::forwarding::leg::{READS_MAX, TcpLeg, read_records};
 use crate::outcome::peer::PeerFailure;
 use crate::route::table::{Mesh, Peer};
 
@@ -87,8 +87,6 @@ struct Pool {
     waiters: VecDeque<Waiter>,
     /// The next address of the peer to dial; counts up without end.
     next_addr: usize,
-    /// The pool may hold connections ready.
-    has_room: bool,
     /// The last dial failed or the peer left a session unanswered, and no dial has succeeded since.
     broken: bool,
     /// The configuration no longer has this peer; the pool only serves sessions that already wait.
@@ -163,7 +161,6 @@ impl Pools {
                     let has_new_key = pool.peer.own != peer.own;
                     pool.peer = peer.clone();
                     pool.retired = false;
-                    pool.has_room = terms.limits.max > 0;
                     pool.sizer.set_bounds(bounds(terms.limits));
                     if has_new_key {
                         self.close_ready(i, terms);
@@ -214,14 +211,14 @@ impl Pools {
     }
 
     /// Returns whether the peer cannot be reached as far as is known, so that a session that has another
-    /// route should take it. The pool goes on to dial the peer, with pauses. Without a pool, one session
-    /// tries the peer after each pause.
-    pub(crate) fn is_broken(&self, peer: usize, now: Instant) -> bool {
+    /// route should take it. The pool goes on to dial the peer, with pauses. If pools hold no connections
+    /// (`limits`), one session tries the peer after each pause.
+    pub(crate) fn is_broken(&self, peer: usize, limits: PoolLimits, now: Instant) -> bool {
         let Some(pool) = self.pools.get(peer) else {
             return false;
         };
         let is_tried = pool.under_way > 0 || pool.sizer.retry_at().is_some_and(|at| now < at);
-        pool.broken && pool.ready.is_empty() && (pool.has_room || is_tried)
+        pool.broken && pool.ready.is_empty() && (limits.max > 0 || is_tried)
     }
 
     /// Records that the peer has left a session unanswered: connections to it that look alive may be dead,
@@ -551,7 +548,6 @@ impl Pool {
             under_way: 0,
             waiters: VecDeque::new(),
             next_addr: 0,
-            has_room: limits.max > 0,
             broken: false,
             retired: false,
         }
@@ -595,23 +591,19 @@ impl Conn {
             return Ok(Progress::Waiting);
         }
         for _ in 0..READS_MAX {
-            let Scratch { plain, cipher } = &mut terms.scratch;
             let partial = match &self.state {
                 State::Connecting => return Ok(Progress::Waiting),
                 State::Handshaking(dialler) => dialler.partial(),
                 State::Ready(ready) => ready.partial(),
             };
-            let held = partial.len();
-            cipher[..held].copy_from_slice(partial);
-            let room = cipher.len().min(plain.len());
-            let n = match self.stream.recv(&mut cipher[held..room]) {
-                Ok(0) => return Err(Errno::CONNRESET),
-                Ok(n) => n,
+            let len = match read_records(&self.stream, partial, &mut terms.scratch) {
+                Ok(len) => len,
                 Err(Errno::AGAIN) => return Ok(Progress::Waiting),
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(e),
             };
-            let arrived = &mut cipher[..held + n];
+            let Scratch { plain, cipher } = &mut terms.scratch;
+            let arrived = &mut cipher[..len];
             let mut reply = Vec::new();
             let outcome = match &mut self.state {
                 State::Connecting => return Err(Errno::PROTO),

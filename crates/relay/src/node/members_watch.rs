@@ -27,7 +27,7 @@ impl SharedHandle {
     /// from the present one. Returns the version. Blocks for as long as the resolver takes.
     ///
     /// A list that has lost more than half of the members is not adopted: the operator may be writing it,
-    /// or a tool may have failed. SIGHUP adopts it.
+    /// or a tool may have failed. SIGHUP adopts it, if it has every relay that the configuration names.
     pub(crate) fn look_at_members(&self, known: Option<Version>) -> Option<Version> {
         let path = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,8 @@ impl SharedHandle {
             Ok(members) if members == **before => {}
             Ok(members) if members.iter().len() * 2 < before.iter().len() => {
                 tracing::warn!(
-                    "{path} has {} members and had {}: keeping the former list; SIGHUP adopts the new one",
+                    "{path} has {} members and had {}: keeping the former list; if that is intended, remove \
+                     the others from the configuration, too, and send SIGHUP",
                     members.iter().len(),
                     before.iter().len()
                 );

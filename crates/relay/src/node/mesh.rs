@@ -64,10 +64,15 @@ pub enum MeshError {
         key: PublicKey,
     },
     /// A name in the configuration is not that of a member.
-    #[error("relay.mesh: {0} is not a member in members_file")]
+    #[error(
+        "relay.mesh: {0} is not a member in members_file; add it there, or remove it from `via`, `peers` \
+         and [[relay.mesh.peer]]"
+    )]
     Unknown(MemberName),
     /// A relay that this one has to dial has no address.
-    #[error("relay.mesh: member {0} has no address in members_file, so this relay cannot dial it")]
+    #[error(
+        "relay.mesh: member {0} has no address in members_file, so this relay cannot dial it; add one"
+    )]
     NoAddress(MemberName),
     /// This relay is the first of a route of its own.
     #[error("relay.mesh: {0} is this relay itself; a route begins with the next relay")]

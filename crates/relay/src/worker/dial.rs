@@ -50,8 +50,10 @@ impl Worker {
         else {
             return;
         };
-        let patience = self.setup.mesh.as_ref().map(|mesh| mesh.pool.patience);
-        if *tries_left == 0 || (may_leave && self.mesh.pools.is_broken(peer.id, self.io.now)) {
+        let limits = self.setup.mesh.as_ref().map(|mesh| mesh.pool);
+        let is_broken =
+            limits.is_some_and(|limits| self.mesh.pools.is_broken(peer.id, limits, self.io.now));
+        if *tries_left == 0 || (may_leave && is_broken) {
             let Some(plan) = entry.plan.fall_back(pick) else {
                 self.end(slot, End::of_connect(last), Close::Reset);
                 return;
@@ -77,9 +79,9 @@ impl Worker {
                     self.io.metrics.pool_retries.add(1);
                 }
                 if let Some(entry) = self.sessions.get_mut(slot) {
-                    let wait = match patience.filter(|_| may_leave) {
+                    let wait = match limits.filter(|_| may_leave) {
                         // A dial takes two round trips, the hello one.
-                        Some(patience) => (2 * patience).min(entry.timeouts.connect),
+                        Some(limits) => (2 * limits.patience).min(entry.timeouts.connect),
                         None => entry.timeouts.connect,
                     };
                     entry.session.awaits(self.io.now + wait);
