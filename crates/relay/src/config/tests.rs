@@ -132,6 +132,18 @@ fn a_forward_may_choose_its_destination_by_server_name() {
 }
 
 #[test]
+fn early_syn_goes_with_what_is_known_at_the_syn() {
+    let forward = |more: &str| {
+        format!("[[relay.forward]]\nlisten = \":1\"\nto = \"a:1\"\nearly_syn = true\n{more}")
+    };
+    for more in ["", "send_proxy = true\n", "source = \"client\"\n"] {
+        assert!(parse(&forward(more)).unwrap().forwards[0].early_syn);
+    }
+    let error = error(&forward("accept_proxy = true\nproxy_from = \"::1\"\n"));
+    assert!(error.contains("not known at the SYN"), "{error}");
+}
+
+#[test]
 fn splice_can_be_switched_off() {
     let config = parse(&format!("[relay]\nsplice = false\n{FORWARD}")).unwrap();
     assert_eq!(config.data.splice_after, None);

@@ -50,6 +50,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) early_begun: Counter,
     pub(crate) early_joined: Counter,
     pub(crate) early_unused: Counter,
+    /// Admitted SYNs for which no upstream leg was begun.
+    pub(crate) early_declined: Counter,
     pub(crate) intercept_refused: Counter,
     pub(crate) proxy_waiting: Counter,
     pub(crate) proxy_headers: Counter,

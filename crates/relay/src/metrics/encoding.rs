@@ -280,7 +280,7 @@ impl Metrics {
     /// Encodes the metrics of early SYN.
     fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 3] = [
+        let counters: [(&str, &str, Of); 4] = [
             (
                 "taut_relay_early_begun",
                 "Upstream legs dialled when a client's SYN was seen",
@@ -295,6 +295,11 @@ impl Metrics {
                 "taut_relay_early_unused",
                 "Upstream legs dialled early whose client did not come",
                 |w| &w.early_unused,
+            ),
+            (
+                "taut_relay_early_declined",
+                "Admitted SYNs for which no upstream leg was dialled",
+                |w| &w.early_declined,
             ),
         ];
         for (name, help, of) in counters {

@@ -17,7 +17,6 @@ use super::listeners::{ACCEPTS, OpenListener};
 use super::pending_record::Origin;
 use super::slots::slot;
 use crate::access;
-use crate::access::identity::Introduction;
 use crate::counters::forward::ForwardStats;
 use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
@@ -130,14 +129,7 @@ impl Worker {
                 return;
             }
         };
-        let send_proxy = client.route.identity.send_proxy;
-        let introduction = send_proxy
-            .then(|| client.connected_to())
-            .flatten()
-            .map(|to| {
-                let client = client.addr.0;
-                Introduction { client, to }.header()
-            });
+        let introduction = client.introduction();
         let Client {
             stream,
             addr,
@@ -146,7 +138,7 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let mut first = introduction.unwrap_or_default();
+        let mut first = introduction;
         first.extend(read);
         self.open(stream.into(), addr, plan, &origin, first);
     }

@@ -8,6 +8,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 use taut_sys::socket::{LegOptions, Stream};
 
+use crate::access::may_be_borrowed;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::token::{Generation, Slot};
 use crate::net::addr::{ClientAddr, UpstreamAddr};
@@ -128,12 +129,12 @@ impl Dial {
         }
     }
 
-    /// Begins an attempt at the next address. Without `client`, the connection comes from the
-    /// relay's address.
+    /// Begins an attempt at the next address. If the plan borrows, the connection comes from the
+    /// address of `client`.
     pub(super) fn begin(
         &mut self,
         now: Instant,
-        client: Option<ClientAddr>,
+        client: ClientAddr,
     ) -> (Begun, Result<Stream, Errno>) {
         let begun = Begun {
             place: self.race.begin(now),
@@ -145,20 +146,28 @@ impl Dial {
             backend.fail(now);
         }
         let UpstreamAddr(addr) = backend.addr;
-        let source = client.filter(|_| self.borrow);
-        let stream = match source.map(|client| client.0.ip().to_canonical()) {
-            None => Stream::connect(addr, &self.options),
-            Some(source) => Stream::connect_from(addr, source, &self.options),
+        let stream = match self.borrow {
+            false => Stream::connect(addr, &self.options),
+            true => Stream::connect_from(addr, client.0.ip().to_canonical(), &self.options),
         };
         (begun, stream)
     }
 
-    /// Begins the first attempt ahead of the session (early SYN).
-    pub(super) fn begin_early(&mut self, now: Instant) -> Result<Stream, Errno> {
-        let (begun, stream) = self.begin(now, None);
-        let stream = stream?;
+    /// Begins the first attempt ahead of the session, for a client that has not proven its address
+    /// (early SYN). Returns `None` if the session must begin it itself.
+    pub(super) fn begin_early(&mut self, now: Instant, client: ClientAddr) -> Option<Stream> {
+        if self.borrow && !may_be_borrowed(client.0.ip().to_canonical()) {
+            return None;
+        }
+        // The one attempt that finds out whether a dead address answers again must not end without
+        // an answer, as it does if the SYN was forged: the address would stay dead for longer.
+        if self.backends.first()?.health(now) == Health::Due {
+            return None;
+        }
+        let (begun, stream) = self.begin(now, client);
+        let stream = stream.ok()?;
         self.set_own(begun);
-        Ok(stream)
+        Some(stream)
     }
 
     pub(super) fn set_own(&mut self, begun: Begun) {
@@ -230,5 +239,40 @@ impl Attempts {
             // Dropping a stream resets it.
             drop(self.take(i, metrics));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use taut_sys::socket::Keepalive;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_may_be_forged_does_not_try_an_address_that_may_be_dead() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(60);
+        let dead = Backend::once(UpstreamAddr(([127, 0, 0, 1], 9).into()));
+        let other = Backend::once(UpstreamAddr(([127, 0, 0, 2], 9).into()));
+        dead.fail(start);
+        assert_eq!(dead.health(later), Health::Due);
+        let options = LegOptions::new(Keepalive {
+            idle: Duration::from_secs(60),
+            interval: Duration::from_secs(15),
+            probes: 4,
+        });
+        let client = ClientAddr(([192, 0, 2, 1], 5000).into());
+        let pick = Pick {
+            now: later,
+            turn: 0,
+        };
+        let both = [other, dead.clone()];
+        let mut dial = Dial::new(&[&both], &Arc::new(options), false, client, pick);
+        assert!(Arc::ptr_eq(&dial.backends[0], &dead), "a session tries it");
+        assert!(dial.begin_early(later, client).is_none());
+        assert_eq!(dead.health(later), Health::Due);
+        assert_eq!(dial.begun(), 0);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use taut_sys::socket::Stream;
 
+use crate::access::identity::Introduction;
 use crate::net::addr::ClientAddr;
 use crate::route::table::Route;
 
@@ -34,5 +35,16 @@ impl Client {
     /// Returns the address that the client connected to, or `None` if the connection is gone.
     pub(super) fn connected_to(&self) -> Option<SocketAddr> {
         self.proxied_to.or_else(|| self.stream.local_addr().ok())
+    }
+
+    /// Returns the PROXY protocol header that the destination receives before the client's stream;
+    /// empty if the forward sends none.
+    pub(super) fn introduction(&self) -> Vec<u8> {
+        if !self.route.identity.send_proxy {
+            return Vec::new();
+        }
+        let client = self.addr.0;
+        let header = |to| Introduction { client, to }.header();
+        self.connected_to().map(header).unwrap_or_default()
     }
 }

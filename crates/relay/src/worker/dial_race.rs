@@ -143,7 +143,7 @@ impl Worker {
                 dial.race.postpone(now);
                 return;
             }
-            let (begun, stream) = dial.begin(now, Some(client));
+            let (begun, stream) = dial.begin(now, client);
             self.io.metrics.dials[usize::from(!is_own)].add(1);
             let until = now + entry.timeouts.connect;
             self.attempts.generation = self.attempts.generation.next();

@@ -56,21 +56,20 @@ impl Worker {
             return;
         };
         let route = self.setup.routes.iter().find(|r| r.id == forward).cloned();
-        let Some(route) = route else {
-            table.give_up(connection);
-            return;
-        };
         // The client may have been accepted before this message was read. A dial started now would
         // leak: its session already dials for itself.
         if !table.is_awaited(connection, self.early.worker) {
             return;
         }
-        match self.begin(&route, connection) {
+        match route.and_then(|route| self.begin(&route, connection)) {
             Some(leg) => {
                 self.io.metrics.early_begun.add(1);
                 self.early.legs.insert(connection, leg);
             }
-            None => table.give_up(connection),
+            None => {
+                self.io.metrics.early_declined.add(1);
+                table.give_up(connection);
+            }
         }
     }
 
@@ -84,7 +83,7 @@ impl Worker {
         let pick = self.pick();
         let mut plan = DialPlan::for_client(route, client, to, &self.setup, pick).ok()?;
         let (upstream, told) = match &mut plan {
-            DialPlan::Dial(dial) => (dial.begin_early(self.io.now).ok()?.into(), false),
+            DialPlan::Dial(dial) => (dial.begin_early(self.io.now, client)?.into(), false),
             DialPlan::Ask {
                 peer,
                 hello,
@@ -164,6 +163,8 @@ impl Worker {
         };
         self.io.metrics.accepted.add(1);
         self.io.metrics.early_joined.add(1);
+        // The destination hears nothing before this: only now has the client proven its address.
+        let introduction = client.introduction();
         let Client {
             stream,
             addr,
@@ -179,6 +180,7 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
+        entry.session.introduce(introduction);
         let until = self.io.now + entry.timeouts.connect;
         let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
         let watched = match leg.told {

@@ -14,28 +14,36 @@ pub(crate) fn forge(net: &Net, to: SocketAddrV4, count: u32) {
 }
 
 pub(crate) fn forge_from(net: &Net, to: SocketAddrV4, first: u32, count: u32) {
-    let send = || {
-        let raw = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
-        let raw = raw.unwrap();
-        for n in first..first + count {
-            let from = Ipv4Addr::from_bits(0x2000_0000 + (n << 8));
-            // The kernel fills in the length and checksum of IPv4; the one of TCP is wrong, which a
-            // program at a device does not check.
-            let mut packet = [0u8; 40];
-            packet[0] = 0x45;
-            packet[8] = 64;
-            packet[9] = 6;
-            packet[12..16].copy_from_slice(&from.octets());
-            packet[16..20].copy_from_slice(&to.ip().octets());
-            packet[20..22].copy_from_slice(&5000u16.to_be_bytes());
-            packet[22..24].copy_from_slice(&to.port().to_be_bytes());
-            packet[32] = 5 << 4;
-            packet[33] = 0x02;
-            let sent = rustix::net::sendto(&raw, &packet, SendFlags::empty(), &to);
-            assert_eq!(sent, Ok(packet.len()));
-        }
-    };
+    let send = || send_syns(to, unused_clients(first, count));
     net.client.run(send).unwrap();
+}
+
+/// Returns `count` clients at addresses that no host has, in prefixes of their own.
+pub(crate) fn unused_clients(first: u32, count: u32) -> impl Iterator<Item = SocketAddrV4> + Send {
+    let addr = |n: u32| Ipv4Addr::from_bits(0x2000_0000 + (n << 8));
+    (first..first + count).map(move |n| SocketAddrV4::new(addr(n), 5000))
+}
+
+/// Sends a SYN from each of `clients` out of the namespace of the calling thread.
+pub(crate) fn send_syns(to: SocketAddrV4, clients: impl IntoIterator<Item = SocketAddrV4>) {
+    let raw = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
+    let raw = raw.unwrap();
+    for from in clients {
+        // The kernel fills in the length and checksum of IPv4; the one of TCP is wrong, which a
+        // program at a device does not check.
+        let mut packet = [0u8; 40];
+        packet[0] = 0x45;
+        packet[8] = 64;
+        packet[9] = 6;
+        packet[12..16].copy_from_slice(&from.ip().octets());
+        packet[16..20].copy_from_slice(&to.ip().octets());
+        packet[20..22].copy_from_slice(&from.port().to_be_bytes());
+        packet[22..24].copy_from_slice(&to.port().to_be_bytes());
+        packet[32] = 5 << 4;
+        packet[33] = 0x02;
+        let sent = rustix::net::sendto(&raw, &packet, SendFlags::empty(), &to);
+        assert_eq!(sent, Ok(packet.len()));
+    }
 }
 
 #[test]

@@ -19,12 +19,12 @@ mod members;
 mod wait;
 
 use members::{Identities, member};
-use wait::wait_until;
+pub(crate) use wait::wait_until;
 
 const PORT: u16 = 8080;
 
 /// Returns a metric of the node, summed over its labels.
-fn figure(metrics: &Metrics, name: &str) -> u64 {
+pub(crate) fn figure(metrics: &Metrics, name: &str) -> u64 {
     let text = metrics.encode().unwrap();
     text.lines()
         .filter(|line| {

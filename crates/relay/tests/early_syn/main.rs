@@ -5,6 +5,7 @@
 
 mod flood;
 mod gone;
+mod identity;
 mod joined;
 #[path = "../shared/killed.rs"]
 mod killed;
