@@ -71,6 +71,8 @@ pub struct Acceptor {
     member: Option<Arc<Member>>,
     /// The member that may connect without TLS, by its address in a trusted network.
     trusted: Option<Arc<Member>>,
+    /// The dialler has been told that this relay is draining.
+    withdrawn: bool,
     deadline: Instant,
     handshake: Duration,
     idle: Duration,
@@ -115,6 +117,7 @@ impl Acceptor {
             channel: None,
             member: None,
             trusted,
+            withdrawn: false,
             deadline: after(now, first),
             handshake: limits.handshake,
             idle: limits.idle,
@@ -187,6 +190,10 @@ impl Acceptor {
             self.stage = Stage::Proven;
             self.deadline = after(now, self.idle);
         }
+        if self.stage == Stage::Proven && !channel.partial().is_empty() {
+            // The rest of the record, probably of the hello, has the time of a hello.
+            self.deadline = self.deadline.min(after(now, self.hello));
+        }
         match self.read_hello(&plain[..opened.len], now, local)? {
             Event::More if opened.closed && self.framer.has_begun() => Err(Rejection::ClosedEarly),
             Event::More if proven => Ok(Event::Proven),
@@ -240,6 +247,19 @@ impl Acceptor {
         Ok(Event::More)
     }
 
+    /// Tells a dialler that has sent no hello that this relay is draining: appends a KeyUpdate (RFC 8446
+    /// section 4.6.3) to `out`, once. A dialler whose connection is ready closes it. A session whose hello
+    /// crosses the record is not affected by it, and must be served. Does nothing before the end of the
+    /// handshake, and without TLS, where any byte would be taken for the start of a reply.
+    pub fn withdraw(&mut self, out: &mut Vec<u8>) {
+        if self.withdrawn || self.stage != Stage::Proven || self.framer.has_begun() {
+            return;
+        }
+        if let Some(channel) = &mut self.channel {
+            self.withdrawn = channel.update_key(out).is_ok();
+        }
+    }
+
     /// Returns the current deadline for the dialler. Each [`receive`](Self::receive) may move it.
     pub fn deadline(&self) -> Instant {
         self.deadline
@@ -253,7 +273,9 @@ impl Acceptor {
         match self.stage {
             Stage::First if self.trusted.is_some() => Some(Rejection::TimedOutIdle),
             Stage::First | Stage::Handshake => Some(Rejection::TimedOutHandshake),
-            Stage::Proven if self.framer.has_begun() => Some(Rejection::TimedOutHello),
+            Stage::Proven if self.hello_begun() || !self.partial().is_empty() => {
+                Some(Rejection::TimedOutHello)
+            }
             Stage::Proven => Some(Rejection::TimedOutIdle),
             Stage::Done | Stage::Refused(_) => None,
         }
@@ -306,6 +328,11 @@ impl Acceptor {
             Some(key) => members.by_key(&key).is_some_and(|m| m.name == member.name),
             None => members.by_name(member.name.as_str()) == Some(member),
         }
+    }
+
+    /// Returns whether the dialler is taken for a member because of its address in a trusted network.
+    pub fn is_trusted(&self) -> bool {
+        self.channel.is_none() && self.member().is_some()
     }
 
     fn key(&self) -> Option<PublicKey> {

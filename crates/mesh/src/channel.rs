@@ -76,6 +76,9 @@ pub struct Opened {
     pub len: usize,
     /// The peer has ended its stream in order (close_notify); nothing follows.
     pub closed: bool,
+    /// The number of bytes that were consumed. Records without content, such as a KeyUpdate, have no
+    /// plaintext.
+    pub consumed: usize,
 }
 
 // === impl ChannelError ===
@@ -211,6 +214,7 @@ impl Channel {
         Ok(Opened {
             len: records.len,
             closed: self.closed,
+            consumed: records.consumed,
         })
     }
 
@@ -240,6 +244,22 @@ impl Channel {
         let mut cipher = [0; sealed_len(2)];
         let len = self.send(Outgoing::End, &mut cipher)?;
         self.ended = true;
+        out.extend_from_slice(&cipher[..len]);
+        Ok(())
+    }
+
+    /// Changes the key of this end's stream: appends a KeyUpdate (RFC 8446 section 4.6.3) to `out`. Neither
+    /// stream is otherwise affected.
+    ///
+    /// # Errors
+    /// [`ChannelError::Tls`] before the handshake is complete and after [`close`](Self::close); the error of
+    /// [`open`](Self::open) after it.
+    pub fn update_key(&mut self, out: &mut Vec<u8>) -> Result<(), ChannelError> {
+        if self.ended {
+            return Err(Error::HandshakeNotComplete.into());
+        }
+        let mut cipher = [0; KEY_UPDATE];
+        let len = self.send(Outgoing::KeyUpdate, &mut cipher)?;
         out.extend_from_slice(&cipher[..len]);
         Ok(())
     }
@@ -282,8 +302,10 @@ impl fmt::Debug for Channel {
 }
 
 /// What [`seal`] sends.
+#[derive(Clone, Copy)]
 enum Outgoing<'a> {
     Data(&'a [u8]),
+    KeyUpdate,
     End,
 }
 
@@ -399,6 +421,7 @@ fn seal<T: Tls>(
     cipher: &mut [u8],
 ) -> Result<usize, ChannelError> {
     let mut len = 0;
+    let mut key_is_due = matches!(what, Outgoing::KeyUpdate);
     loop {
         match end.process(received).state? {
             // A KeyUpdate precedes the data.
@@ -408,8 +431,13 @@ fn seal<T: Tls>(
             }
             ConnectionState::TransmitTlsData(data) => data.done(),
             ConnectionState::PeerClosed => {}
+            ConnectionState::WriteTraffic(traffic) if key_is_due => {
+                traffic.refresh_traffic_keys()?;
+                key_is_due = false;
+            }
             ConnectionState::WriteTraffic(mut traffic) => {
                 let sealed = match what {
+                    Outgoing::KeyUpdate => return Ok(len),
                     Outgoing::Data(plain) => traffic.encrypt(plain, &mut cipher[len..]),
                     Outgoing::End => traffic.queue_close_notify(&mut cipher[len..]),
                 };

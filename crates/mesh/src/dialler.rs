@@ -131,13 +131,15 @@ impl Ready {
     /// Processes what an unused connection receives. Anything but a part of a record is its end.
     ///
     /// # Errors
-    /// Why the connection cannot be used, such as [`Rejection::KeyRefused`].
+    /// Why the connection must not be used: [`Rejection::Withdrawn`] if the peer is draining,
+    /// [`Rejection::KeyRefused`] and others.
     pub fn receive(&mut self, bytes: &mut [u8], plain: &mut [u8]) -> Result<(), Rejection> {
         let channel = self.channel.as_mut().ok_or(Rejection::BadFrame)?;
         let mut out = Vec::new();
         match channel.open(bytes, plain, &mut out)? {
             opened if opened.closed => Err(Rejection::ClosedEarly),
-            opened if opened.len > 0 || !out.is_empty() => Err(Rejection::BadFrame),
+            opened if opened.len > 0 => Err(Rejection::BadFrame),
+            opened if opened.consumed > 0 => Err(Rejection::Withdrawn),
             _ => Ok(()),
         }
     }

@@ -58,11 +58,14 @@ pub enum Rejection {
     /// The peer closed during the handshake or hello.
     #[error("the peer closed the connection before its handshake or hello was complete")]
     ClosedEarly,
+    /// The peer takes no more sessions on a connection that is ready: it is draining.
+    #[error("the peer is draining")]
+    Withdrawn,
 }
 
 impl Rejection {
     /// All rejections, in the order of [`Self::index`].
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::BadFrame,
         Self::TooLong,
         Self::Version,
@@ -78,6 +81,7 @@ impl Rejection {
         Self::TimedOutIdle,
         Self::TimedOutHello,
         Self::ClosedEarly,
+        Self::Withdrawn,
     ];
 
     /// Returns the name used in metrics and logs.
@@ -98,6 +102,7 @@ impl Rejection {
             Self::TimedOutIdle => "timed_out_idle",
             Self::TimedOutHello => "timed_out_hello",
             Self::ClosedEarly => "closed_early",
+            Self::Withdrawn => "withdrawn",
         }
     }
 

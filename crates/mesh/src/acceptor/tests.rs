@@ -613,6 +613,63 @@ fn a_close_notify_gives_an_unused_connection_back_and_cuts_a_hello() {
     }
 }
 
+// === draining ===
+
+#[test]
+fn a_hello_that_crosses_the_withdrawal_is_served_and_its_streams_are_whole() {
+    let (now, local) = (Instant::now(), local());
+    let (mut acceptor, ready) = proven(now);
+    let (mut stream, channel) = used(ready, &hello());
+    let mut dialler = channel.unwrap();
+    stream.extend(seal(&mut dialler, b"first").unwrap());
+    let mut told = Vec::new();
+    acceptor.withdraw(&mut told);
+    acceptor.withdraw(&mut told);
+    assert_eq!(records(&told).len(), 1, "it is said once");
+    assert_eq!(
+        quiet(&mut acceptor, &stream, now, &local),
+        Ok(arrived(hello(), b"first"))
+    );
+    let mut acceptor = acceptor.into_channel().unwrap();
+    let reply = [
+        told,
+        seal(&mut acceptor, b"reply").unwrap(),
+        close(&mut acceptor),
+    ]
+    .concat();
+    let mut answer = Vec::new();
+    let (plain, outcome) = open(&mut dialler, &reply, &mut answer).unwrap();
+    assert_eq!((&plain[..], outcome.closed), (&b"reply"[..], true));
+    // The dialler's answer to the KeyUpdate does not disturb its stream either.
+    answer.extend(seal(&mut dialler, b"more").unwrap());
+    answer.extend(close(&mut dialler));
+    let (plain, outcome) = open(&mut acceptor, &answer, &mut Vec::new()).unwrap();
+    assert_eq!((&plain[..], outcome.closed), (&b"more"[..], true));
+}
+
+#[test]
+fn nothing_is_withdrawn_before_the_proof_or_after_the_hello_or_in_plaintext() {
+    let (now, local) = (Instant::now(), local());
+    let mut told = Vec::new();
+    let (_, first) = dialled(now, &dial_tls());
+    let mut acceptor = accepted(now);
+    acceptor.withdraw(&mut told);
+    give(&mut acceptor, &first, now, &local).0.unwrap();
+    acceptor.withdraw(&mut told);
+
+    let (mut acceptor, ready) = proven(now);
+    let (stream, _) = used(ready, &hello());
+    quiet(&mut acceptor, &stream, now, &local).unwrap();
+    acceptor.withdraw(&mut told);
+
+    let mut acceptor = trusting(now, &local.members);
+    acceptor.withdraw(&mut told);
+    let stream = hello().encode();
+    quiet(&mut acceptor, &stream[..1], now, &local).unwrap();
+    acceptor.withdraw(&mut told);
+    assert!(told.is_empty());
+}
+
 // === time ===
 
 #[test]
@@ -673,6 +730,20 @@ fn a_hello_in_records_of_one_byte_has_its_limit_from_the_first() {
         now += SECOND;
     }
     panic!("the limit was extended");
+}
+
+#[test]
+fn a_part_of_a_record_has_the_limit_of_a_hello() {
+    let (start, local) = (Instant::now(), local());
+    let limits = Limits::default();
+    let (mut acceptor, ready) = proven(start);
+    let (stream, _) = used(ready, &hello());
+    quiet(&mut acceptor, &stream[..1], start, &local).unwrap();
+    let (last, limit) = (start + limits.hello - SECOND, start + limits.hello);
+    quiet(&mut acceptor, &stream[1..9], last, &local).unwrap();
+    assert_eq!(acceptor.deadline(), limit);
+    assert_eq!(acceptor.expired(last), None);
+    assert_eq!(acceptor.expired(limit), Some(Rejection::TimedOutHello));
 }
 
 #[test]

@@ -133,6 +133,16 @@ fn an_acceptor_has_nothing_to_say_before_the_hello() {
 }
 
 #[test]
+fn a_draining_acceptor_withdraws_a_connection_that_waits() {
+    let (mut acceptor, mut ready) = proven(Instant::now());
+    let mut told = Vec::new();
+    acceptor.withdraw(&mut told);
+    let rest = told.len() - 1;
+    assert_eq!(idle(&mut ready, &told[..rest]), Ok(()));
+    assert_eq!(idle(&mut ready, &told[rest..]), Err(Rejection::Withdrawn));
+}
+
+#[test]
 fn data_behind_the_answer_is_refused() {
     let now = Instant::now();
     let local = local();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use taut_mesh::channel::{Channel, sealed_len};
+use taut_mesh::dialler::Rejection;
 use taut_sys::Errno;
 use taut_sys::pipe::Pipe;
 use taut_sys::socket::Stream;
@@ -199,7 +200,10 @@ impl ProtectedLeg {
                 Ok(_) => {}
                 Err(error) => {
                     tracing::debug!(%error, "a leg between relays breaks");
-                    return Err(Errno::PROTO);
+                    return Err(match Rejection::from(error) {
+                        Rejection::KeyRefused => Errno::ACCESS,
+                        _ => Errno::PROTO,
+                    });
                 }
             }
         }

@@ -56,8 +56,9 @@ pub(crate) struct Session<L: Leg> {
     ready_made: bool,
     /// How long the next relay may leave the hello unacknowledged, and until when.
     answer_by: Option<(Duration, Instant)>,
-    /// The next relay has not answered in that time.
-    unanswered: bool,
+    /// Why the next relay is taken for broken: it has not answered in that time, or it refuses this
+    /// relay's key.
+    relay_fault: Option<Errno>,
 }
 
 #[derive(Clone, Copy)]
@@ -120,7 +121,7 @@ impl<L: Leg> Session<L> {
             idle_from: now,
             ready_made: false,
             answer_by: None,
-            unanswered: false,
+            relay_fault: None,
         }
     }
 
@@ -160,9 +161,9 @@ impl<L: Leg> Session<L> {
         self.answer_by = Some((patience, now + patience));
     }
 
-    /// Returns, once, whether the relay at the upstream leg has not answered in time.
-    pub(crate) fn take_unanswered(&mut self) -> bool {
-        std::mem::take(&mut self.unanswered)
+    /// Returns, once, why the relay at the upstream leg is taken for broken.
+    pub(crate) fn take_relay_fault(&mut self) -> Option<Errno> {
+        self.relay_fault.take()
     }
 
     /// Returns the legs for closing.
@@ -341,9 +342,10 @@ impl<L: Leg> Session<L> {
             && now >= until
         {
             self.answer_by = None;
-            self.unanswered = self.to_client.moved() == 0 && upstream.is_unanswered(patience);
+            let is_silent = self.to_client.moved() == 0 && upstream.is_unanswered(patience);
+            self.relay_fault = is_silent.then_some(Errno::TIMEDOUT);
             let is_untouched = self.to_upstream.is_untouched() && self.to_client.is_untouched();
-            if self.unanswered && is_untouched {
+            if is_silent && is_untouched {
                 self.ready_made = true;
                 return self.break_off(Side::Upstream, Errno::TIMEDOUT, now, t, io);
             }
@@ -423,6 +425,9 @@ impl<L: Leg> Session<L> {
     where
         W: Buffers<Pipe = L::Pipe>,
     {
+        if dead == Side::Upstream && e == Errno::ACCESS {
+            self.relay_fault = Some(e);
+        }
         if dead == Side::Upstream && self.ready_made && self.is_untouched() {
             self.ready_made = false;
             self.answer_by = None;

@@ -30,6 +30,10 @@ use crate::turbo::route_metrics::Relays;
 /// source. An honest relay proves its key within two round trips.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// The time for which a connection without a hello stays open once the relay is draining. Its peer closes
+/// it a round trip after it has been told, unless a hello is on its way.
+const DRAIN_GRACE: Duration = Duration::from_secs(5);
+
 /// What a worker uses to handle its inbound connections.
 pub(crate) struct InboundTerms<'a> {
     pub(crate) poller: &'a Poller,
@@ -61,6 +65,8 @@ pub(crate) struct Inbound {
     /// Unproven connections by source.
     by_source: HashMap<Source, usize>,
     ready: usize,
+    /// When connections without a hello are reset, while the relay is draining.
+    drain_until: Option<Instant>,
 }
 
 struct InboundConn {
@@ -98,7 +104,15 @@ impl Inbound {
     /// Adds a connection that was accepted at the mesh port.
     pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &mut InboundTerms<'_>) {
         rules.metrics.mesh_accepted.add(1);
-        if self.unproven >= rules.max_unproven {
+        let trusted = rules.mesh.trusted_member(from.ip()).cloned();
+        let acceptor = Acceptor::new(rules.now, &rules.times, trusted);
+        // In a trusted network the address is the proof.
+        let proven = acceptor.is_proven();
+        if proven && self.ready >= rules.max_ready {
+            rules.metrics.mesh_refused_full.add(1);
+            return;
+        }
+        if !proven && self.unproven >= rules.max_unproven {
             let Some(slot) = self.evictable(Source::of(from.ip()), rules.now) else {
                 rules.metrics.mesh_refused_full.add(1);
                 return;
@@ -115,8 +129,7 @@ impl Inbound {
             tracing::warn!(%error, "cannot watch a connection of the mesh");
             return;
         }
-        let trusted = rules.mesh.trusted_member(from.ip()).cloned();
-        let acceptor = Acceptor::new(rules.now, &rules.times, trusted);
+        self.drain_until = None;
         let deadline = Some(acceptor.deadline());
         self.deadlines.set(slot, None, deadline);
         vacant.insert(InboundConn {
@@ -124,10 +137,14 @@ impl Inbound {
             from,
             acceptor,
             since: rules.now,
-            proven: false,
+            proven,
             generation,
             deadline,
         });
+        if proven {
+            self.count_ready(from, rules);
+            return;
+        }
         self.queue.push_back((slot, generation));
         self.unproven += 1;
         *self.by_source.entry(Source::of(from.ip())).or_default() += 1;
@@ -143,12 +160,18 @@ impl Inbound {
     pub(crate) fn expire(&mut self, rules: &mut InboundTerms<'_>) {
         let due: Vec<_> = self.deadlines.due(rules.now).collect();
         for slot in due {
-            let late = self
-                .conns
-                .get(slot.0 as usize)
-                .and_then(|a| a.acceptor.expired(rules.now));
-            if let Some(rejection) = late {
+            let Some(conn) = self.conns.get(slot.0 as usize) else {
+                continue;
+            };
+            if let Some(rejection) = conn.acceptor.expired(rules.now) {
                 self.reject(slot, rejection, &[], rules);
+                continue;
+            }
+            self.move_deadline(slot);
+            let is_due = |conn: &InboundConn| conn.deadline.is_some_and(|at| at <= rules.now);
+            if self.conns.get(slot.0 as usize).is_some_and(is_due) {
+                rules.metrics.mesh_undrained.add(1);
+                self.remove(slot, rules);
             }
         }
     }
@@ -165,21 +188,18 @@ impl Inbound {
         if conn.generation != generation || !readiness.readable() {
             return None;
         }
-        let read = conn.read(self.ready >= rules.max_ready, rules);
-        let deadline = Some(conn.acceptor.deadline());
-        self.deadlines.set(slot, conn.deadline, deadline);
-        conn.deadline = deadline;
+        let full = self.ready >= rules.max_ready && !conn.proven;
+        let read = conn.read(full, rules);
+        if self.drain_until.is_some() && matches!(read, Ok(None)) {
+            conn.withdraw();
+        }
         if conn.acceptor.is_proven() && !conn.proven {
             conn.proven = true;
             let from = conn.from;
-            rules.metrics.mesh_last_rejected.set(from.ip());
             self.uncount_unproven(from, rules);
-            self.ready += 1;
-            rules.metrics.mesh_ready.add(1);
-            if let Some(relays) = rules.relays {
-                relays.proven(from.ip(), rules.now);
-            }
+            self.count_ready(from, rules);
         }
+        self.move_deadline(slot);
         match read {
             Ok(Some((hello, early))) => {
                 let conn = self.remove(slot, rules)?;
@@ -215,36 +235,55 @@ impl Inbound {
         }
     }
 
-    /// Resets connections without a hello, so that their peers drop them from their pools. A hello
-    /// that has arrived is served; a hello that has started to arrive is waited for. The reset is
-    /// an RST, not a FIN: for a dialler whose hello crosses it, a FIN would be the orderly end of
-    /// an empty reply.
-    pub(crate) fn retire(&mut self, rules: &mut InboundTerms<'_>) -> Vec<SessionRequest> {
-        let all = self.conns.iter().map(|(key, a)| (key, a.generation));
+    /// Tells the peers of connections without a hello that this relay is draining, so that they remove them
+    /// from their pools. Serves the hellos that have arrived. Those that are on their way are served by
+    /// [`Inbound::handle`]. Connections that are left after [`DRAIN_GRACE`] are reset: an RST and not a FIN,
+    /// which would be the orderly end of an empty reply in a trusted network.
+    pub(crate) fn drain(&mut self, rules: &mut InboundTerms<'_>) -> Vec<SessionRequest> {
+        if self.drain_until.is_some() {
+            return Vec::new();
+        }
+        self.drain_until = Some(rules.now + DRAIN_GRACE);
+        let all = self.conns.iter().map(|(key, conn)| (key, conn.generation));
         let all: Vec<_> = all.collect();
         let mut requests = Vec::new();
         for (key, generation) in all {
             let slot = Slot(u32::try_from(key).unwrap_or(u32::MAX));
             requests.extend(self.handle(slot, generation, Readiness::DATA, rules));
-            let begun = |a: &InboundConn| a.generation == generation && a.acceptor.hello_begun();
-            if !self.conns.get(key).is_some_and(begun) {
-                self.remove(slot, rules);
-            }
         }
         requests
     }
 
-    /// Closes connections of members, or with keys, that are no longer in the list.
+    /// Closes connections of members, or with keys, that are no longer in the list, and plain connections
+    /// from networks that are no longer trusted.
     pub(crate) fn drop_old_keys(&mut self, rules: &mut InboundTerms<'_>) {
         let old: Vec<_> = self
             .conns
             .iter()
-            .filter(|(_, conn)| !conn.acceptor.is_current(&rules.mesh.local.members))
+            .filter(|(_, conn)| {
+                let acceptor = &conn.acceptor;
+                !acceptor.is_current(&rules.mesh.local.members)
+                    || (acceptor.is_trusted() && !rules.mesh.trusts(conn.from.ip()))
+            })
             .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
             .collect();
         for slot in old {
             self.remove(slot, rules);
         }
+    }
+
+    /// Recomputes the deadline of a connection.
+    fn move_deadline(&mut self, slot: Slot) {
+        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
+            return;
+        };
+        let own = conn.acceptor.deadline();
+        let deadline = match self.drain_until {
+            Some(until) if !conn.acceptor.hello_begun() => own.min(until),
+            _ => own,
+        };
+        self.deadlines.set(slot, conn.deadline, Some(deadline));
+        conn.deadline = Some(deadline);
     }
 
     /// Returns the unproven connection that a connection from `newcomer` may evict: the oldest of
@@ -261,6 +300,15 @@ impl Inbound {
         })?;
         let is_young = now.saturating_duration_since(oldest.since) < GRACE;
         (!is_young || !of_most(newcomer)).then_some(slot)
+    }
+
+    /// Accounts for a connection whose peer is known.
+    fn count_ready(&mut self, from: SocketAddr, rules: &mut InboundTerms<'_>) {
+        self.ready += 1;
+        rules.metrics.mesh_ready.add(1);
+        if let Some(relays) = rules.relays {
+            relays.proven(from.ip(), rules.now);
+        }
     }
 
     /// Accounts for a connection that is no longer unproven.
@@ -337,6 +385,17 @@ impl InboundConn {
         match self.acceptor.closed() {
             Some(rejection) => InboundEnd::Rejected(rejection, Vec::new()),
             None => InboundEnd::Gone,
+        }
+    }
+
+    /// Tells the peer, if it is waiting, that this relay is draining.
+    fn withdraw(&mut self) {
+        let mut told = Vec::new();
+        self.acceptor.withdraw(&mut told);
+        // A connection that has sent almost nothing has room in its send buffer. If the peer is gone, its
+        // reset is about to arrive.
+        if !told.is_empty() {
+            let _ = self.stream.send(&told);
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use taut_mesh::dialler::{Dialler, Ready, Rejection};
 use taut_mesh::hello::Hello;
+use taut_mesh::identity::PublicKey;
 use taut_mesh::pool::{Bounds, Sizer, expiry};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
@@ -89,6 +90,9 @@ struct Pool {
     next_addr: usize,
     /// The last dial failed or the peer left a session unanswered, and no dial has succeeded since.
     broken: bool,
+    /// When the peer is taken for working again. A dial has succeeded, but a peer that refuses this relay's
+    /// key says so a round trip later.
+    whole_at: Option<Instant>,
     /// The configuration no longer has this peer; the pool only serves sessions that already wait.
     retired: bool,
 }
@@ -101,6 +105,8 @@ struct Conn {
     /// The pool's `next_addr` when the connection was dialled.
     addr: usize,
     state: State,
+    /// The key of this relay when the connection was dialled.
+    own: PublicKey,
     begun: Instant,
     deadline: Option<Instant>,
 }
@@ -211,29 +217,35 @@ impl Pools {
     }
 
     /// Returns whether the peer cannot be reached as far as is known, so that a session that has another
-    /// route should take it. The pool goes on to dial the peer, with pauses. If pools hold no connections
-    /// (`limits`), one session tries the peer after each pause.
-    pub(crate) fn is_broken(&self, peer: usize, limits: PoolLimits, now: Instant) -> bool {
-        let Some(pool) = self.pools.get(peer) else {
+    /// route should take it. The pool goes on to dial the peer, with pauses. If the pool dials no connection
+    /// of its own, one session tries the peer after each pause.
+    pub(crate) fn is_broken(&self, peer: usize, now: Instant) -> bool {
+        let Some(pool) = self.pools.get(peer).filter(|pool| pool.broken) else {
             return false;
         };
+        if let Some(at) = pool.whole_at {
+            return now < at;
+        }
         let is_tried = pool.under_way > 0 || pool.sizer.retry_at().is_some_and(|at| now < at);
-        pool.broken && pool.ready.is_empty() && (limits.max > 0 || is_tried)
+        pool.ready.is_empty() && (is_tried || pool.sizer.target(now) > 0)
     }
 
-    /// Records that the peer has left a session unanswered: connections to it that look alive may be dead,
-    /// too.
-    pub(crate) fn on_unanswered(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
-        if self.pools.get(peer).is_none_or(|pool| pool.broken) {
+    /// Records that the peer has left a session unanswered, or has refused this relay's key: connections to
+    /// it that look alive may be as useless.
+    pub(crate) fn on_fault(&mut self, peer: usize, fault: Errno, terms: &mut PoolTerms<'_>) {
+        if self
+            .pools
+            .get(peer)
+            .is_none_or(|pool| pool.broken && pool.whole_at.is_none())
+        {
             return;
         }
         self.close_ready(peer, terms);
         let pool = &mut self.pools[peer];
-        pool.broken = true;
-        pool.sizer.dial_failed(terms.now);
-        let failure = PeerFailure::of(Errno::TIMEDOUT, true);
+        pool.breaks(terms.now);
+        let failure = PeerFailure::of(fault, true);
         pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-        tracing::debug!(peer = %pool.peer.name, "the relay does not answer");
+        tracing::debug!(peer = %pool.peer.name, %fault, "a relay does not work");
         self.poll_at = Some(terms.now);
     }
 
@@ -298,6 +310,12 @@ impl Pools {
         match conn.advance(&peer, ready, terms) {
             Ok(Progress::Waiting) => {}
             Ok(Progress::Done) => self.on_ready(slot, terms),
+            Ok(Progress::Withdrawn) => {
+                // Another process may accept connections at the same address, or none does.
+                terms.metrics.pool_withdrawn.add(1);
+                self.poll_at = Some(terms.now);
+                self.discard(slot, terms);
+            }
             Err(error) => self.on_lost(slot, error, terms),
         }
     }
@@ -337,14 +355,20 @@ impl Pools {
         }
     }
 
-    /// Closes ready connections to peers whose key is no longer one of theirs.
+    /// Closes ready connections to peers whose key is no longer one of theirs, and plain ones to addresses
+    /// in networks that are no longer trusted.
     pub(crate) fn drop_old_keys(&mut self, terms: &mut PoolTerms<'_>) {
         let old: Vec<_> = self
             .conns
             .iter()
             .filter(|(_, conn)| {
-                let keys = &self.pools[conn.pool].peer.keys;
-                matches!(&conn.state, State::Ready(r) if r.peer().is_some_and(|k| !keys.contains(&k)))
+                let State::Ready(ready) = &conn.state else {
+                    return false;
+                };
+                match ready.peer() {
+                    Some(key) => !self.pools[conn.pool].peer.keys.contains(&key),
+                    None => !terms.mesh.trusts(conn.to.ip()),
+                }
             })
             .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
             .collect();
@@ -396,6 +420,7 @@ impl Pools {
                     pool: i,
                     addr: tried,
                     state: State::Connecting,
+                    own: pool.peer.own,
                     begun: terms.now,
                     deadline: Some(deadline),
                 });
@@ -421,8 +446,7 @@ impl Pools {
         if pool.next_addr == tried {
             pool.next_addr = tried.wrapping_add(1);
         }
-        pool.sizer.dial_failed(terms.now);
-        pool.broken = true;
+        pool.breaks(terms.now);
         terms.metrics.pool_dials_failed.add(1);
         let failure = PeerFailure::of(error, connected);
         pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
@@ -448,8 +472,7 @@ impl Pools {
             self.discard(slot, terms);
             if refused {
                 let pool = &mut self.pools[pool];
-                pool.sizer.dial_failed(terms.now);
-                pool.broken = true;
+                pool.breaks(terms.now);
                 let failure = PeerFailure::of(error, true);
                 pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
             }
@@ -470,15 +493,17 @@ impl Pools {
         pool.under_way -= 1;
         let time = terms.now - conn.begun;
         pool.sizer.dial_succeeded(time);
-        pool.broken = false;
+        if pool.broken && pool.whole_at.is_none() {
+            pool.whole_at = Some(terms.now + time);
+        }
         terms.metrics.dial_mesh.observe(time);
         pool.peer.stats.worker(terms.worker).dialled.add(1);
-        // The list of members may have changed during the handshake.
+        // The list of members, or this relay's key, may have changed during the handshake.
         let key = match &conn.state {
             State::Ready(ready) => ready.peer(),
             _ => None,
         };
-        if key.is_some_and(|key| !pool.peer.keys.contains(&key)) {
+        if key.is_some_and(|key| !pool.peer.keys.contains(&key) || pool.peer.own != conn.own) {
             let peer = conn.pool;
             self.remove(slot);
             self.dial_for_waiters(peer, terms);
@@ -536,6 +561,8 @@ enum Progress {
     Waiting,
     /// The handshake has just been completed.
     Done,
+    /// The peer is draining, and the connection was not used.
+    Withdrawn,
 }
 
 impl Pool {
@@ -549,8 +576,16 @@ impl Pool {
             waiters: VecDeque::new(),
             next_addr: 0,
             broken: false,
+            whole_at: None,
             retired: false,
         }
+    }
+
+    /// Records that the peer does not work.
+    fn breaks(&mut self, now: Instant) {
+        self.sizer.dial_failed(now);
+        self.broken = true;
+        self.whole_at = None;
     }
 }
 
@@ -625,6 +660,7 @@ impl Conn {
                     self.state = State::Ready(dialler.ready().ok_or(Errno::PROTO)?);
                     return Ok(Progress::Done);
                 }
+                Err(Rejection::Withdrawn) => return Ok(Progress::Withdrawn),
                 // The peer closed an idle connection in order.
                 Err(Rejection::ClosedEarly) => return Err(Errno::CONNRESET),
                 Err(rejection) => {

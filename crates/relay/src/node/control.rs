@@ -80,7 +80,7 @@ impl SharedHandle {
     /// Closes the listeners of a forward, or opens them again with `undo`. Its sessions continue. It
     /// stays drained when the configuration is read again.
     pub(crate) fn drain_forward(&self, name: &str, undo: bool) -> Result<(), DrainError> {
-        let config = {
+        {
             let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             let forward = present.config.forwards.iter().find(|f| is_named(f, name));
             let forward = forward.ok_or_else(|| DrainError::Unknown(name.to_owned()))?;
@@ -93,9 +93,8 @@ impl SharedHandle {
             if !undo {
                 present.drained.insert(name.to_owned());
             }
-            present.config.clone()
-        };
-        self.reload(&config).map(drop).map_err(|error| {
+        }
+        self.readopt().map_err(|error| {
             let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             match undo {
                 true => present.drained.insert(name.to_owned()),

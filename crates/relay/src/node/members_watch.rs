@@ -22,13 +22,23 @@ pub(crate) struct Version {
     changed: (i64, i64),
 }
 
+/// The version of the file that was read last.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    version: Version,
+    /// Why the list could not be adopted. It is tried again, because the reason may pass: a name that
+    /// cannot be resolved, or no descriptors.
+    refused: Option<String>,
+}
+
 impl SharedHandle {
-    /// Reads the list of members if its file is not the version `known`, and adopts it if it differs
-    /// from the present one. Returns the version. Blocks for as long as the resolver takes.
+    /// Reads the list of members if its file is not the version in `known`, or could not be adopted, and
+    /// adopts it if it differs from the present one. Returns what was read. Blocks for as long as the
+    /// resolver takes.
     ///
     /// A list that has lost more than half of the members is not adopted: the operator may be writing it,
     /// or a tool may have failed. SIGHUP adopts it, if it has every relay that the configuration names.
-    pub(crate) fn look_at_members(&self, known: Option<Version>) -> Option<Version> {
+    pub(crate) fn look_at_members(&self, known: Option<Seen>) -> Option<Seen> {
         let path = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             present.config.mesh.as_ref()?.members_file.clone()
@@ -45,12 +55,16 @@ impl SharedHandle {
             changed: (meta.ctime(), meta.ctime_nsec()),
             path: path.clone(),
         };
-        if known.as_ref() == Some(&version) {
-            return known;
-        }
+        let known = known.filter(|seen| seen.version == version);
+        let refused_before = match &known {
+            Some(Seen { refused: None, .. }) => return known,
+            Some(seen) => seen.refused.clone(),
+            None => None,
+        };
+        let mut refused = None;
         let setup = self.shared.setup();
         let Some(mesh) = setup.mesh.as_ref() else {
-            return Some(version);
+            return Some(Seen { version, refused });
         };
         let (before, path) = (&mesh.local.members, path.display());
         match load_members(&version.path) {
@@ -63,14 +77,22 @@ impl SharedHandle {
                     before.iter().len()
                 );
             }
-            Ok(members) => match self.reload_members() {
+            Ok(members) => match self.readopt() {
                 Ok(()) => {
                     tracing::info!("{path} has changed: {} members", members.iter().len());
                 }
-                Err(error) => tracing::error!("{error}; keeping the former list of members"),
+                Err(error) => {
+                    let error = error.to_string();
+                    if refused_before.as_ref() != Some(&error) {
+                        tracing::error!(
+                            "{error}; keeping the former list of members, and trying again each second"
+                        );
+                    }
+                    refused = Some(error);
+                }
             },
             Err(error) => tracing::error!("{error}; keeping the former list of members"),
         }
-        Some(version)
+        Some(Seen { version, refused })
     }
 }

@@ -12,11 +12,12 @@ use super::assemble::{Assembly, Names, assemble};
 use super::control::without;
 use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
+use super::mesh::Identity;
 use super::start::announce;
 use super::threads::{early_reader, start_resolver};
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
-use crate::route::table::{Route, Setup};
+use crate::route::table::{Mesh, Route, Setup};
 use crate::worker::Order;
 use crate::worker::mailbox::Message;
 
@@ -30,10 +31,11 @@ impl SharedHandle {
         self.adopt(Some(config))
     }
 
-    /// Reads the files again that the present configuration names.
+    /// Adopts the present configuration again: reads the files that it names, and leaves out the forwards
+    /// that are drained now.
     ///
     /// # Errors [`StartError`]; nothing has changed then.
-    pub(super) fn reload_members(&self) -> Result<(), StartError> {
+    pub(super) fn readopt(&self) -> Result<(), StartError> {
         self.adopt(None).map(drop)
     }
 
@@ -41,6 +43,10 @@ impl SharedHandle {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         // The log is reopened first, even if the reload fails: it may have been rotated.
         self.reopen_log();
+        if !self.accepts() {
+            self.adopt_members(config.unwrap_or(&present.config))?;
+            return Ok(Vec::new());
+        }
         let names = match config {
             Some(_) => Names::Checked,
             None => Names::OfMembers,
@@ -84,7 +90,7 @@ impl SharedHandle {
         start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
 
-        // Nothing below fails. A draining node does not need the setting.
+        // Nothing below fails. The node may have been told to drain meanwhile.
         if self.shared.ordered() != Order::Run {
             return Ok(notes);
         }
@@ -111,6 +117,32 @@ impl SharedHandle {
             drop(old);
         }
         Ok(notes)
+    }
+
+    /// Adopts the list of members that `config` names, and nothing else of it: a draining node opens no
+    /// listener, but a relay that is removed from the list must lose its sessions here, too.
+    fn adopt_members(&self, config: &Config) -> Result<(), StartError> {
+        let setup = self.shared.setup();
+        let (Some(mesh), Some(wanted)) = (&setup.mesh, &config.mesh) else {
+            return Ok(());
+        };
+        let mut mesh = Mesh::clone(mesh);
+        mesh.local = Identity::load(wanted)?.local;
+        let members = mesh.local.members.clone();
+        mesh.peers
+            .retain(|peer| members.by_name(peer.name.as_str()).is_some());
+        let setup = Arc::new(Setup {
+            mesh: Some(Arc::new(mesh)),
+            ..Setup::clone(&setup)
+        });
+        self.shared.replace(setup.clone());
+        for mailbox in &self.mailboxes {
+            let _ = mailbox.post(Message::Reloaded {
+                setup: setup.clone(),
+                listeners: Vec::new(),
+            });
+        }
+        Ok(())
     }
 
     /// Starts early SYN for these routes in a new reader. Until the old reader ends, both may

@@ -24,7 +24,7 @@ use crate::net::targets::Targets;
 use crate::route::by_name::ByName;
 
 /// The configuration that new sessions use. A reload replaces it; running sessions keep theirs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) timeouts: Arc<Timeouts>,
     pub(crate) routes: Vec<Arc<Route>>,
@@ -142,7 +142,7 @@ pub(crate) struct Peer {
 }
 
 /// The node's part in a mesh.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mesh {
     /// This relay and the members.
     pub(crate) local: Local,
@@ -170,7 +170,7 @@ pub(crate) struct Mesh {
 }
 
 /// What one relay may do here.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rules {
     /// Destinations that its sessions may reach.
     pub(crate) access: Destinations,

@@ -50,10 +50,12 @@ impl Worker {
         else {
             return;
         };
-        let limits = self.setup.mesh.as_ref().map(|mesh| mesh.pool);
-        let is_broken =
-            limits.is_some_and(|limits| self.mesh.pools.is_broken(peer.id, limits, self.io.now));
-        if *tries_left == 0 || (may_leave && is_broken) {
+        let mesh = self.setup.mesh.as_ref();
+        let patience = mesh.map(|mesh| mesh.pool.patience);
+        // The list of members may have changed while the session waited.
+        let is_peer = mesh.is_some_and(|mesh| mesh.peer(&peer.name).is_some());
+        let is_broken = self.mesh.pools.is_broken(peer.id, self.io.now);
+        if *tries_left == 0 || !is_peer || (may_leave && is_broken) {
             let Some(plan) = entry.plan.fall_back(pick) else {
                 self.end(slot, End::of_connect(last), Close::Reset);
                 return;
@@ -79,9 +81,9 @@ impl Worker {
                     self.io.metrics.pool_retries.add(1);
                 }
                 if let Some(entry) = self.sessions.get_mut(slot) {
-                    let wait = match limits.filter(|_| may_leave) {
+                    let wait = match patience.filter(|_| may_leave) {
                         // A dial takes two round trips, the hello one.
-                        Some(limits) => (2 * limits.patience).min(entry.timeouts.connect),
+                        Some(patience) => (2 * patience).min(entry.timeouts.connect),
                         None => entry.timeouts.connect,
                     };
                     entry.session.awaits(self.io.now + wait);
@@ -91,13 +93,13 @@ impl Worker {
         }
     }
 
-    /// Records that the relay of a session has not answered in time.
-    pub(super) fn on_silent_relay(&mut self, slot: Slot) {
+    /// Records that the relay of a session does not work for this reason.
+    pub(super) fn on_broken_relay(&mut self, slot: Slot, fault: Errno) {
         let Some(DialPlan::Ask { peer, .. }) = self.sessions.get(slot).map(|e| &e.plan) else {
             return;
         };
         let peer = peer.id;
-        self.with_pools(|pools, terms| pools.on_unanswered(peer, terms));
+        self.with_pools(|pools, terms| pools.on_fault(peer, fault, terms));
     }
 
     /// Hands the results of dials to the sessions that wait for a connection to a relay.

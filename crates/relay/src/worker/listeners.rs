@@ -112,7 +112,7 @@ impl Worker {
         for id in all {
             self.close_listener(id);
         }
-        self.retire_mesh();
+        self.drain_mesh();
     }
 
     /// Closes a listener after accepting the connections in its queue, so that no client whose

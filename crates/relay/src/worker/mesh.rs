@@ -97,11 +97,15 @@ impl Worker {
         self.serve_waiters();
     }
 
-    /// Closes the unused connections of the pools and the mesh port: the node accepts no more
-    /// sessions.
-    pub(super) fn retire_mesh(&mut self) {
+    /// Closes the unused connections of the pools, and tells the relays whose connections wait at the mesh
+    /// port to close them: the node accepts no more sessions.
+    pub(super) fn drain_mesh(&mut self) {
         self.with_pools(|pools, terms| pools.close(terms));
-        let requests = self.with_inbound(|inbound, terms| inbound.retire(terms));
+        self.drain_inbound();
+    }
+
+    fn drain_inbound(&mut self) {
+        let requests = self.with_inbound(|inbound, terms| inbound.drain(terms));
         for request in requests.into_iter().flatten() {
             self.serve(request);
         }
@@ -118,7 +122,7 @@ impl Worker {
             .as_ref()
             .is_some_and(|m| !m.listen.is_empty());
         if !listens {
-            self.with_inbound(|inbound, terms| inbound.retire(terms));
+            self.drain_inbound();
         }
         self.drop_former_members();
     }

@@ -273,8 +273,8 @@ impl Worker {
             counters.sent_bytes.add(to_upstream);
             counters.received_bytes.add(to_client);
         }
-        let is_unanswered =
-            entry.session.take_unanswered() || step == Step::Redial(Errno::TIMEDOUT);
+        let redial_fault = (step == Step::Redial(Errno::TIMEDOUT)).then_some(Errno::TIMEDOUT);
+        let relay_fault = entry.session.take_relay_fault().or(redial_fault);
         let connected = entry.session.is_connected();
         let is_dialling = matches!(entry.plan, DialPlan::Dial(_));
         let metrics = &self.io.metrics;
@@ -285,8 +285,8 @@ impl Worker {
             }
             self.won(slot);
         }
-        if is_unanswered {
-            self.on_silent_relay(slot);
+        if let Some(fault) = relay_fault {
+            self.on_broken_relay(slot, fault);
         }
         match step {
             Step::Wait if !connected && is_dialling => self.race(slot, Errno::HOSTUNREACH),

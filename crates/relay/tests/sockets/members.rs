@@ -120,6 +120,22 @@ fn a_removed_member_loses_its_unused_connections_and_its_sessions_at_once() {
 }
 
 #[test]
+fn a_member_is_removed_from_a_relay_that_drains_too() {
+    let mut mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    ping(&mut client, &mut server);
+    let mut other = mesh.played();
+    other.ask(&hello(mesh.server.local_addr().unwrap()));
+    let mut server_of_other = accept_at(&mesh.server);
+    mesh.far.drain();
+    mesh.list_at_far(&[member("far", &[FAR]), member("played", &[PLAYED])]);
+    assert_eq!(read_to_rst(&mut client), b"");
+    assert_eq!(read_to_rst(&mut server), b"");
+    exchange_played(&mut other, &mut server_of_other, 100_000);
+}
+
+#[test]
 fn sessions_of_a_removed_member_may_end_by_themselves() {
     let mesh = Mesh::with(
         |_| {},
@@ -325,6 +341,37 @@ fn relays_in_a_trusted_network_need_no_tls() {
     let mut peer = dial(stream, &private_key(PLAYED), &private_key(FAR)).unwrap();
     peer.ask(&hello(mesh.server.local_addr().unwrap()));
     exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
+}
+
+#[test]
+fn a_network_that_is_no_longer_trusted_loses_its_unused_plain_connections() {
+    let mut mesh = trusting();
+    let at_far = |name| count(&mesh.far, name);
+    let mut idle = connect_from([127, 0, 0, 9], mesh_addr(&mesh.far));
+    // The address is the proof.
+    wait_until("readiness", || at_far("taut_relay_mesh_ready") == 1);
+    assert_eq!(at_far("taut_relay_mesh_unproven"), 0);
+
+    // The dialler replaces its plain connections.
+    let pool = &mut mesh.at_near.mesh.as_mut().unwrap().pool;
+    (pool.min, pool.max) = (2, 2);
+    mesh.near.reload(&mesh.at_near).unwrap();
+    mesh.wait_for_pool();
+    let before = at_far("taut_relay_mesh_accepted_total");
+    mesh.at_near.mesh.as_mut().unwrap().trusted_networks.clear();
+    mesh.near.reload(&mesh.at_near).unwrap();
+    wait_until("other connections", || {
+        at_far("taut_relay_mesh_accepted_total") == before + 2
+    });
+    // The acceptor closes those that are plain.
+    mesh.at_far.mesh.as_mut().unwrap().trusted_networks.clear();
+    mesh.far.reload(&mesh.at_far).unwrap();
+    assert_eq!(read_to_rst(&mut idle), b"");
+    wait_until("readiness", || {
+        count(&mesh.far, "taut_relay_mesh_ready") == 2
+    });
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
 }
 
 #[test]

@@ -410,7 +410,7 @@ impl PeekClosed for TcpStream {
 }
 
 #[test]
-fn a_hello_in_flight_at_the_drain_is_served_or_reset_but_never_ends_in_order() {
+fn a_hello_that_crosses_the_drain_is_served() {
     let mut mesh = Mesh::new();
     let mut peer = mesh.played();
     wait_until("readiness", || {
@@ -418,12 +418,8 @@ fn a_hello_in_flight_at_the_drain_is_served_or_reset_but_never_ends_in_order() {
     });
     let to = mesh.server.local_addr().unwrap();
     mesh.far.drain();
-    // When the hello crosses an orderly end of the relay, the sender cannot tell it from the end of an
-    // empty reply.
-    match peer.stream.peek(&mut [0]) {
-        Err(_) => return,
-        Ok(n) => assert_eq!(n, 0),
-    }
+    // The relay has said that it is draining, and this peer has not read it.
+    assert_eq!(peer.stream.peek(&mut [0]).unwrap(), 1);
     peer.ask(&hello(to));
     peer.send(b"ping");
     let mut server = accept_at(&mesh.server);
@@ -431,9 +427,20 @@ fn a_hello_in_flight_at_the_drain_is_served_or_reset_but_never_ends_in_order() {
     server.read_exact(&mut ping).unwrap();
     server.write_all(b"pong").unwrap();
     drop(server);
-    if let Ok(got) = peer.read_to_end() {
-        assert_eq!(got, b"pong", "an orderly end without the reply");
-    }
+    assert_eq!(peer.read_to_end().unwrap(), b"pong");
+}
+
+#[test]
+fn a_peer_that_keeps_its_connection_holds_up_a_drain_for_a_while_only() {
+    let mut mesh = Mesh::new();
+    let mut peer = mesh.played();
+    wait_until("readiness", || {
+        count(&mesh.far, "taut_relay_mesh_ready") >= 3
+    });
+    mesh.far.drain();
+    let kind = peer.read_to_end().unwrap_err().kind();
+    assert_eq!(kind, ErrorKind::ConnectionReset);
+    assert_eq!(count(&mesh.far, "taut_relay_mesh_undrained_total"), 1);
 }
 
 /// The same with two relays, and the drain at another moment each time: the pauses make the moments

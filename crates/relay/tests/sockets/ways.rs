@@ -59,12 +59,15 @@ fn start_first(ids: &Identities, key: u8, members: Vec<Entry>) -> Node {
     Node::start(&far_config(ids.mesh("first", key, &known), |_| {})).unwrap()
 }
 
-/// Drains a relay, and waits until it accepts no more.
+/// Drains a relay, and waits until it accepts no more, also on the connections in the pools of others.
 fn drain(relay: &mut Node) {
     let addr = mesh_addr(relay);
     relay.drain();
     wait_until("the end of its port", || {
         std::net::TcpStream::connect(addr).is_err()
+    });
+    wait_until("the end of its connections", || {
+        count(relay, "taut_relay_mesh_ready") == 0
     });
 }
 

@@ -471,7 +471,7 @@ fn a_relay_that_acknowledges_nothing_is_left_while_no_byte_of_the_session_has_go
     );
     bench.now += patience;
     assert_eq!(bench.drive(), Step::Redial(Errno::TIMEDOUT));
-    assert!(bench.session.take_unanswered());
+    assert_eq!(bench.session.take_relay_fault(), Some(Errno::TIMEDOUT));
     assert!(bench.session.is_waiting());
 }
 
@@ -488,6 +488,6 @@ fn a_relay_that_acknowledges_nothing_keeps_a_session_whose_bytes_have_gone_to_it
     bench.now += patience;
     assert_eq!(bench.drive(), Step::Wait);
     // The worker hears of it, once.
-    assert!(bench.session.take_unanswered());
-    assert!(!bench.session.take_unanswered());
+    assert_eq!(bench.session.take_relay_fault(), Some(Errno::TIMEDOUT));
+    assert_eq!(bench.session.take_relay_fault(), None);
 }

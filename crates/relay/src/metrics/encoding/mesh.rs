@@ -14,7 +14,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 13] = [
+        let counters: [(&str, &str, Of); 15] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -46,6 +46,11 @@ impl Metrics {
                 |w| &w.pool_dead,
             ),
             (
+                "taut_relay_pool_withdrawn",
+                "Unused connections that a draining relay gave up",
+                |w| &w.pool_withdrawn,
+            ),
+            (
                 "taut_relay_pool_dials_failed",
                 "Dials to other relays that failed",
                 |w| &w.pool_dials_failed,
@@ -69,6 +74,11 @@ impl Metrics {
                 "taut_relay_mesh_evicted",
                 "Connections without proof of a key that were closed to make room for others",
                 |w| &w.mesh_evicted,
+            ),
+            (
+                "taut_relay_mesh_undrained",
+                "Connections without a session that were reset because their peers kept them while this relay drained",
+                |w| &w.mesh_undrained,
             ),
             (
                 "taut_relay_mesh_refused_full",
