@@ -3,7 +3,7 @@
 use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control};
 
 use crate::config::Turbo;
-use crate::turbo::congestion_control::{Counters, Pipe, PipeOptions};
+use crate::turbo::congestion_control::{Counters, LegStart, Pipe, PipeOptions};
 use crate::turbo::route_metrics::segments_of;
 
 pub mod congestion_control;
@@ -34,8 +34,10 @@ impl TurboStart {
             };
         };
         let options = PipeOptions {
-            rate: turbo.rate,
-            initial_window: turbo.window,
+            start: LegStart {
+                rate: turbo.rate,
+                window: turbo.window,
+            },
             ..PipeOptions::default()
         };
         let pipe = Pipe::load(&options)
@@ -51,7 +53,6 @@ impl TurboStart {
                 congestion,
                 send_buffer: Some(window),
                 receive_buffer: Some(window),
-                pacing_ceiling: Some(turbo.rate),
                 ..plain
             },
             route_segments: pipe.is_none().then(|| segments_of(turbo.window)),

@@ -7,5 +7,6 @@
 
 mod idle;
 mod loss;
+mod rate;
 mod registration;
 mod rig;

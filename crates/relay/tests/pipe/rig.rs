@@ -75,6 +75,11 @@ impl Relays {
         }
     }
 
+    /// Cuts the link.
+    pub(crate) fn cut(&self) {
+        self.world.cut("near", "far", true);
+    }
+
     pub(crate) fn near_sysctl(&self, key: &str) -> String {
         self.world.host("near").sysctl(key).unwrap()
     }

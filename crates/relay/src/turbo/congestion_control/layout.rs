@@ -6,16 +6,12 @@ use super::raw::{self, PipeConfig};
 /// The number of fall-back congestion controls that the program has room for.
 pub(super) const FALLBACKS: usize = raw::PIPE_FALLBACKS as usize;
 
-/// The maximum rate; above it, products of rates and times exceed 64 bits in the program.
+/// The maximum rate (`RATE_MAX`); above it, products of rates and times exceed 64 bits in the program.
 pub(super) const MAX_RATE: u64 = 1_000_000_000_000;
 
 /// The read-only configuration of the programs.
 #[derive(Debug)]
 pub(super) struct Config {
-    /// Bytes a second.
-    pub(super) rate: u64,
-    /// The initial window, in bytes.
-    pub(super) initial_window: u32,
     /// The index of the rate sample among the arguments of `cong_control`.
     pub(super) rate_sample: u32,
     /// The fall-back controls, up to [`FALLBACKS`].
@@ -25,8 +21,6 @@ pub(super) struct Config {
 impl Config {
     pub(super) fn encode(&self) -> PipeConfig {
         let mut config = PipeConfig {
-            rate: self.rate,
-            initial_window: self.initial_window,
             cong_control_rs: self.rate_sample,
             ..PipeConfig::default()
         };
@@ -44,13 +38,10 @@ mod tests {
     #[test]
     fn names_to_fall_back_to_end_with_nul() {
         let config = Config {
-            rate: 1,
-            initial_window: 2,
             rate_sample: 3,
             fallback: vec!["bbr".to_owned(), "cubic".to_owned()],
         };
         let encoded = config.encode();
-        assert_eq!((encoded.rate, encoded.initial_window), (1, 2));
         assert_eq!(encoded.cong_control_rs, 3);
         assert_eq!(&encoded.fallback[0][..4], b"bbr\0");
         assert_eq!(&encoded.fallback[1][..6], b"cubic\0");

@@ -31,30 +31,56 @@ pub type Counters = taut_bpf::Counters<Count>;
 /// The object file that the build script compiles from `taut_pipe.bpf.c`.
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/taut_pipe.bpf.o"));
 
-/// The options of a pipe, shared by every connection that uses it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PipeOptions {
-    /// The initial and highest rate of a connection in bytes a second, unless its socket has a
-    /// lower pacing ceiling or a lower rate is known for its peer.
+/// How the leg to a peer starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegStart {
+    /// The initial rate in bytes a second, unless another rate is known for the peer.
     pub rate: u64,
     /// The bytes that a connection may send before the first acknowledgement, and the minimum of
     /// its window.
-    pub initial_window: u32,
+    pub window: u32,
+}
+
+impl Default for LegStart {
+    /// 125 MB/s (1 Gbit/s, the rate of the smallest cloud machines) and 2 MB.
+    fn default() -> Self {
+        Self {
+            rate: 125_000_000,
+            window: 2_000_000,
+        }
+    }
+}
+
+/// The options of a pipe, shared by every connection that uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipeOptions {
+    /// How legs start, unless [`Pipe::set_leg`] says otherwise for their peer.
+    pub start: LegStart,
     /// The kernel's congestion controls for connections with persistent loss, the best first. The
     /// first three that the kernel has are used.
     pub fallback: Vec<String>,
 }
 
 impl Default for PipeOptions {
-    /// 125 MB/s (1 Gbit/s, the rate of the smallest cloud machines), 2 MB, and BBR, else Cubic,
-    /// else Reno, which every kernel has.
+    /// BBR, else Cubic, else Reno, which every kernel has.
     fn default() -> Self {
         Self {
-            rate: 125_000_000,
-            initial_window: 2_000_000,
+            start: LegStart::default(),
             fallback: ["bbr", "cubic", "reno"].map(str::to_owned).to_vec(),
         }
     }
+}
+
+/// What is known of the leg to a peer, and what its connections do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leg {
+    /// The rate that was found to reach the peer, in bytes a second; `None` if none was measured,
+    /// or long ago.
+    pub rate: Option<u64>,
+    /// The last congestion window of a connection that measured, in bytes; 0 before.
+    pub window: u32,
+    /// Connections with data in flight.
+    pub active: u32,
 }
 
 /// The reason why `taut_pipe` is not available. Legs then use BBR, which also keeps its window
@@ -105,7 +131,9 @@ fn failed(action: &'static str) -> impl FnOnce(Error) -> Unavailable {
 pub struct Pipe {
     name: String,
     counts: CounterMap<Count>,
-    peers: Map<[u8; 16], raw::PipeKnown>,
+    peers: Map<[u8; 16], raw::PipeLeg>,
+    defaults: Map<u32, raw::PipeSettings>,
+    settings: Map<[u8; 16], raw::PipeSettings>,
     /// The registration, dropped first.
     _link: Link,
     _object: Object,
@@ -126,14 +154,12 @@ impl Pipe {
     /// # Errors
     /// [`Unavailable`]; nothing is left behind then.
     pub fn load(options: &PipeOptions) -> Result<Self, Unavailable> {
-        if options.rate == 0 || options.rate > layout::MAX_RATE {
+        if options.start.rate == 0 || options.start.rate > layout::MAX_RATE {
             return Err(Unavailable::Options(
                 "its rate must be between 1 byte and 1 TB a second",
             ));
         }
         let config = Config {
-            rate: options.rate,
-            initial_window: options.initial_window,
             // A BPF program that selects a control does not load the control's module, so load it
             // here.
             fallback: options
@@ -151,6 +177,8 @@ impl Pipe {
         let names = name::candidates(std::process::id());
         for name in &names {
             if let Some(pipe) = Self::register(name, &config)? {
+                pipe.set_default(options.start)
+                    .map_err(failed("setting its initial rate"))?;
                 return Ok(pipe);
             }
         }
@@ -183,6 +211,12 @@ impl Pipe {
             peers: object
                 .map("peers")
                 .map_err(failed("opening its table of peers"))?,
+            defaults: object
+                .map("defaults")
+                .map_err(failed("opening its settings"))?,
+            settings: object
+                .map("settings")
+                .map_err(failed("opening its settings of peers"))?,
             _link: link,
             _object: object,
         }))
@@ -202,14 +236,55 @@ impl Pipe {
         self.counts.read()
     }
 
-    /// Returns the rate in bytes a second that was found to reach `peer`, if it was lower than the
-    /// configured rate. New connections use it for an hour.
+    /// Sets how legs start. A connection adopts it when it begins to send after idle time.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn set_default(&self, start: LegStart) -> Result<(), Error> {
+        self.defaults.insert(&0, &encode(start))
+    }
+
+    /// Sets how the leg to `peer` starts; `None`: as legs do by default.
+    ///
+    /// # Errors
+    /// The kernel's, if 4096 peers have settings of their own.
+    pub fn set_leg(&self, peer: IpAddr, start: Option<LegStart>) -> Result<(), Error> {
+        let key = address::key(peer);
+        match start {
+            Some(start) => self.settings.insert(&key, &encode(start)),
+            None if self.settings.get(&key)?.is_some() => self.settings.remove(&key).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns what is known of the leg to `peer`, if it has been used.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn leg(&self, peer: IpAddr) -> Result<Option<Leg>, Error> {
+        let leg = self.peers.get(&address::key(peer))?;
+        Ok(leg.map(|leg| Leg {
+            rate: (leg.rate != 0).then_some(leg.rate),
+            window: leg.window,
+            active: u32::try_from(leg.active).unwrap_or(0),
+        }))
+    }
+
+    /// Returns the rate in bytes a second that was found to reach `peer`. New connections use it
+    /// for an hour.
     ///
     /// # Errors
     /// None in ordinary use.
     pub fn known_rate(&self, peer: IpAddr) -> Result<Option<u64>, Error> {
-        let known = self.peers.get(&address::key(peer))?;
-        Ok(known.map(|known| known.rate))
+        Ok(self.leg(peer)?.and_then(|leg| leg.rate))
+    }
+}
+
+fn encode(start: LegStart) -> raw::PipeSettings {
+    raw::PipeSettings {
+        rate: start.rate.clamp(1, layout::MAX_RATE),
+        window: start.window,
+        reserved: 0,
     }
 }
 
@@ -225,6 +300,9 @@ fn rate_sample_argument() -> Result<u32, Unavailable> {
 }
 
 #[cfg(test)]
+mod trial;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -232,7 +310,10 @@ mod tests {
     fn invalid_options_are_refused_before_the_kernel_is_asked() {
         for rate in [0, layout::MAX_RATE + 1] {
             let options = PipeOptions {
-                rate,
+                start: LegStart {
+                    rate,
+                    ..LegStart::default()
+                },
                 ..PipeOptions::default()
             };
             assert!(matches!(Pipe::load(&options), Err(Unavailable::Options(_))));

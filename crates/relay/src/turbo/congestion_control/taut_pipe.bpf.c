@@ -4,10 +4,14 @@
  *
  * "We essentially want a simple high-rate sending protocol capable of dealing with the very
  * rare loss events, without necessarily backing off" (pied-piper 3.1). So a connection starts
- * at the configured rate of its leg, or at the rate last known to reach that peer. It is
- * paced, so that a window of megabytes is not a burst. A lost segment is retransmitted and has
- * no other effect. Idle time does not reduce the window, because the kernel does not touch the
- * window of a control with cong_control.
+ * at the configured rate of its leg, or at the rate last known to reach that peer; connections
+ * that start together share that rate. It is paced, so that a window of megabytes is not a
+ * burst. A lost segment is retransmitted and has no other effect. Idle time does not reduce
+ * the window, because the kernel does not touch the window of a control with cong_control.
+ *
+ * The rate is where a connection starts. While all of it is delivered and no queue stands, it
+ * grows by half, which must be delivered before it grows again; a raise that makes a queue or
+ * losses is taken back. The leg's rate is what all its connections deliver together.
  *
  * Three rules keep this safe where the premise is wrong:
  *
@@ -26,7 +30,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "taut_pipe.h"
+#include "taut_pipe_decide.h"
 
 /* The few fields of the kernel's types that are used; relocated at load
  * (CO-RE).
@@ -73,6 +77,7 @@ struct minmax {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 mss_cache;
+	__u32 packets_out;
 	__u32 srtt_us;
 	__u32 delivered;
 	__u32 delivered_ce;
@@ -88,6 +93,7 @@ struct rate_sample {
 	__s32 delivered;
 	long interval_us;
 	long rtt_us;
+	__u32 acked_sacked;
 };
 
 /* libbpf matches members by name. The name comes first, where the loader
@@ -100,6 +106,9 @@ struct tcp_congestion_ops {
 	__u32 (*ssthresh)(struct sock *sk);
 	__u32 (*undo_cwnd)(struct sock *sk);
 	__u32 (*sndbuf_expand)(struct sock *sk);
+	__u32 (*min_tso_segs)(struct sock *sk);
+	void (*set_state)(struct sock *sk, __u8 new_state);
+	void (*cwnd_event)(struct sock *sk, __u32 ev);
 	void (*cong_control)(struct sock *sk);
 };
 
@@ -111,31 +120,30 @@ struct tcp_congestion_ops {
 #define SK_PACING_NONE		0
 #define SK_PACING_NEEDED	1	/* by the kernel's own timer, unless there is fq */
 
-#define USEC_PER_SEC		1000000ULL
-#define NSEC_PER_SEC		1000000000ULL
+#define CA_EVENT_TX_START	0
+#define TCP_CA_LOSS		4
+#define MIN_TSO_SEGS		2	/* the kernel's default, net.ipv4.tcp_min_tso_segs */
 
-/* The figures are explained in docs/design/turbo.md, "Thresholds". */
 #define ROUND_MIN		256	/* segments; a shorter round says too little about 2 % */
-#define LOSS_ONE_IN		50	/* 2 %, as BBRv2 and BBRv3 have it */
-#define LOSSY_ROUNDS		3
-#define QUEUED_ROUNDS		3
-#define QUEUE_SLACK_US		5000	/* CoDel's target (RFC 8289 4.3) */
-#define QUEUE_SHARE		8	/* of the initial window */
-#define CLEAR_ROUNDS		8
-#define WINDOW_MIN		10	/* segments, as any connection begins (RFC 6928) */
-#define KNOWN_FOR		(3600 * NSEC_PER_SEC)	/* as the kernel keeps TCP metrics */
+#define IDLE_MIN		(10 * 1000 * 1000ULL)	/* ns */
 
 /* A connection's state, in the 104 bytes that the kernel gives a congestion control. */
 struct pipe {
-	__u64	rate;			/* paced at, bytes a second */
+	struct pipe_pace pace;
 	__u64	delivery;		/* highest rate of delivery in this round */
+	__u64	round_began;		/* ktime */
+	__u64	round_leg_bytes;	/* bytes that the leg had delivered then */
+	__u64	leg_born;		/* identifies the leg's entry that counts this connection */
 	__u32	round_delivered;	/* tp->delivered when the round began */
 	__u32	round_lost;		/* tp->lost then */
 	__u32	round_marked;		/* tp->delivered_ce then */
 	__u32	round_rtt_us;		/* the least of the round; 0: no sample yet */
-	__u8	lossy;			/* rounds in succession, with loss above the threshold */
-	__u8	queued;			/* with a standing queue */
-	__u8	clear;			/* with neither, and the rate in use */
+	__u32	window;			/* the initial window in bytes */
+	__u32	left_us;		/* when data was last in flight, ktime */
+	__u8	active;			/* counted as active */
+	__u8	starting;		/* counted as starting: the rate is a share of the leg's */
+	__u8	silent;			/* the peer has not answered since a time-out */
+	__u8	handed_over;		/* the window belongs to the next control */
 };
 
 _Static_assert(sizeof(struct pipe) <= sizeof(((struct inet_connection_sock *)0)->icsk_ca_priv),
@@ -155,8 +163,24 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PIPE_PEERS);
 	__type(key, struct pipe_peer);
-	__type(value, struct pipe_known);
+	__type(value, struct pipe_leg);
 } peers SEC(".maps");
+
+/* How legs start, unless their peer has an element in `settings`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pipe_settings);
+} defaults SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PIPE_PEERS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct pipe_peer);
+	__type(value, struct pipe_settings);
+} settings SEC(".maps");
 
 /*
  * Argument N of a program. Written in assembler, because the compiler would
@@ -215,43 +239,56 @@ static __always_inline void peer_of(struct sock *sk, struct pipe_peer *peer)
 	}
 }
 
-/* The highest rate: the leg's, or this socket's own ceiling. */
+/* The highest rate, which is the socket's own ceiling. */
 static __always_inline __u64 ceiling(struct sock *sk)
 {
 	__u64 asked = sk->sk_max_pacing_rate;	/* ~0: no ceiling */
 
-	return asked && asked < config.rate ? asked : config.rate;
+	return asked && asked < RATE_MAX ? asked : RATE_MAX;
 }
 
-/* The default initial window per round trip; no learnt rate is lower. */
-static __always_inline __u64 least_rate(const struct tcp_sock *tp)
+/* How this connection's leg starts. */
+static __always_inline struct pipe_settings settings_of(struct pipe_peer *peer)
 {
-	__u64 rtt = least_rtt(tp);
+	struct pipe_settings *found = bpf_map_lookup_elem(&settings, peer);
+	struct pipe_settings copy = {};
+	__u32 first = 0;
 
-	return rtt ? WINDOW_MIN * (__u64)tp->mss_cache * USEC_PER_SEC / rtt : 0;
+	if (!found)
+		found = bpf_map_lookup_elem(&defaults, &first);
+	if (found)
+		copy = *found;
+	return copy;
 }
 
-static __always_inline void learn(struct sock *sk, __u64 rate)
+/* The leg to a peer; 0 if there is no room for it. */
+static __always_inline struct pipe_leg *leg_to(struct pipe_peer *peer)
 {
-	struct pipe_known known = { .rate = rate, .stamp = bpf_ktime_get_ns() };
-	struct pipe_peer peer;
+	struct pipe_leg *leg = bpf_map_lookup_elem(&peers, peer);
+	struct pipe_leg fresh = {};
 
-	peer_of(sk, &peer);
-	if (bpf_map_update_elem(&peers, &peer, &known, BPF_ANY))
+	if (leg)
+		return leg;
+	fresh.born = bpf_ktime_get_ns();
+	fresh.span_began = fresh.born;
+	bpf_map_update_elem(&peers, peer, &fresh, BPF_NOEXIST);
+	leg = bpf_map_lookup_elem(&peers, peer);
+	if (!leg)
 		count_add(PIPE_PEER_NOT_KEPT, 1);
+	return leg;
 }
 
 /* The window for a rate: twice its bytes in flight, so that a recovery does not
  * exhaust it.
  */
-static __always_inline __u32 window(const struct tcp_sock *tp, __u64 rate)
+static __always_inline __u32 window(const struct tcp_sock *tp, const struct pipe *p, __u64 rate)
 {
 	__u32 mss = tp->mss_cache ? tp->mss_cache : 1;
 	__u64 bytes = 2 * rate * least_rtt(tp) / USEC_PER_SEC;
 	__u64 segments;
 
-	if (bytes < config.initial_window)
-		bytes = config.initial_window;
+	if (bytes < p->window)
+		bytes = p->window;
 	segments = bytes / mss;
 	if (segments < WINDOW_MIN)
 		segments = WINDOW_MIN;
@@ -264,40 +301,126 @@ static __always_inline void apply(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 	__u64 limit = ceiling(sk);
-	__u64 rate = p->rate < limit ? p->rate : limit;
+	__u64 rate = p->pace.rate < limit ? p->pace.rate : limit;
 
 	sk->sk_pacing_rate = rate;
-	tp->snd_cwnd = window(tp, rate);
+	tp->snd_cwnd = window(tp, p, rate);
 }
 
-static __always_inline void begin_round(const struct tcp_sock *tp, struct pipe *p)
+/* Forgets the rates that were measured; the losses of the round stay. */
+static __always_inline void begin_measurement(struct pipe *p, const struct pipe_leg *leg, __u64 now)
+{
+	p->round_began = now;
+	p->round_leg_bytes = leg ? leg->bytes : 0;
+	p->round_rtt_us = 0;
+	p->delivery = 0;
+}
+
+static __always_inline void begin_round(const struct tcp_sock *tp, struct pipe *p,
+					const struct pipe_leg *leg, __u64 now)
 {
 	p->round_delivered = tp->delivered;
 	p->round_lost = tp->lost;
 	p->round_marked = tp->delivered_ce;
-	p->round_rtt_us = 0;
-	p->delivery = 0;
+	begin_measurement(p, leg, now);
+}
+
+/* The rate of a connection that starts. */
+static __always_inline __u64 share_of(struct sock *sk, const struct pipe_leg *leg,
+				      const struct pipe_settings *set, __u64 now)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	__u64 least = least_rate(tp->mss_cache, least_rtt(tp));
+	__u64 share = leg_share(leg, leg_rate(leg, set->rate, now), now);
+
+	return share > least ? share : least;
+}
+
+/*
+ * The connection has data in flight from now on. It starts at a share of the leg's rate if it
+ * `starts`, or if its own rate, which may be a share of a leg that was busy, is lower.
+ */
+static __always_inline void join(struct sock *sk, struct pipe *p, _Bool starts)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct pipe_settings set;
+	struct pipe_peer peer;
+	struct pipe_leg *leg;
+	__u64 share;
+
+	peer_of(sk, &peer);
+	leg = leg_to(&peer);
+	if (!leg)
+		return;
+	p->active = 1;
+	p->leg_born = leg->born;
+	__sync_fetch_and_add(&leg->active, 1);
+	__sync_fetch_and_add(&leg->starting, 1);
+	set = settings_of(&peer);
+	share = share_of(sk, leg, &set, now);
+	if (!starts && share <= p->pace.rate) {
+		__sync_fetch_and_add(&leg->starting, -1);
+		return;
+	}
+	p->starting = 1;
+	if (leg->active > 1)
+		count_add(PIPE_SHARED, 1);
+	p->window = set.window;
+	p->pace.rate = share;
+	p->pace.proven = 0;
+	p->pace.seeking = !leg_full(leg, now);
+	begin_measurement(p, leg, now);
+	apply(sk, p);
+}
+
+/* The connection does not start any more; its rate is its own. */
+static __always_inline void started(struct pipe *p, struct pipe_leg *leg)
+{
+	if (p->starting && leg->born == p->leg_born)
+		__sync_fetch_and_add(&leg->starting, -1);
+	p->starting = 0;
+}
+
+/* The connection has no data in flight, or has lost its peer. */
+static __always_inline void leave(struct pipe *p, struct pipe_leg *leg)
+{
+	if (leg) {
+		started(p, leg);
+		if (leg->born == p->leg_born)
+			__sync_fetch_and_add(&leg->active, -1);
+	}
+	p->starting = 0;
+	p->active = 0;
+	p->left_us = bpf_ktime_get_ns() / 1000;
 }
 
 SEC("struct_ops")
 void taut_pipe_init(unsigned long long *ctx)
 {
 	struct sock *sk = (struct sock *)ctx[0];
+	struct tcp_sock *tp = tcp_sk(sk);
 	struct pipe *p = pipe_of(sk);
-	struct pipe_known *known;
+	__u64 now = bpf_ktime_get_ns();
+	struct pipe_settings set;
 	struct pipe_peer peer;
+	struct pipe_leg *leg;
 
 	__builtin_memset(p, 0, sizeof(*p));
-	begin_round(tcp_sk(sk), p);
-	p->rate = ceiling(sk);
+	peer_of(sk, &peer);
+	set = settings_of(&peer);
+	p->window = set.window;
+	p->pace.rate = set.rate;
+	p->pace.seeking = 1;
 	count_add(PIPE_STARTED, 1);
 
-	peer_of(sk, &peer);
-	known = bpf_map_lookup_elem(&peers, &peer);
-	if (known && known->rate < p->rate && bpf_ktime_get_ns() - known->stamp < KNOWN_FOR) {
-		p->rate = known->rate;
-		count_add(PIPE_STARTED_KNOWN, 1);
+	leg = bpf_map_lookup_elem(&peers, &peer);
+	if (leg) {
+		p->pace.rate = leg_rate(leg, set.rate, now);
+		p->pace.seeking = !leg_full(leg, now);
+		if (p->pace.rate != set.rate)
+			count_add(PIPE_STARTED_KNOWN, 1);
 	}
+	begin_round(tp, p, leg, now);
 
 	if (sk->sk_pacing_status == SK_PACING_NONE)
 		sk->sk_pacing_status = SK_PACING_NEEDED;
@@ -313,9 +436,71 @@ void taut_pipe_release(unsigned long long *ctx)
 	struct sock *sk = (struct sock *)ctx[0];
 	struct tcp_sock *tp = tcp_sk(sk);
 	struct pipe *p = pipe_of(sk);
+	struct pipe_peer peer;
 
 	count_add(PIPE_LOST, tp->lost - p->round_lost);
 	count_add(PIPE_MARKED, tp->delivered_ce - p->round_marked);
+	if (p->active) {
+		peer_of(sk, &peer);
+		leave(p, bpf_map_lookup_elem(&peers, &peer));
+	}
+	/* Another control that a socket option chooses begins like any other. */
+	if (!p->handed_over && tp->snd_cwnd > WINDOW_MIN)
+		tp->snd_cwnd = WINDOW_MIN;
+}
+
+/* Sending begins: after idle time, at a share of the leg's rate. */
+SEC("struct_ops")
+void taut_pipe_cwnd_event(unsigned long long *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct pipe *p = pipe_of(sk);
+	__u64 idle, rtt;
+
+	if ((__u32)ctx[1] != CA_EVENT_TX_START || p->active || p->silent)
+		return;
+	idle = (__u32)(bpf_ktime_get_ns() / 1000 - p->left_us) * 1000ULL;
+	rtt = least_rtt(tcp_sk(sk)) * 1000ULL;
+	join(sk, p, !p->left_us || idle > (rtt > IDLE_MIN ? rtt : IDLE_MIN));
+}
+
+/* Called before segments are sent: the share changes when other connections start. */
+SEC("struct_ops")
+__u32 taut_pipe_min_tso_segs(unsigned long long *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct pipe *p = pipe_of(sk);
+	struct pipe_settings set;
+	struct pipe_peer peer;
+	struct pipe_leg *leg;
+
+	if (p->starting) {
+		peer_of(sk, &peer);
+		leg = bpf_map_lookup_elem(&peers, &peer);
+		if (leg) {
+			set = settings_of(&peer);
+			p->pace.rate = share_of(sk, leg, &set, bpf_ktime_get_ns());
+			apply(sk, p);
+		}
+	}
+	return MIN_TSO_SEGS;
+}
+
+/* A connection whose peer does not answer uses nothing of the leg. */
+SEC("struct_ops")
+void taut_pipe_set_state(unsigned long long *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct pipe *p = pipe_of(sk);
+	struct pipe_peer peer;
+
+	if ((__u8)ctx[1] != TCP_CA_LOSS)
+		return;
+	p->silent = 1;
+	if (!p->active)
+		return;
+	peer_of(sk, &peer);
+	leave(p, bpf_map_lookup_elem(&peers, &peer));
 }
 
 /* A loss or a mark does not reduce the window. */
@@ -347,15 +532,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 	struct tcp_sock *tp = tcp_sk(sk);
 	__u32 mss = tp->mss_cache ? tp->mss_cache : 1;
 	__u64 segments = p->delivery * least_rtt(tp) / USEC_PER_SEC / mss;
-	__u64 least = least_rate(tp);
-	__u64 rate = p->delivery - p->delivery / 8;
 	int i, j;
-
-	if (rate < least)
-		rate = least;
-	if (rate < p->rate)
-		p->rate = rate;
-	learn(sk, p->rate);
 
 	if (segments < WINDOW_MIN)
 		segments = WINDOW_MIN;
@@ -364,6 +541,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 	tp->snd_cwnd = segments;
 	tp->snd_ssthresh = segments;
 
+	p->handed_over = 1;
 	for (i = 0; i < PIPE_FALLBACKS; i++) {
 		char name[PIPE_CA_NAME_MAX];
 
@@ -377,6 +555,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 			return 1;
 		}
 	}
+	p->handed_over = 0;
 	count_add(PIPE_FALL_BACK_FAILED, 1);
 	return 0;
 }
@@ -384,77 +563,62 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 /* Evaluates a round. Returns true if the connection was handed to another
  * control.
  */
-static __always_inline _Bool end_round(struct sock *sk, struct pipe *p)
+static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct pipe_peer *peer,
+				       struct pipe_leg *leg, __u64 now)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
-	__u32 delivered = tp->delivered - p->round_delivered;
-	__u32 lost = tp->lost - p->round_lost;
-	__u32 marked = tp->delivered_ce - p->round_marked;
-	__u32 rtt = least_rtt(tp);
-	__u32 slack = rtt > QUEUE_SLACK_US ? rtt : QUEUE_SLACK_US;
-	__u64 waiting = 0;
-	_Bool lossy, queued, used;
+	struct pipe_settings set = settings_of(peer);
+	struct pipe_decision decision = {};
+	struct pipe_pace pace = p->pace;
+	struct pipe_round round = {
+		.delivery	= p->delivery,
+		.delivered	= tp->delivered - p->round_delivered,
+		.lost		= tp->lost - p->round_lost,
+		.marked		= tp->delivered_ce - p->round_marked,
+		.rtt_us		= p->round_rtt_us,
+		.least_rtt_us	= least_rtt(tp),
+		.mss		= tp->mss_cache,
+	};
+	struct pipe_terms terms = {
+		.start	= set.rate,
+		.limit	= ceiling(sk),
+		.window	= p->window,
+	};
+	__u64 us = (now - p->round_began) / 1000;
 
-	/* A mark counts as a loss (RFC 3168 5). */
-	lossy = ((__u64)lost + marked) * LOSS_ONE_IN > (__u64)delivered + lost;
-	used = p->delivery >= p->rate - p->rate / 4;
-	/*
-	 * The queue is our own if we send faster than it drains and our share
-	 * of it (the delivery rate times the delay) is large. In another flow's
-	 * queue, our bytes come out as fast as they go in, or are few; slowing
-	 * down would only make room for that flow.
-	 */
-	if (p->round_rtt_us > rtt + slack)
-		waiting = p->delivery * (p->round_rtt_us - rtt) / USEC_PER_SEC;
-	queued = waiting > config.initial_window / QUEUE_SHARE &&
-		 p->delivery < p->rate - p->rate / 16;
-
-	count_add(PIPE_LOST, lost);
-	count_add(PIPE_MARKED, marked);
+	if (leg) {
+		started(p, leg);
+		terms.known = leg_rate(leg, 0, now);
+		if (us)
+			round.leg_delivery = (leg->bytes - p->round_leg_bytes) * USEC_PER_SEC / us;
+	}
+	count_add(PIPE_LOST, round.lost);
+	count_add(PIPE_MARKED, round.marked);
 	p->round_lost = tp->lost;
 	p->round_marked = tp->delivered_ce;
 
-	if (lossy) {
+	decide(&pace, &round, &terms, &decision);
+	p->pace = pace;
+	if (leg) {
+		if (decision.learn)
+			leg->rate = decision.learn;
+		if (decision.full)
+			leg->full = 1;
+		if (decision.learn || decision.full)
+			leg->stamp = now;
+		leg->window = tp->snd_cwnd * tp->mss_cache;
+	}
+	if (decision.lossy)
 		count_add(PIPE_LOSSY_ROUNDS, 1);
-		p->clear = 0;
-		if (++p->lossy >= LOSSY_ROUNDS) {
-			p->lossy = 0;
-			if (fall_back(sk, p))
-				return 1;
-		}
-	} else {
-		p->lossy = 0;
-	}
-
-	if (queued) {
-		p->clear = 0;
-		if (++p->queued >= QUEUED_ROUNDS) {
-			__u64 rate = p->delivery - p->delivery / 8;
-			__u64 least = least_rate(tp);
-
-			p->queued = 0;
-			p->rate = rate > least ? rate : least;
-			learn(sk, p->rate);
-			count_add(PIPE_CAPPED, 1);
-		}
-	} else {
-		p->queued = 0;
-	}
-
-	if (!lossy && !queued && used && ++p->clear >= CLEAR_ROUNDS) {
-		__u64 limit = ceiling(sk);
-
-		p->clear = 0;
-		if (p->rate < limit) {
-			p->rate += p->rate / 4;
-			if (p->rate > limit)
-				p->rate = limit;
-			learn(sk, p->rate);
-			count_add(PIPE_RAISED, 1);
-		}
-	}
-
-	begin_round(tp, p);
+	if (decision.capped)
+		count_add(PIPE_CAPPED, 1);
+	if (decision.raised)
+		count_add(PIPE_RAISED, 1);
+	if (decision.taken_back)
+		count_add(PIPE_TAKEN_BACK, 1);
+	if (decision.fall_back && fall_back(sk, p))
+		return 1;
+	begin_round(tp, p, leg, now);
 	return 0;
 }
 
@@ -465,12 +629,28 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 	struct tcp_sock *tp = tcp_sk(sk);
 	struct pipe *p = pipe_of(sk);
 	const struct rate_sample *rs;
+	struct pipe_leg *leg;
+	struct pipe_peer peer;
+	__u64 now;
 
 	/* The verifier drops the dead branch, which reads an argument that this kernel lacks. */
 	if (config.cong_control_rs == 3)
 		rs = (const struct rate_sample *)ARGUMENT(ctx, 3);
 	else
 		rs = (const struct rate_sample *)ARGUMENT(ctx, 1);
+
+	peer_of(sk, &peer);
+	leg = bpf_map_lookup_elem(&peers, &peer);
+	now = bpf_ktime_get_ns();
+	if (rs->acked_sacked) {
+		p->silent = 0;
+		if (leg)
+			leg_delivered(leg, (__u64)rs->acked_sacked * tp->mss_cache, now);
+	}
+	if (p->active && !tp->packets_out)
+		leave(p, leg);
+	else if (!p->active && !p->silent && tp->packets_out)
+		join(sk, p, 0);
 
 	if (rs->delivered > 0 && rs->interval_us > 0) {
 		__u64 rate = (__u64)rs->delivered * tp->mss_cache * USEC_PER_SEC / rs->interval_us;
@@ -481,7 +661,8 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 			p->round_rtt_us = rs->rtt_us;
 		/* Data sent after the round began has been acknowledged: a round trip. */
 		if ((__s32)(rs->prior_delivered - p->round_delivered) >= 0 &&
-		    tp->delivered - p->round_delivered >= ROUND_MIN && end_round(sk, p))
+		    tp->delivered - p->round_delivered >= ROUND_MIN &&
+		    end_round(sk, p, &peer, leg, now))
 			return;	/* p belongs to another control now */
 	}
 	apply(sk, p);
@@ -495,6 +676,9 @@ struct tcp_congestion_ops taut_pipe = {
 	.ssthresh	= (void *)taut_pipe_ssthresh,
 	.undo_cwnd	= (void *)taut_pipe_undo_cwnd,
 	.sndbuf_expand	= (void *)taut_pipe_sndbuf_expand,
+	.min_tso_segs	= (void *)taut_pipe_min_tso_segs,
+	.set_state	= (void *)taut_pipe_set_state,
+	.cwnd_event	= (void *)taut_pipe_cwnd_event,
 	.cong_control	= (void *)taut_pipe_cong_control,
 };
 

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The decisions of taut_pipe: how fast a connection starts, and what a round changes. They have no
+ * clock, no socket and no map, so that a test can run them in virtual time (taut_pipe_trial.bpf.c).
+ *
+ * docs/design/turbo.md explains the figures.
+ */
+#ifndef TAUT_PIPE_DECIDE_H
+#define TAUT_PIPE_DECIDE_H
+
+#include "taut_pipe.h"
+
+#define USEC_PER_SEC		1000000ULL
+#define NSEC_PER_SEC		1000000000ULL
+
+/* Bytes a second. Products of rates and times fit into 64 bits below it. */
+#define RATE_MAX		1000000000000ULL
+#define LOSS_ONE_IN		50	/* 2 %, as BBRv2 and BBRv3 have it */
+#define LOSSY_ROUNDS		3
+#define QUEUED_ROUNDS		3
+#define QUEUE_SLACK_US		5000	/* CoDel's target (RFC 8289 4.3) */
+#define QUEUE_SHARE		8	/* of the initial window */
+#define CLEAR_ROUNDS		8
+#define WINDOW_MIN		10	/* segments, as any connection begins (RFC 6928) */
+#define KNOWN_FOR		(3600 * NSEC_PER_SEC)	/* as the kernel keeps TCP metrics */
+#define LOAD_SPAN		(50 * 1000 * 1000ULL)	/* ns */
+
+/* The default initial window per round trip; no learnt rate is lower. */
+static __always_inline __u64 least_rate(__u32 mss, __u32 rtt_us)
+{
+	return rtt_us ? WINDOW_MIN * (__u64)mss * USEC_PER_SEC / rtt_us : 0;
+}
+
+/* The rate that a leg is known to carry, or the one that it starts at. */
+static __always_inline __u64 leg_rate(const struct pipe_leg *leg, __u64 start, __u64 now)
+{
+	return leg->rate && now - leg->stamp < KNOWN_FOR ? leg->rate : start;
+}
+
+/* Whether the leg is known to carry no more than its rate. */
+static __always_inline _Bool leg_full(const struct pipe_leg *leg, __u64 now)
+{
+	return leg->full && now - leg->stamp < KNOWN_FOR;
+}
+
+/* Counts delivered bytes, and measures the leg's load. */
+static __always_inline void leg_delivered(struct pipe_leg *leg, __u64 bytes, __u64 now)
+{
+	__u64 all = __sync_fetch_and_add(&leg->bytes, bytes) + bytes;
+	__u64 began = leg->span_began;
+
+	/* One of the CPUs begins the next span. */
+	if (now - began >= LOAD_SPAN && now > began &&
+	    __sync_val_compare_and_swap(&leg->span_began, began, now) == began) {
+		__u64 us = (now - began) / 1000;
+
+		leg->load = (all - leg->span_bytes) * USEC_PER_SEC / us;
+		leg->span_bytes = all;
+	}
+}
+
+/* Bytes a second that the leg carries now. */
+static __always_inline __u64 leg_load(const struct pipe_leg *leg, __u64 now)
+{
+	__u64 elapsed = (now - leg->span_began) / 1000;
+
+	/* Without acknowledgements no span ends. */
+	if (now > leg->span_began && elapsed > 2 * LOAD_SPAN / 1000)
+		return (leg->bytes - leg->span_bytes) * USEC_PER_SEC / elapsed;
+	return leg->load;
+}
+
+/*
+ * The rate of a connection that starts: what the leg's other connections leave of the leg's rate,
+ * divided among those that start now, or an equal share of the whole, whichever is more.
+ */
+static __always_inline __u64 leg_share(const struct pipe_leg *leg, __u64 rate, __u64 now)
+{
+	__u64 active = leg->active > 1 ? leg->active : 1;
+	__u64 starting = leg->starting > 1 ? leg->starting : 1;
+	__u64 load = leg_load(leg, now);
+	__u64 rest = load < rate ? (rate - load) / starting : 0;
+	__u64 equal;
+
+	if (active < starting)
+		active = starting;
+	equal = rate / active;
+	return rest > equal ? rest : equal;
+}
+
+/* Evaluates a round. */
+static __always_inline void decide(struct pipe_pace *p, const struct pipe_round *r,
+				   const struct pipe_terms *t, struct pipe_decision *d)
+{
+	__u32 rtt = r->least_rtt_us;
+	__u32 slack = rtt > QUEUE_SLACK_US ? rtt : QUEUE_SLACK_US;
+	__u64 lower = r->delivery - r->delivery / 8;
+	__u64 leg = r->leg_delivery - r->leg_delivery / 8;
+	__u64 known = t->known ? t->known : t->start;
+	__u64 least = least_rate(r->mss, rtt);
+	_Bool lossy, queued, standing, used, delivered;
+	__u64 waiting = 0;
+
+	/* A mark counts as a loss (RFC 3168 5). */
+	lossy = ((__u64)r->lost + r->marked) * LOSS_ONE_IN > (__u64)r->delivered + r->lost;
+	used = r->delivery >= p->rate - p->rate / 4;
+	delivered = r->delivery >= p->rate - p->rate / 8;
+	standing = r->rtt_us > rtt + slack;
+	/*
+	 * The queue is our own if we send faster than it drains and our share
+	 * of it (the delivery rate times the delay) is large. In another flow's
+	 * queue, our bytes come out as fast as they go in, or are few; slowing
+	 * down would only make room for that flow.
+	 */
+	if (standing)
+		waiting = r->delivery * (r->rtt_us - rtt) / USEC_PER_SEC;
+	queued = waiting > t->window / QUEUE_SHARE && r->delivery < p->rate - p->rate / 16;
+
+	d->lossy = lossy;
+	if (lower < least)
+		lower = least;
+	/* What the leg carries is what all its connections deliver together. */
+	if (leg < lower)
+		leg = lower;
+	if (leg > known)
+		leg = known;
+
+	if (p->proven && (lossy || queued)) {
+		/* The raise asked too much; the rate before it did not. */
+		p->rate = p->proven;
+		p->proven = 0;
+		p->lossy = p->queued = p->clear = p->seeking = 0;
+		d->full = 1;
+		d->taken_back = 1;
+		return;
+	}
+
+	if (lossy) {
+		p->clear = 0;
+		if (++p->lossy >= LOSSY_ROUNDS) {
+			p->lossy = 0;
+			if (lower < p->rate)
+				p->rate = lower;
+			p->seeking = 0;
+			d->learn = leg;
+			d->full = 1;
+			d->fall_back = 1;
+			return;
+		}
+	} else {
+		p->lossy = 0;
+	}
+
+	if (queued) {
+		p->clear = 0;
+		if (++p->queued >= QUEUED_ROUNDS) {
+			p->queued = 0;
+			p->seeking = 0;
+			p->rate = lower;
+			d->learn = leg;
+			d->full = 1;
+			d->capped = 1;
+			return;
+		}
+	} else {
+		p->queued = 0;
+	}
+
+	if (lossy || queued || !used)
+		return;
+	if (delivered)
+		p->proven = 0;
+	if (r->leg_delivery > known)
+		d->learn = r->leg_delivery < t->limit ? r->leg_delivery : t->limit;
+	/* Above the rate that was asked for, somebody else's queue is a limit, too. */
+	if (p->rate >= t->limit || (standing && p->rate >= t->start))
+		return;
+	if (p->seeking ? delivered : ++p->clear >= CLEAR_ROUNDS) {
+		__u64 rate = p->rate + (p->seeking ? p->rate / 2 : p->rate / 4);
+
+		p->clear = 0;
+		p->proven = p->rate;
+		p->rate = rate < t->limit ? rate : t->limit;
+		d->raised = 1;
+	}
+}
+
+#endif
