@@ -24,7 +24,7 @@ pub(crate) struct Version {
 
 /// The version of the file that was read last.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct KnownList {
     version: Version,
     /// Why the list could not be adopted. It is tried again, because the reason may pass: a name that
     /// cannot be resolved, or no descriptors.
@@ -38,7 +38,7 @@ impl SharedHandle {
     ///
     /// A list that has lost more than half of the members is not adopted: the operator may be writing it,
     /// or a tool may have failed. SIGHUP adopts it, if it has every relay that the configuration names.
-    pub(crate) fn look_at_members(&self, known: Option<Seen>) -> Option<Seen> {
+    pub(crate) fn look_at_members(&self, known: Option<KnownList>) -> Option<KnownList> {
         let path = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             present.config.mesh.as_ref()?.members_file.clone()
@@ -55,16 +55,16 @@ impl SharedHandle {
             changed: (meta.ctime(), meta.ctime_nsec()),
             path: path.clone(),
         };
-        let known = known.filter(|seen| seen.version == version);
+        let known = known.filter(|list| list.version == version);
         let refused_before = match &known {
-            Some(Seen { refused: None, .. }) => return known,
-            Some(seen) => seen.refused.clone(),
+            Some(KnownList { refused: None, .. }) => return known,
+            Some(list) => list.refused.clone(),
             None => None,
         };
         let mut refused = None;
         let setup = self.shared.setup();
         let Some(mesh) = setup.mesh.as_ref() else {
-            return Some(Seen { version, refused });
+            return Some(KnownList { version, refused });
         };
         let (before, path) = (&mesh.local.members, path.display());
         match load_members(&version.path) {
@@ -93,6 +93,6 @@ impl SharedHandle {
             },
             Err(error) => tracing::error!("{error}; keeping the former list of members"),
         }
-        Some(Seen { version, refused })
+        Some(KnownList { version, refused })
     }
 }
