@@ -1,11 +1,12 @@
-//! The PROXY protocol, version 2 (haproxy.org, `proxy-protocol.txt`, section 2.2): a header before a
-//! stream that gives the client's address. Binary format only.
+//! The PROXY protocol (haproxy.org, `proxy-protocol.txt`): a header before a stream that gives the client's
+//! address. Version 2 (section 2.2) is read and written, version 1 (section 2.1) read.
 //!
 //! [`Header`] is the form that other proxies send and expect; messages between relays use the same
 //! format with stricter rules.
 
 mod frame;
 mod reader;
+mod text;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -77,13 +78,12 @@ pub enum ProxyError {
         "the stream does not begin with a PROXY protocol header: configure the sender to send one"
     )]
     Signature,
-    /// The header is in the text format of version 1.
-    #[error(
-        "the sender uses version 1 of the PROXY protocol: set it to version 2 (HAProxy: `send-proxy-v2`)"
-    )]
+    /// The header of version 1, a line of text, is malformed or too long; or it is one where only version 2
+    /// is accepted.
+    #[error("the PROXY protocol header of version 1 is malformed")]
     Text,
     /// The version is unknown.
-    #[error("version {0} of the PROXY protocol is unknown: set the sender to version 2")]
+    #[error("version {0} of the PROXY protocol is unknown: set the sender to version 1 or 2")]
     Version(u8),
     /// The command is unknown.
     #[error("the PROXY protocol header has the unknown command {0:#x}")]

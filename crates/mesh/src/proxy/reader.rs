@@ -1,6 +1,6 @@
-//! Reads exactly one header from a stream and none of the bytes after it.
+//! Reads one header from a stream.
 
-use super::{Header, ProxyError, SIGNATURE, START_LEN};
+use super::{Header, ProxyError, SIGNATURE, START_LEN, text};
 
 /// The progress of reading a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Progress {
     Whole(usize),
 }
 
-/// Returns how many more bytes a header has that begins with `bytes`. Accepts headers of at most `max`
+/// Returns how many more bytes a header of version 2 has that begins with `bytes`. Accepts headers of at most `max`
 /// bytes.
 ///
 /// # Errors
@@ -19,9 +19,8 @@ pub enum Progress {
 pub fn needed(bytes: &[u8], max: usize) -> Result<Progress, ProxyError> {
     let known = bytes.len().min(SIGNATURE.len());
     if bytes[..known] != SIGNATURE[..known] {
-        let text = b"PROXY ";
-        let seen = bytes.len().min(text.len());
-        return Err(if bytes[..seen] == text[..seen] {
+        let seen = bytes.len().min(text::PREFIX.len());
+        return Err(if bytes[..seen] == text::PREFIX[..seen] {
             ProxyError::Text
         } else {
             ProxyError::Signature
@@ -48,21 +47,37 @@ pub fn needed(bytes: &[u8], max: usize) -> Result<Progress, ProxyError> {
     })
 }
 
-/// Reads one header from a stream. Read bytes into [`space`](Reader::space), then call
-/// [`advance`](Reader::advance) with their number. The buffer never extends beyond the header, so the
-/// bytes after it stay in the socket.
+/// Reads one header, of version 1 or 2, from a stream. Read bytes into [`space`](Reader::space), then call
+/// [`advance`](Reader::advance) with their number. The length of a header of version 1 is not known before its
+/// end, so that bytes of the stream after it may be read, too; [`into_rest`](Reader::into_rest) returns them.
 #[derive(Debug)]
-pub struct Reader(Framer);
+pub struct Reader {
+    framer: Framer,
+    /// The line of version 1, and what has been read after it.
+    text: Vec<u8>,
+    /// The number of bytes in `text` that have been read.
+    read: usize,
+    /// The length of the line, once it is known.
+    line: usize,
+}
 
 impl Reader {
     /// Creates a reader of a header of at most `max` bytes (see [`MAX_HEADER`](super::MAX_HEADER)).
     pub fn new(max: usize) -> Self {
-        Self(Framer::new(max))
+        Self {
+            framer: Framer::new(max),
+            text: Vec::new(),
+            read: 0,
+            line: 0,
+        }
     }
 
     /// Returns the buffer for the next bytes, which is not empty before the header is complete.
     pub fn space(&mut self) -> &mut [u8] {
-        self.0.space()
+        match self.text.is_empty() {
+            true => self.framer.space(),
+            false => &mut self.text[self.read..],
+        }
     }
 
     /// Processes `n` bytes that were read into [`space`](Reader::space). Returns the header once it is
@@ -74,10 +89,36 @@ impl Reader {
     /// # Panics
     /// If `n` exceeds the buffer.
     pub fn advance(&mut self, n: usize) -> Result<Option<Header>, ProxyError> {
-        match self.0.advance(n)? {
-            Some(bytes) => Header::decode(&bytes).map(Some),
-            None => Ok(None),
+        if self.text.is_empty() {
+            match self.framer.advance(n) {
+                Ok(Some(bytes)) => return Header::decode(&bytes).map(Some),
+                Ok(None) => return Ok(None),
+                Err(ProxyError::Text) => {
+                    self.text = vec![0; text::MAX_LINE];
+                    let start = self.framer.arrived();
+                    self.text[..start.len()].copy_from_slice(start);
+                    self.read = start.len();
+                }
+                Err(error) => return Err(error),
+            }
+        } else {
+            assert!(
+                n <= self.text.len() - self.read,
+                "more bytes than there was room for"
+            );
+            self.read += n;
         }
+        let Some((header, len)) = text::parse(&self.text[..self.read])? else {
+            return Ok(None);
+        };
+        self.line = len;
+        Ok(Some(header))
+    }
+
+    /// Returns the bytes after the header that have been read.
+    pub fn into_rest(mut self) -> Vec<u8> {
+        self.text.truncate(self.read);
+        self.text.split_off(self.line)
     }
 }
 
@@ -111,6 +152,11 @@ impl Framer {
     #[cfg(test)]
     pub(crate) fn heap(&self) -> usize {
         self.whole.capacity()
+    }
+
+    /// Returns the bytes of the start of the header that have arrived.
+    fn arrived(&self) -> &[u8] {
+        &self.start[..usize::from(self.filled).min(START_LEN)]
     }
 
     pub(crate) fn space(&mut self) -> &mut [u8] {

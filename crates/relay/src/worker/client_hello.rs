@@ -40,23 +40,34 @@ pub(super) struct Waiting {
 impl Waiting {
     /// Reads what has arrived. Returns the hello once it is complete.
     fn read(&mut self, scratch: &mut [u8]) -> Result<Option<ClientHello>, HelloRefusal> {
+        // A reader of a PROXY protocol header may have read the start.
+        let start = std::mem::take(&mut self.client.read);
+        if !start.is_empty()
+            && let Some(hello) = self.push(&start)?
+        {
+            return Ok(Some(hello));
+        }
         loop {
             let room = self.reader.room().min(scratch.len());
             match self.client.stream.recv(&mut scratch[..room]) {
                 Ok(0) => return Err(HelloRefusal::Gone),
-                Ok(n) => match self.reader.push(&scratch[..n]) {
-                    Ok(Some(hello)) => return Ok(Some(hello)),
-                    Ok(None) => {}
-                    Err(error) => {
-                        tracing::debug!(client = %self.client.addr.0, %error, "refused a connection");
-                        return Err(error.into());
+                Ok(n) => {
+                    if let Some(hello) = self.push(&scratch[..n])? {
+                        return Ok(Some(hello));
                     }
-                },
+                }
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(_) => return Err(HelloRefusal::Gone),
             }
         }
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<Option<ClientHello>, HelloRefusal> {
+        self.reader.push(bytes).map_err(|error| {
+            tracing::debug!(client = %self.client.addr.0, %error, "refused a connection");
+            error.into()
+        })
     }
 }
 
@@ -87,8 +98,11 @@ impl Worker {
             Err(Errno::EXIST) => poller.modify(stream, token, Interest::StreamEdges),
             other => other,
         };
+        let has_start = !waiting.client.read.is_empty();
         if watched.is_err() {
             self.end_hello(slot, generation, HelloRefusal::Full);
+        } else if has_start {
+            self.on_hello_readable(slot, generation, Readiness::DATA);
         }
     }
 

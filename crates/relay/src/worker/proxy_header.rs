@@ -1,5 +1,5 @@
-//! Clients behind a proxy, whose connections start with a PROXY protocol header. This module reads
-//! the header and no byte after it.
+//! Clients behind a proxy, whose connections start with a PROXY protocol header. Of the bytes after it, this
+//! module reads at most a few, which the session begins with.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
@@ -132,6 +132,7 @@ impl Worker {
             if let Some(stream) = self.admit(waiting.stream, client, &route.sources, &route.stats) {
                 self.enter(Client {
                     proxied_to: to,
+                    read: waiting.reader.into_rest(),
                     ..Client::direct(stream, ClientAddr(client), route)
                 });
             }

@@ -160,7 +160,8 @@ fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
     std::fs::write(
         path("haproxy.cfg"),
         "defaults\n mode tcp\n timeout connect 30s\n timeout client 30s\n timeout server 30s\n\
-         listen front\n bind 127.0.0.1:7000\n server relay 127.0.0.1:8000 send-proxy-v2\n",
+         listen two\n bind 127.0.0.1:7000\n server relay 127.0.0.1:8000 send-proxy-v2\n\
+         listen one\n bind 127.0.0.1:7001\n server relay 127.0.0.1:8000 send-proxy\n",
     )
     .unwrap();
     let nginx = ["nginx", "-p", &path(""), "-c", "nginx.conf"];
@@ -182,19 +183,18 @@ fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
         "-w",
         "|%{local_port}",
     ];
-    let output = place
-        .command(&line)
-        .arg("http://127.0.0.1:7000/")
-        .output()
-        .unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    let (page, port) = said.split_once('|').unwrap();
-    assert_eq!(
-        page,
-        format!("127.0.0.1 {port} 7000"),
-        "{:?}",
-        output.stderr
-    );
+    for front in [7000, 7001] {
+        let page = format!("http://127.0.0.1:{front}/");
+        let output = place.command(&line).arg(page).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let (page, port) = said.split_once('|').unwrap();
+        assert_eq!(
+            page,
+            format!("127.0.0.1 {port} {front}"),
+            "{:?}",
+            output.stderr
+        );
+    }
     assert_eq!(node.metrics().proxy_refused(), 0);
 }
 
@@ -223,8 +223,10 @@ fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
     let place = EmptyNamespace::new();
     let node = place.relay(identity(true, Some("127.0.0.1")));
     let server = place.listen(9000);
-    let sent = header("[2001:db8::7]:700", "[2001:db8::8]:443");
-    for pieces in [1, 16, sent.len(), sent.len() + 4] {
+    let two = header("[2001:db8::7]:700", "[2001:db8::8]:443");
+    let one = b"PROXY TCP6 2001:db8::7 2001:db8::8 700 443\r\n".to_vec();
+    let pieces = |sent: Vec<u8>| [1, 16, sent.len(), sent.len() + 4].map(|n| (sent.clone(), n));
+    for (sent, pieces) in [two, one].into_iter().flat_map(pieces) {
         let mut client = place.connect(8000);
         client.set_nodelay(true).unwrap();
         let stream = [&sent[..], b"rest"].concat();
@@ -271,10 +273,10 @@ fn an_untrusted_malformed_or_late_proxy_header_is_reset() {
         assert_eq!(node.metrics().proxy_refused(), 1);
     }
     let node = place.relay(identity(false, Some("127.0.0.1")));
-    // A client that speaks to the server directly, and version 1.
+    // A client that speaks to the server directly, and a malformed line.
     for said in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
-        b"PROXY TCP4 1.2.3.4 1.2.3.4 1 1\r\n",
+        b"PROXY TCP4 1.2.3.4 1.2.3.4 1 65536\r\n",
     ] {
         let mut client = place.connect(8000);
         client.write_all(said).unwrap();

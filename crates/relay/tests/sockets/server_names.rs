@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
+use taut_relay::access::Sources;
 use taut_relay::config::{Config, Forward};
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
@@ -23,6 +24,14 @@ fn server() -> (TcpListener, Destination) {
 
 /// A node that leads these names to these destinations, and all others to `default`.
 fn relay(names: &[(&str, &Destination)], default: Option<&Destination>) -> Node {
+    with(names, default, |_| {})
+}
+
+fn with(
+    names: &[(&str, &Destination)],
+    default: Option<&Destination>,
+    adjust: impl FnOnce(&mut Forward),
+) -> Node {
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
     let mut forward = Forward::new(listen, "127.0.0.1:9".parse().unwrap());
     forward.to = default.into_iter().cloned().collect();
@@ -30,6 +39,7 @@ fn relay(names: &[(&str, &Destination)], default: Option<&Destination>) -> Node 
         .iter()
         .map(|(name, to)| (name.parse().unwrap(), vec![(*to).clone()]))
         .collect();
+    adjust(&mut forward);
     let mut config = Config::new(vec![forward]);
     config.workers = Some(2);
     config.max_sessions = Some(64);
@@ -86,6 +96,30 @@ fn a_server_name_leads_to_its_destination_and_the_hello_arrives_unchanged() {
         "taut_relay_client_hellos_waiting 0",
     ] {
         assert!(text.lines().any(|l| l == line), "no `{line}` in:\n{text}");
+    }
+}
+
+/// The reader of the header has read a part of the hello, or all of it.
+#[test]
+fn a_hello_behind_a_proxy_header_is_read_from_its_start() {
+    let (named, to) = server();
+    let node = with(&[("a.example", &to)], None, |forward| {
+        let loopback = vec!["127.0.0.0/8".parse().unwrap()];
+        forward.identity.accept_proxy = Sources::new(Some(loopback), Vec::new()).ok();
+    });
+    let header = b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n";
+    for record in [40, 1 << 14] {
+        let hello = client_hello(Some("a.example"), record);
+        let sent = [&header[..], &hello].concat();
+        for pieces in [1, header.len() + 9, sent.len()] {
+            let mut client = connect(&node);
+            for piece in sent.chunks(pieces) {
+                client.write_all(piece).unwrap();
+            }
+            let (mut far, _) = named.accept().unwrap();
+            end_writing(&client);
+            assert_same(&read_to_fin(&mut far), &hello);
+        }
     }
 }
 
