@@ -13,6 +13,12 @@
 //! λ follows rising arrivals within seconds and takes a minute to fall. A falling target closes no
 //! connection: connections are used or expire, so none is dialled a second time because the target
 //! fluctuates. Every miss raises the target by one at once, because bursty arrivals are not Poisson.
+//!
+//! A connection may also be wanted for a client whose handshake is still under way (early SYN). That is a
+//! demand of its own: the pool holds what sessions need and what such clients need, and the latter may
+//! take a connection only while the former remains ([`Sizer::reserve`]). A client that gets none takes
+//! part in the demand of sessions, so under a flood of handshakes that never end the reserve grows
+//! to what the real clients need.
 
 mod backoff;
 
@@ -55,6 +61,18 @@ pub struct Bounds {
 #[derive(Debug)]
 pub struct Sizer {
     bounds: Bounds,
+    /// What sessions take.
+    sessions: Demand,
+    /// What is taken for clients whose handshake is still under way.
+    early: Demand,
+    /// Smoothed time from dial to ready, in seconds; `None` before the first.
+    setup: Option<f64>,
+    backoff: Backoff,
+}
+
+/// The estimated demand for connections.
+#[derive(Debug)]
+struct Demand {
     /// Arrivals per second, at `updated`.
     rate: f64,
     /// The recent peak of the rate, at `updated`.
@@ -65,9 +83,6 @@ pub struct Sizer {
     updated: Instant,
     /// The last arrival; `None` before the first.
     last_arrival: Option<Instant>,
-    /// Smoothed time from dial to ready, in seconds; `None` before the first.
-    setup: Option<f64>,
-    backoff: Backoff,
 }
 
 // === impl Bounds ===
@@ -87,11 +102,8 @@ impl Sizer {
     pub fn new(bounds: Bounds, now: Instant, seed: u64) -> Self {
         Self {
             bounds,
-            rate: 0.0,
-            peak: 0.0,
-            enough: 0.0,
-            updated: now,
-            last_arrival: None,
+            sessions: Demand::new(now),
+            early: Demand::new(now),
             setup: None,
             backoff: Backoff::new(seed),
         }
@@ -104,11 +116,17 @@ impl Sizer {
 
     /// Records a session that needs a connection at `now`, whether it found one or not.
     pub fn arrived(&mut self, now: Instant) {
-        self.decay(now);
-        // An exponentially decaying average: each arrival adds its share of one time constant.
-        self.rate += 1.0 / RISE.as_secs_f64();
-        self.peak = self.peak.max(self.rate);
-        self.last_arrival = Some(now);
+        self.sessions.arrived(now);
+    }
+
+    /// Records a client that has completed its handshake, and for which a connection was wanted, and
+    /// perhaps taken, before that. A client without one then needs one for its session, and
+    /// [`arrived`](Sizer::arrived) counts it as well.
+    ///
+    /// Anyone can forge the segment with which a handshake begins. So what was wanted for clients that
+    /// never complete it is not recorded.
+    pub fn arrived_early(&mut self, now: Instant) {
+        self.early.arrived(now);
     }
 
     /// Records that a session found no ready connection at `now`. Call it after
@@ -118,9 +136,10 @@ impl Sizer {
         if self.backoff.is_failing() {
             return;
         }
-        self.decay(now);
+        let needed = self.bounds.clamp(self.sessions.size(self.setup(), now));
         // Only one more: the rate may be about to show the same need.
-        self.enough = f64::from(self.target(now).saturating_add(1).min(self.bounds.ceiling));
+        let enough = needed.saturating_add(1).min(self.bounds.ceiling);
+        self.sessions.missed(f64::from(enough), now);
     }
 
     /// Records that a connection became ready, `setup` after it was dialled.
@@ -141,17 +160,23 @@ impl Sizer {
     /// Returns how many connections should be ready or being dialled at `now`. Between calls of the other
     /// functions the number only falls.
     pub fn target(&self, now: Instant) -> u32 {
-        let is_quiet = self
-            .last_arrival
-            .is_none_or(|at| now.saturating_duration_since(at) >= QUIET);
-        if is_quiet {
-            return self.bounds.clamp(0.0);
-        }
-        let factor = self.decay_factor(now, DECAY);
-        let setup = self.setup.unwrap_or(FIRST_SETUP.as_secs_f64());
-        let dialling = self.peak * factor * setup;
-        let needed = (dialling + DEVIATIONS * dialling.sqrt()).ceil() + 1.0;
-        self.bounds.clamp(needed.max((self.enough * factor).ceil()))
+        let setup = self.setup();
+        self.bounds
+            .clamp(self.sessions.size(setup, now) + self.early.size(setup, now))
+    }
+
+    /// Returns how many ready connections to leave to sessions when one is wanted at `now` for a
+    /// client whose handshake is still under way: what sessions alone need, and at least half of the
+    /// floor.
+    ///
+    /// So an arriving session finds the pool empty as seldom as the formula says, however many
+    /// handshakes begin that never end.
+    pub fn reserve(&self, now: Instant) -> u32 {
+        let bounds = Bounds {
+            floor: self.bounds.floor.div_ceil(2),
+            ..self.bounds
+        };
+        bounds.clamp(self.sessions.size(self.setup(), now))
     }
 
     /// Returns how many connections to dial at `now`, with `ready` connections held and `dialling` in
@@ -171,6 +196,55 @@ impl Sizer {
     /// Returns when to dial again after a failure, or `None` if the last dial succeeded.
     pub fn retry_at(&self) -> Option<Instant> {
         self.backoff.retry_at()
+    }
+
+    /// Returns the time from dial to ready, in seconds.
+    fn setup(&self) -> f64 {
+        self.setup.unwrap_or(FIRST_SETUP.as_secs_f64())
+    }
+}
+
+// === impl Demand ===
+
+impl Demand {
+    fn new(now: Instant) -> Self {
+        Self {
+            rate: 0.0,
+            peak: 0.0,
+            enough: 0.0,
+            updated: now,
+            last_arrival: None,
+        }
+    }
+
+    fn arrived(&mut self, now: Instant) {
+        self.decay(now);
+        // An exponentially decaying average: each arrival adds its share of one time constant.
+        self.rate += 1.0 / RISE.as_secs_f64();
+        self.peak = self.peak.max(self.rate);
+        self.last_arrival = Some(now);
+    }
+
+    fn missed(&mut self, enough: f64, now: Instant) {
+        self.decay(now);
+        self.enough = enough;
+    }
+
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.last_arrival
+            .is_none_or(|at| now.saturating_duration_since(at) >= QUIET)
+    }
+
+    /// Returns the number of connections that meets the demand, a whole number, if one is ready
+    /// `setup` seconds after it was dialled.
+    fn size(&self, setup: f64, now: Instant) -> f64 {
+        if self.is_quiet(now) {
+            return 0.0;
+        }
+        let factor = self.decay_factor(now, DECAY);
+        let dialling = self.peak * factor * setup;
+        let needed = (dialling + DEVIATIONS * dialling.sqrt()).ceil() + 1.0;
+        needed.max((self.enough * factor).ceil())
     }
 
     fn decay(&mut self, now: Instant) {

@@ -1,5 +1,5 @@
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use proptest::prelude::*;
 use rand_pcg::Pcg64Mcg;
@@ -12,6 +12,16 @@ const BOUNDS: Bounds = Bounds {
     floor: 2,
     ceiling: 400,
 };
+
+/// How long a client's handshake takes.
+const HANDSHAKE: Duration = Duration::from_millis(80);
+
+/// Handshakes that ended, and how many of their clients had a connection by then.
+#[derive(Default)]
+struct Handshakes {
+    ended: u32,
+    had_one: u32,
+}
 
 /// A pool in virtual time: a taken connection is dialled again and is ready `setup` later.
 struct World {
@@ -99,6 +109,38 @@ impl World {
         }
     }
 
+    /// Runs Poisson arrivals at `rate` per second of handshakes that end after [`HANDSHAKE`], and at
+    /// `forged` per second of some that never do. A connection is wanted as each begins.
+    fn run_handshakes(&mut self, rate: f64, forged: f64, time: Duration) -> Handshakes {
+        let mut seen = Handshakes::default();
+        let mut under_way = VecDeque::new();
+        self.dial();
+        let end = self.now + time;
+        while self.now < end {
+            let wait = -unit(self.random.next_u64()).max(1e-12).ln() / (rate + forged);
+            let next = self.now + Duration::from_secs_f64(wait);
+            while let Some(&(at, has_one)) = under_way.front().filter(|(at, _)| *at <= next) {
+                under_way.pop_front();
+                self.complete(at);
+                seen.ended += 1;
+                self.sizer.arrived_early(self.now);
+                match has_one {
+                    true => seen.had_one += 1,
+                    false => self.arrive(),
+                }
+                self.dial();
+            }
+            self.complete(next);
+            let has_one = self.ready > self.sizer.reserve(self.now);
+            self.ready -= u32::from(has_one);
+            self.dial();
+            if unit(self.random.next_u64()) * (rate + forged) < rate {
+                under_way.push_back((self.now + HANDSHAKE, has_one));
+            }
+        }
+        seen
+    }
+
     /// Resets the counters.
     fn settled(&mut self) {
         (self.arrivals, self.misses) = (0, 0);
@@ -131,6 +173,41 @@ fn few_arrivals_find_the_pool_empty_at_any_rate_and_set_up_time() {
             rate * setup as f64 / 1e3
         );
         assert!(share < 0.005, "{rate}/s, {setup} ms: {share}");
+    }
+}
+
+#[test]
+fn most_handshakes_end_with_a_connection_that_was_taken_as_they_began() {
+    for (seed, rate, setup) in [(1, 0.5, 100), (2, 5.0, 100), (3, 20.0, 300), (4, 100.0, 40)] {
+        let mut world = World::new(BOUNDS, Duration::from_millis(setup), seed);
+        world.run_handshakes(rate, 0.0, 300 * SECOND);
+        let seen = world.run_handshakes(rate, 0.0, Duration::from_secs_f64(5_000.0 / rate));
+        let share = f64::from(seen.had_one) / f64::from(seen.ended);
+        println!("{rate:>5}/s x {setup:>3} ms: {:.2} %", share * 100.0);
+        assert!(seen.ended > 4_500 && share > 0.98, "{rate}/s: {share}");
+    }
+}
+
+#[test]
+fn handshakes_that_never_end_leave_sessions_their_connections() {
+    const FORGED: f64 = 500.0;
+    for (seed, rate, setup) in [(1, 2.0, 100), (2, 20.0, 300), (3, 100.0, 40)] {
+        let mut world = World::new(BOUNDS, Duration::from_millis(setup), seed);
+        world.run_handshakes(rate, 0.0, 60 * SECOND);
+        world.settled();
+        // The reserve follows the clients that find no connection to spare.
+        world.run_handshakes(rate, FORGED, 20 * SECOND);
+        let first = world.misses;
+        world.settled();
+        let seen = world.run_handshakes(rate, FORGED, Duration::from_secs_f64(5_000.0 / rate));
+        let share = f64::from(world.misses) / f64::from(seen.ended);
+        println!(
+            "{rate:>5}/s x {setup:>3} ms: {first} missed at first, then {:.2} % of {}; {} had one",
+            share * 100.0,
+            seen.ended,
+            seen.had_one
+        );
+        assert!(seen.ended > 4_500 && share < 0.01, "{rate}/s: {share}");
     }
 }
 
@@ -307,7 +384,7 @@ proptest! {
     fn the_size_is_within_bounds_whatever_is_reported(
         floor in 0_u32..10,
         above in 0_u32..100,
-        reports in proptest::collection::vec((0_u8..4, 0_u64..100_000), 0..200),
+        reports in proptest::collection::vec((0_u8..5, 0_u64..100_000), 0..200),
     ) {
         let bounds = Bounds { floor, ceiling: floor + above };
         let start = Instant::now();
@@ -319,11 +396,13 @@ proptest! {
                 0 => sizer.arrived(now),
                 1 => sizer.missed(now),
                 2 => sizer.dial_succeeded(Duration::from_millis(ms)),
+                3 => sizer.arrived_early(now),
                 _ => sizer.dial_failed(now),
             }
             let target = sizer.target(now);
             prop_assert!((bounds.floor..=bounds.ceiling).contains(&target));
             prop_assert!(sizer.dials_wanted(0, 0, now) <= target);
+            prop_assert!(sizer.reserve(now) <= target);
         }
     }
 
