@@ -21,25 +21,7 @@ const OTHER_DESCRIPTORS: u64 = 64;
 /// it is set.
 pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let limit = raise_open_file_limit().unwrap_or(0);
-    let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
-    let listeners: usize = config
-        .forwards
-        .iter()
-        .flat_map(|f| &f.listen)
-        .chain(mesh_listeners)
-        .map(|l| l.addrs.len())
-        .sum();
-    // Each worker has a poller, a waker and listeners. Sockets offered to the next process are held
-    // twice.
-    let copies = if config.handover.is_some() { 2 } else { 1 };
-    let fixed = OTHER_DESCRIPTORS
-        + workers as u64 * (2 + copies * listeners as u64)
-        + 2 * u64::from(config.data.max_pipes)
-        + config.mesh.as_ref().map_or(0, |mesh| {
-            mesh_descriptors(mesh, dialled_relays(config).len() as u64)
-        })
-        + extra_dials(config)
-        + introduced_descriptors(config);
+    let fixed = fixed(config, workers);
     let sessions = match config.max_sessions {
         Some(asked) => u64::from(asked),
         None => (limit.saturating_sub(fixed) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
@@ -53,6 +35,30 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
         });
     }
     Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
+}
+
+/// Returns the maximum number of descriptors that are open besides those of sessions.
+fn fixed(config: &Config, workers: usize) -> u64 {
+    let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
+    let listeners: usize = config
+        .forwards
+        .iter()
+        .flat_map(|f| &f.listen)
+        .chain(mesh_listeners)
+        .map(|l| l.addrs.len())
+        .sum();
+    // Each worker has a poller, a waker and listeners. Sockets offered to the next process are held
+    // twice.
+    let copies = if config.handover.is_some() { 2 } else { 1 };
+    OTHER_DESCRIPTORS
+        + workers as u64 * (2 + copies * listeners as u64)
+        + 2 * u64::from(config.data.max_pipes)
+        + config.mesh.as_ref().map_or(0, |mesh| {
+            mesh_descriptors(mesh, dialled_relays(config).len() as u64)
+        })
+        + extra_dials(config)
+        + introduced_descriptors(config)
+        + early_legs(config)
 }
 
 /// Returns the maximum number of descriptors of mesh connections without a session.
@@ -96,4 +102,28 @@ fn introduced_descriptors(config: &Config) -> u64 {
         false => 0,
     };
     headers + hellos
+}
+
+/// Returns the maximum number of descriptors of upstream legs whose client's handshake is under way.
+fn early_legs(config: &Config) -> u64 {
+    match config.forwards.iter().any(|f| f.early_syn) {
+        true => config.early_syn.limits.pending as u64,
+        false => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn legs_of_early_syn_have_descriptors_of_their_own() {
+        let listen = vec![":80".parse().expect("an address")];
+        let forward = Forward::new(listen, "192.0.2.1:80".parse().expect("an address"));
+        let mut config = Config::new(vec![forward]);
+        let without = fixed(&config, 2);
+        config.forwards[0].early_syn = true;
+        let legs = config.early_syn.limits.pending as u64;
+        assert_eq!(fixed(&config, 2), without + legs);
+    }
 }
