@@ -51,6 +51,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) early_begun: Counter,
     pub(crate) early_joined: Counter,
     pub(crate) early_unused: Counter,
+    /// SYNs for which a connection to another relay was dialled, because none could be spared.
+    pub(crate) early_ahead: Counter,
     /// Admitted SYNs for which no upstream leg was begun.
     pub(crate) early_declined: Counter,
     pub(crate) intercept_refused: Counter,

@@ -95,10 +95,11 @@ impl PendingTable {
         inner.limiter.settled(connection);
     }
 
-    /// Returns the counters of the limiter and of the program.
-    pub(crate) fn counts(&self) -> (Counts, Option<Exits>) {
+    /// Returns the number of pending connections, and the counters of the limiter and of the program.
+    pub(crate) fn counts(&self) -> (usize, Counts, Option<Exits>) {
         let inner = self.lock();
-        (inner.limiter.counts(), inner.exits.clone())
+        let limiter = &inner.limiter;
+        (limiter.pending(), limiter.counts(), inner.exits.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

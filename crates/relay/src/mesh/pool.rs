@@ -76,6 +76,8 @@ pub(crate) struct Pools {
     deadlines: Deadlines,
     poll_at: Option<Instant>,
     outcomes: VecDeque<DialOutcome>,
+    /// A connection has become ready since the last [`Pools::has_gained`].
+    gained: bool,
 }
 
 /// The connections to one peer.
@@ -85,6 +87,8 @@ struct Pool {
     /// Connections that are ready for use, the youngest last.
     ready: VecDeque<Slot>,
     under_way: u32,
+    /// Of these, dials for clients whose handshake is still under way.
+    ahead: u32,
     waiters: VecDeque<Waiter>,
     /// The next address of the peer to dial; counts up without end.
     next_addr: usize,
@@ -190,26 +194,67 @@ impl Pools {
 
     /// Returns a ready connection for a session, if there is one.
     pub(crate) fn take(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        let pool = &mut self.pools[peer];
-        pool.sizer.arrived(terms.now);
+        self.pools[peer].sizer.arrived(terms.now);
         self.poll_at = Some(terms.now);
-        // The youngest connection is the least likely to have died unnoticed.
-        let Some(slot) = pool.ready.pop_back() else {
-            pool.sizer.missed(terms.now);
-            terms.metrics.pool_misses.add(1);
+        let spare = self.pop_ready(peer, terms);
+        match spare.is_some() {
+            true => terms.metrics.pool_hits.add(1),
+            false => {
+                self.pools[peer].sizer.missed(terms.now);
+                terms.metrics.pool_misses.add(1);
+            }
+        }
+        spare
+    }
+
+    /// Returns a ready connection for a client whose handshake is still under way, if sessions can
+    /// spare one.
+    pub(crate) fn take_early(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
+        let pool = self.pools.get(peer)?;
+        if pool.ready.len() <= pool.sizer.reserve(terms.now) as usize {
             return None;
-        };
-        terms.metrics.pool_hits.add(1);
+        }
+        self.poll_at = Some(terms.now);
+        self.pop_ready(peer, terms)
+    }
+
+    /// Records a client that has completed its handshake, for which a connection was wanted before.
+    /// `has_one` tells whether it got one from [`Pools::take_early`]; otherwise its session takes one.
+    pub(crate) fn on_early_client(
+        &mut self,
+        peer: usize,
+        has_one: bool,
+        terms: &mut PoolTerms<'_>,
+    ) {
+        if let Some(pool) = self.pools.get_mut(peer) {
+            pool.sizer.arrived_early(terms.now);
+            self.poll_at = Some(terms.now);
+            terms.metrics.pool_hits.add(u64::from(has_one));
+        }
+    }
+
+    fn pop_ready(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
+        let pool = &mut self.pools[peer];
+        // The youngest connection is the least likely to have died unnoticed.
+        let slot = pool.ready.pop_back()?;
         terms.metrics.pool_ready.sub(1);
         pool.peer.stats.worker(terms.worker).ready.sub(1);
         self.remove(slot)?.into_spare()
     }
 
-    /// Dials a connection for `waiter`, now or when another dial completes. A [`DialOutcome`]
-    /// reports the result.
+    /// Returns, once, whether a connection has become ready for which no session waited.
+    pub(crate) fn has_gained(&mut self) -> bool {
+        std::mem::take(&mut self.gained)
+    }
+
+    /// Dials a connection for `waiter`, now or when another dial completes, or waits for one that was
+    /// dialled ahead. A [`DialOutcome`] reports the result.
     pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &mut PoolTerms<'_>) {
-        self.pools[peer].waiters.push_back(waiter);
-        if self.pools[peer].under_way < terms.dials_at_once() {
+        let pool = &mut self.pools[peer];
+        pool.waiters.push_back(waiter);
+        if pool.ahead > 0 {
+            pool.ahead -= 1;
+        } else if pool.under_way < terms.dials_at_once() {
             self.dial(peer, terms);
         } else {
             terms.metrics.pool_dials_postponed.add(1);
@@ -267,16 +312,23 @@ impl Pools {
         }
     }
 
-    /// Dials a connection for a session that is expected soon.
-    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
-        let pool = &self.pools[peer];
+    /// Dials a connection for a client whose handshake is still under way, if the pool has room for one
+    /// more. Returns whether it does.
+    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> bool {
+        let Some(pool) = self.pools.get(peer).filter(|pool| !pool.retired) else {
+            return false;
+        };
         // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
         // not exceed the size of the pool, and it must respect the peer's back-off.
-        let room = pool.under_way < terms.limits.max.max(1);
+        let ready = u32::try_from(pool.ready.len()).unwrap_or(u32::MAX);
+        let room = pool.under_way.saturating_add(ready) < terms.limits.max.max(1);
         let may = pool.sizer.retry_at().is_none_or(|at| terms.now >= at);
-        if room && may {
-            self.dial(peer, terms);
+        if !room || !may {
+            return false;
         }
+        self.pools[peer].ahead += 1;
+        self.dial(peer, terms);
+        true
     }
 
     /// Returns the next outcome for a session.
@@ -440,7 +492,7 @@ impl Pools {
         terms: &mut PoolTerms<'_>,
     ) {
         let pool = &mut self.pools[i];
-        pool.under_way -= 1;
+        pool.dial_ended();
         // Dials that failed together advance the address only once: a second step could lead back
         // to the address that failed.
         if pool.next_addr == tried {
@@ -490,7 +542,7 @@ impl Pools {
             return;
         };
         let pool = &mut self.pools[conn.pool];
-        pool.under_way -= 1;
+        pool.dial_ended();
         let time = terms.now - conn.begun;
         pool.sizer.dial_succeeded(time);
         if pool.broken && pool.whole_at.is_none() {
@@ -529,6 +581,7 @@ impl Pools {
         self.deadlines.set(slot, conn.deadline, Some(until));
         conn.deadline = Some(until);
         pool.ready.push_back(slot);
+        self.gained = true;
         terms.metrics.pool_ready.add(1);
         pool.peer.stats.worker(terms.worker).ready.add(1);
     }
@@ -573,6 +626,7 @@ impl Pool {
             sizer: Sizer::new(bounds(limits), now, seed),
             ready: VecDeque::new(),
             under_way: 0,
+            ahead: 0,
             waiters: VecDeque::new(),
             next_addr: 0,
             broken: false,
@@ -586,6 +640,13 @@ impl Pool {
         self.sizer.dial_failed(now);
         self.broken = true;
         self.whole_at = None;
+    }
+
+    /// Records the end of a dial, with or without success.
+    fn dial_ended(&mut self) {
+        self.under_way -= 1;
+        // Dials are alike: whichever ends first serves whoever waits first.
+        self.ahead = self.ahead.min(self.under_way);
     }
 }
 

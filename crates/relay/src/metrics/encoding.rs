@@ -280,7 +280,7 @@ impl Metrics {
     /// Encodes the metrics of early SYN.
     fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 4] = [
+        let counters: [(&str, &str, Of); 5] = [
             (
                 "taut_relay_early_begun",
                 "Upstream legs dialled when a client's SYN was seen",
@@ -297,6 +297,11 @@ impl Metrics {
                 |w| &w.early_unused,
             ),
             (
+                "taut_relay_early_dialled_ahead",
+                "SYNs for which a connection to another relay was dialled, because none could be spared",
+                |w| &w.early_ahead,
+            ),
+            (
                 "taut_relay_early_declined",
                 "Admitted SYNs for which no upstream leg was dialled",
                 |w| &w.early_declined,
@@ -309,7 +314,11 @@ impl Metrics {
         let Some(table) = &self.early else {
             return Ok(());
         };
-        let (counts, exits) = table.counts();
+        let (pending, counts, exits) = table.counts();
+        let help = "Clients whose SYN was admitted and who have not completed their handshake";
+        let name = "taut_relay_early_pending";
+        let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        Level(pending as u64).encode(gauge)?;
         let help = "SYNs that the program reported, by the limiter's decision";
         let name = "taut_relay_early_syns";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

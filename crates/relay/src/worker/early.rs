@@ -30,12 +30,22 @@ pub(super) struct EarlyLegs {
 
 /// An upstream leg that waits for its client.
 struct EarlyLeg {
-    /// The number of the forward that the leg was dialled for.
+    /// The number of the forward that the leg was begun for.
     route: u32,
     plan: DialPlan,
-    upstream: TcpLeg,
-    /// Whether the leg came from the pool and has been sent its hello.
-    told: bool,
+    upstream: Upstream,
+    /// The number of relays that the plan has passed over because they cannot be reached.
+    passed_over: u64,
+}
+
+/// The progress of an early leg.
+enum Upstream {
+    /// A connection to the destination has been dialled.
+    Dialled(TcpLeg),
+    /// A connection to another relay has been sent the session's hello.
+    Told(TcpLeg),
+    /// No connection to the other relay could be spared; one was dialled.
+    Awaited,
 }
 
 // === impl EarlyLegs ===
@@ -63,7 +73,10 @@ impl Worker {
         }
         match route.and_then(|route| self.begin(&route, connection)) {
             Some(leg) => {
-                self.io.metrics.early_begun.add(1);
+                match leg.upstream {
+                    Upstream::Awaited => self.io.metrics.early_ahead.add(1),
+                    _ => self.io.metrics.early_begun.add(1),
+                }
                 self.early.legs.insert(connection, leg);
             }
             None => {
@@ -73,7 +86,7 @@ impl Worker {
         }
     }
 
-    /// Returns an upstream leg that is connected or connecting.
+    /// Begins an upstream leg, or has a connection for it dialled.
     fn begin(&mut self, route: &Arc<Route>, connection: FourTuple) -> Option<EarlyLeg> {
         let client = ClientAddr(connection.client());
         if !route.sources.check(client.0.ip()).is_allowed() {
@@ -81,18 +94,20 @@ impl Worker {
         }
         let to = || Some(connection.local());
         let pick = self.pick();
-        let mut plan = DialPlan::for_client(route, client, to, &self.setup, pick).ok()?;
-        let (upstream, told) = match &mut plan {
-            DialPlan::Dial(dial) => (dial.begin_early(self.io.now, client)?.into(), false),
-            DialPlan::Ask {
-                peer,
-                hello,
-                tries_left,
-                ..
-            } => {
-                let spare = self.spare_or_dial(peer.id)?;
-                *tries_left -= 1;
-                (spare.begin(hello).ok()?, true)
+        let plan = DialPlan::for_client(route, client, to, &self.setup, pick).ok()?;
+        let (mut plan, passed_over) = self.pass_over_broken(plan);
+        let upstream = match &mut plan {
+            DialPlan::Dial(dial) => {
+                Upstream::Dialled(dial.begin_early(self.io.now, client)?.into())
+            }
+            DialPlan::Ask { peer, .. } => {
+                let peer = peer.id;
+                match self.tell_early(&mut plan)? {
+                    Some(leg) => Upstream::Told(leg),
+                    None => self
+                        .with_pools(|pools, terms| pools.dial_ahead(peer, terms))?
+                        .then_some(Upstream::Awaited)?,
+                }
             }
             DialPlan::LookUp { .. } => return None,
         };
@@ -100,15 +115,77 @@ impl Worker {
             route: route.id,
             plan,
             upstream,
-            told,
+            passed_over,
         })
+    }
+
+    /// Returns the plan of a client after the relays that cannot be reached, and their number.
+    fn pass_over_broken(&mut self, mut plan: DialPlan) -> (DialPlan, u64) {
+        let mut passed_over = 0;
+        while let DialPlan::Ask { peer, .. } = &plan
+            && self.mesh.pools.is_broken(peer.id, self.io.now)
+        {
+            let pick = self.pick();
+            match plan.fall_back(pick) {
+                Some(next) => plan = next,
+                None => break,
+            }
+            passed_over += 1;
+        }
+        (plan, passed_over)
+    }
+
+    /// Sends a hello on a ready connection, if sessions can spare one. Returns `None` if that fails.
+    fn tell_early(&mut self, plan: &mut DialPlan) -> Option<Option<TcpLeg>> {
+        let DialPlan::Ask {
+            peer,
+            hello,
+            tries_left,
+            ..
+        } = plan
+        else {
+            return None;
+        };
+        let peer = peer.id;
+        match self.with_pools(|pools, terms| pools.take_early(peer, terms))? {
+            None => Some(None),
+            Some(spare) => {
+                *tries_left = tries_left.saturating_sub(1);
+                spare.begin(hello).ok().map(Some)
+            }
+        }
+    }
+
+    /// Begins the legs that wait for a connection to another relay, as far as connections have become
+    /// ready.
+    pub(super) fn serve_early(&mut self) {
+        if !self.mesh.pools.has_gained() {
+            return;
+        }
+        let is_awaited = |leg: &EarlyLeg| matches!(leg.upstream, Upstream::Awaited);
+        let awaited: Vec<_> = self
+            .early
+            .legs
+            .extract_if(|_, leg| is_awaited(leg))
+            .collect();
+        for (connection, mut leg) in awaited {
+            // Without a connection now, the client's session takes one later.
+            if let Some(Some(upstream)) = self.tell_early(&mut leg.plan) {
+                self.io.metrics.early_begun.add(1);
+                leg.upstream = Upstream::Told(upstream);
+            }
+            self.early.legs.insert(connection, leg);
+        }
     }
 
     /// Drops the upstream leg of a client that has not come.
     pub(super) fn on_no_client(&mut self, connection: FourTuple) {
         // Dropping the leg resets it, so its peer learns that no data will follow.
-        if self.early.legs.remove(&connection).is_some() {
-            self.io.metrics.early_unused.add(1);
+        match self.early.legs.remove(&connection).map(|leg| leg.upstream) {
+            Some(Upstream::Dialled(_) | Upstream::Told(_)) => {
+                self.io.metrics.early_unused.add(1);
+            }
+            Some(Upstream::Awaited) | None => {}
         }
     }
 
@@ -161,8 +238,19 @@ impl Worker {
         let Some(leg) = leg.filter(|leg| leg.route == client.route.id) else {
             return self.start(client);
         };
+        if let Some(peer) = leg.plan.peer() {
+            let (peer, has_one) = (peer.id, matches!(leg.upstream, Upstream::Told(_)));
+            self.with_pools(|pools, terms| pools.on_early_client(peer, has_one, terms));
+        }
+        let (upstream, is_told) = match leg.upstream {
+            Upstream::Dialled(upstream) => (upstream, false),
+            Upstream::Told(upstream) => (upstream, true),
+            // The connection is ready by now, or this worker's pool dials it.
+            Upstream::Awaited => return self.start(client),
+        };
         self.io.metrics.accepted.add(1);
         self.io.metrics.early_joined.add(1);
+        self.io.metrics.fall_backs.add(leg.passed_over);
         // The destination hears nothing before this: only now has the client proven its address.
         let introduction = client.introduction();
         let Client {
@@ -183,28 +271,23 @@ impl Worker {
         entry.session.introduce(introduction);
         let until = self.io.now + entry.timeouts.connect;
         let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
-        let watched = match leg.told {
-            true => self
-                .io
-                .poller
-                .modify(leg.upstream.stream(), token, Interest::StreamEdges),
-            false => self
-                .io
-                .poller
-                .add(leg.upstream.stream(), token, Interest::StreamEdges),
+        let poller = &self.io.poller;
+        let watched = match is_told {
+            true => poller.modify(upstream.stream(), token, Interest::StreamEdges),
+            false => poller.add(upstream.stream(), token, Interest::StreamEdges),
         };
         if let Err(e) = watched {
             self.end(slot, End::of_connect(e), Close::Reset);
             return;
         }
-        if leg.told {
-            entry.session.joined(leg.upstream, true, self.io.now);
+        if is_told {
+            entry.session.joined(upstream, true, self.io.now);
             if let Some(mesh) = &self.setup.mesh {
                 let patience = mesh.pool.patience;
                 entry.session.expect_answer(patience, self.io.now);
             }
         } else {
-            entry.session.dialled(leg.upstream, until);
+            entry.session.dialled(upstream, until);
         }
         self.set_deadline(slot);
     }

@@ -15,7 +15,7 @@ use crate::event::token::{Generation, Slot};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::TcpLeg;
 use crate::mesh::inbound::{Inbound, InboundTerms, SessionRequest};
-use crate::mesh::pool::{PoolTerms, Pools, Spare};
+use crate::mesh::pool::{PoolTerms, Pools};
 
 /// Connections between relays that carry no session yet.
 #[derive(Default)]
@@ -28,11 +28,13 @@ pub(super) struct MeshConns {
 
 /// Returns one worker's share of the node's pools.
 pub(super) fn share_of_pool(pool: PoolLimits, shared: &Shared) -> PoolLimits {
-    PoolLimits {
-        min: shared.share(pool.min),
-        max: shared.share(pool.max),
-        ..pool
-    }
+    let max = shared.share(pool.max);
+    let min = match shared.early {
+        // Of one connection, none could be spared for an early leg.
+        Some(_) if pool.min > 0 => shared.share(pool.min).max(2).min(max),
+        _ => shared.share(pool.min),
+    };
+    PoolLimits { min, max, ..pool }
 }
 
 impl Worker {
@@ -95,6 +97,7 @@ impl Worker {
             self.with_inbound(|inbound, terms| inbound.expire(terms));
         }
         self.serve_waiters();
+        self.serve_early();
     }
 
     /// Closes the unused connections of the pools, and tells the relays whose connections wait at the mesh
@@ -142,19 +145,6 @@ impl Worker {
     }
 
     // === connections to other relays ===
-
-    /// Returns a ready connection for an early leg. If none is ready, dials one, so that it is
-    /// ready when the client comes.
-    pub(super) fn spare_or_dial(&mut self, peer: usize) -> Option<Spare> {
-        self.with_pools(|pools, terms| {
-            let spare = pools.take(peer, terms);
-            if spare.is_none() {
-                pools.dial_ahead(peer, terms);
-            }
-            spare
-        })
-        .flatten()
-    }
 
     /// Handles an event of a connection that no session uses yet.
     pub(super) fn on_pool_ready(&mut self, slot: Slot, generation: Generation, ready: Readiness) {

@@ -14,7 +14,7 @@ use crate::flood::{forge, forge_from};
 use crate::rig::{LINK, Net, PATIENCE, RELAY};
 
 #[path = "../shared/members.rs"]
-mod members;
+pub(crate) mod members;
 #[path = "../shared/wait.rs"]
 mod wait;
 
@@ -333,8 +333,8 @@ fn early_legs_through_relays_carry_every_byte_also_where_the_first_relay_is_dead
         let fall_backs = figure(&near.metrics(), "taut_relay_fall_backs_total");
         match first_is_dead {
             false => assert!(joined > 0 && fall_backs == 0),
-            // A leg is begun early only on a connection that is ready.
-            true => assert_eq!((joined, fall_backs), (0, CLIENTS as u64)),
+            // A relay that cannot be reached is passed over at the SYN already.
+            true => assert!(joined > 0 && fall_backs == CLIENTS as u64),
         }
         wait_until("the end of all", || near.metrics().sessions() == 0);
     }

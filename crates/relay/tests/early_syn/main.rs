@@ -9,5 +9,6 @@ mod identity;
 mod joined;
 #[path = "../shared/killed.rs"]
 mod killed;
+mod mesh;
 mod rig;
 mod seen;
