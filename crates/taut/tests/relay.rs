@@ -694,6 +694,27 @@ fn a_changed_list_of_members_is_adopted_but_not_one_that_has_lost_most_of_them()
     relay.wait_for_log("keeping the former list of members");
 }
 
+#[test]
+fn an_address_that_the_machine_gets_is_known_at_once() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tested: only root makes network namespaces");
+        return;
+    }
+    let taut = taut();
+    let start = "ip link set lo up && exec \"$@\"";
+    let mut own = Command::new("unshare");
+    own.args(["--net", "sh", "-c", start, "sh"]);
+    own.arg(taut.get_program()).args(taut.get_args());
+    own.args(["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]);
+    let mut relay = Running::run(&mut own);
+    let place = format!("--net=/proc/{}/ns/net", relay.child.id());
+    let added = Command::new("nsenter")
+        .args([&place, "ip", "address", "add", "192.0.2.1/32", "dev", "lo"])
+        .status();
+    assert!(added.unwrap().success());
+    relay.wait_for_log("the addresses of this machine have changed");
+}
+
 /// Stops the clients and their server on drop, also if the test fails.
 struct StopClients<'a> {
     stop: &'a AtomicBool,

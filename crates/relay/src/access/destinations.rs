@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 use super::forms::Forms;
+use super::own::OwnAddresses;
 use super::rule::{Pattern, Rule};
 use super::verdict::DestinationVerdict;
 use super::{TooManyRules, blocks, bounded, name};
@@ -27,7 +28,7 @@ use super::{TooManyRules, blocks, bounded, name};
 pub struct Destinations {
     allow: Vec<Rule>,
     deny: Vec<Rule>,
-    own: Vec<IpAddr>,
+    own: OwnAddresses,
     mesh: Vec<IpNet>,
 }
 
@@ -46,15 +47,9 @@ impl Destinations {
         })
     }
 
-    /// Sets the addresses of this machine. Addresses that are denied anyway (127.0.0.1) may be
-    /// included.
-    pub fn set_own(&mut self, own: impl IntoIterator<Item = IpAddr>) {
-        // If 127.0.0.1 were "own" as well as loopback, a rule for 127.0.0.0/8 would not allow it.
-        self.own = own
-            .into_iter()
-            .map(|addr| addr.to_canonical())
-            .filter(|&addr| blocks::denied(addr).next().is_none())
-            .collect();
+    /// Sets the addresses of this machine. What they are is looked up at each check.
+    pub fn set_own(&mut self, own: OwnAddresses) {
+        self.own = own;
     }
 
     /// Sets the addresses of the mesh: those of its relays, and prefixes that only relays may
@@ -123,8 +118,8 @@ impl Destinations {
             own.map(|&net| (net, DestinationVerdict::MeshInternal))
         };
         let own = |form: IpAddr| {
-            let own = self.own.iter().filter(move |&&addr| addr == form);
-            own.map(|&addr| (IpNet::from(addr), DestinationVerdict::Own))
+            let own = self.own.contains(form).then_some(form);
+            own.map(|addr| (IpNet::from(addr), DestinationVerdict::Own))
         };
         forms.all().find_map(|form| {
             let blocks = blocks::denied(form).copied();

@@ -17,6 +17,7 @@ mod destinations;
 mod forms;
 pub mod identity;
 mod name;
+mod own;
 mod rule;
 pub mod session_quota;
 mod sources;
@@ -24,6 +25,7 @@ mod verdict;
 
 pub use destinations::Destinations;
 pub(crate) use name::host_name;
+pub use own::OwnAddresses;
 pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
 pub use verdict::DestinationVerdict;

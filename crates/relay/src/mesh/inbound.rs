@@ -5,7 +5,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -62,7 +62,7 @@ pub(crate) struct Inbound {
     /// closed since remain until they reach the front.
     queue: VecDeque<(Slot, Generation)>,
     unproven: usize,
-    /// Unproven connections by source.
+    /// Unproven connections by [`network`].
     by_source: HashMap<Source, usize>,
     ready: usize,
     /// When connections without a hello are reset, while the relay is draining.
@@ -113,7 +113,7 @@ impl Inbound {
             return;
         }
         if !proven && self.unproven >= rules.max_unproven {
-            let Some(slot) = self.evictable(Source::of(from.ip()), rules.now) else {
+            let Some(slot) = self.evictable(network(from.ip()), rules.now) else {
                 rules.metrics.mesh_refused_full.add(1);
                 return;
             };
@@ -147,7 +147,7 @@ impl Inbound {
         }
         self.queue.push_back((slot, generation));
         self.unproven += 1;
-        *self.by_source.entry(Source::of(from.ip())).or_default() += 1;
+        *self.by_source.entry(network(from.ip())).or_default() += 1;
         rules.metrics.mesh_unproven.add(1);
     }
 
@@ -296,7 +296,7 @@ impl Inbound {
         let (slot, oldest) = self.queue.iter().find_map(|&(slot, generation)| {
             let conn = self.conns.get(slot.0 as usize)?;
             let counts = conn.generation == generation && !conn.proven;
-            (counts && of_most(Source::of(conn.from.ip()))).then_some((slot, conn))
+            (counts && of_most(network(conn.from.ip()))).then_some((slot, conn))
         })?;
         let is_young = now.saturating_duration_since(oldest.since) < GRACE;
         (!is_young || !of_most(newcomer)).then_some(slot)
@@ -315,7 +315,7 @@ impl Inbound {
     fn uncount_unproven(&mut self, from: SocketAddr, rules: &mut InboundTerms<'_>) {
         self.unproven -= 1;
         rules.metrics.mesh_unproven.sub(1);
-        if let Entry::Occupied(mut count) = self.by_source.entry(Source::of(from.ip())) {
+        if let Entry::Occupied(mut count) = self.by_source.entry(network(from.ip())) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
@@ -365,6 +365,15 @@ impl Inbound {
             self.queue.pop_front();
         }
         Some(conn)
+    }
+}
+
+/// Returns the unit by which unproven connections are counted: an IPv4 address, or an IPv6 /48, because a
+/// site has 65,536 networks of /64 (RFC 6177 section 2).
+fn network(ip: IpAddr) -> Source {
+    match Source::of(ip) {
+        Source::V6(upper) => Source::V6(upper & !0xffff),
+        v4 => v4,
     }
 }
 

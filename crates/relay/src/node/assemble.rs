@@ -13,7 +13,7 @@ use super::holdings::Holdings;
 use super::look_ups::resolve_all;
 use super::loops::find_loop;
 use super::mesh::Identity;
-use super::next_hop::{access, next_hop, original};
+use super::next_hop::{access, next_hop, original, read_own};
 use crate::config::{Config, Forward};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
@@ -57,6 +57,7 @@ pub(super) fn assemble(
         None => None,
     };
     let mut next = before.successor();
+    read_own(&next.own).map_err(StartError::Addresses)?;
     let relays = match &identity {
         Some(identity) => match names {
             Names::Checked => identity.dialled(config)?,
@@ -97,9 +98,15 @@ pub(super) fn assemble(
         let own = own.collect();
         let main = match &forward.transparent {
             None => next_hop(forward, &forward.to, own, &options, &peers),
-            Some(transparent) => {
-                original(forward, transparent, &listen, upstream, &peers, members)?
-            }
+            Some(transparent) => original(
+                forward,
+                transparent,
+                &listen,
+                upstream,
+                &peers,
+                members,
+                &next.own,
+            )?,
         };
         let name = match &forward.name {
             Some(name) => name.clone(),
@@ -152,7 +159,8 @@ pub(super) fn assemble(
                 inherited,
             )?;
             assign(&mut listeners, opened, &Purpose::Mesh, mesh_leg);
-            let (access, rules) = access(mesh, &listen, &peers, &identity.local.members)?;
+            let (access, rules) =
+                access(mesh, &listen, &peers, &identity.local.members, &next.own)?;
             Some(Arc::new(Mesh {
                 local: identity.local,
                 trusted: mesh.trusted_networks.clone(),

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
 use super::loops::find_loop;
+use super::next_hop::read_own;
 use crate::condition::Tracker;
 use crate::config::Config;
 use crate::counters::registry::Registry;
@@ -123,6 +124,22 @@ impl SharedHandle {
     /// Returns the interval between look-ups of names.
     pub(crate) fn resolve_interval(&self) -> Duration {
         self.shared.setup().timeouts.resolve
+    }
+
+    /// Reads the addresses of this machine again, which sessions from the mesh and intercepted clients must
+    /// not reach.
+    pub(crate) fn read_own_addresses(&self) {
+        let own = {
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            present.holdings.own.clone()
+        };
+        match read_own(&own) {
+            Ok(true) => tracing::info!("the addresses of this machine have changed"),
+            Ok(false) => {}
+            Err(error) => tracing::error!(
+                "cannot read the addresses of this machine: {error}; sessions may reach its new ones"
+            ),
+        }
     }
 
     /// Stops early SYN.

@@ -9,6 +9,7 @@ use taut_mesh::members::MemberName;
 use taut_sys::Errno;
 use taut_sys::socket::Listener;
 
+use crate::access::OwnAddresses;
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
@@ -25,6 +26,8 @@ pub(super) struct Holdings {
     pub(super) setup: Option<Arc<Setup>>,
     /// What the node knows about the addresses of destinations; one table for all configurations.
     pub(super) backends: Arc<BackendTable>,
+    /// The addresses of this machine; one list for all configurations.
+    pub(super) own: OwnAddresses,
     /// The addresses that the node listens on.
     pub(super) bound: Vec<BoundListener>,
     next_listener: u32,
@@ -56,6 +59,7 @@ impl Holdings {
         Self {
             setup: None,
             backends: self.backends.clone(),
+            own: self.own.clone(),
             bound: Vec::new(),
             next_listener: self.next_listener,
             next_route: self.next_route,

@@ -1,6 +1,7 @@
 //! Derives the next hops of forwards and the destinations of the mesh from the configuration.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use taut_mesh::members::{MemberName, Members};
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
-use crate::access::{Destinations, Rule};
+use crate::access::{Destinations, OwnAddresses, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
@@ -59,9 +60,10 @@ pub(super) fn original(
     options: LegOptions,
     peers: &[Arc<Peer>],
     members: Option<&Members>,
+    own: &OwnAddresses,
 ) -> Result<NextHop, StartError> {
     let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
-    access.set_own(own_addresses()?);
+    access.set_own(own.clone());
     access.set_mesh(relay_addresses(peers, members).map(Into::into));
     let options = Arc::new(options);
     let upstream = match forward.via.is_empty() {
@@ -95,8 +97,8 @@ pub(super) fn access(
     listen: &[ListenAddr],
     peers: &[Arc<Peer>],
     members: &Members,
+    own: &OwnAddresses,
 ) -> Result<(Destinations, HashMap<MemberName, Rules>), StartError> {
-    let own = own_addresses()?;
     let relays: Vec<IpAddr> = listen
         .iter()
         .map(|l| l.0.ip())
@@ -140,12 +142,15 @@ fn relay_addresses(peers: &[Arc<Peer>], members: Option<&Members>) -> impl Itera
     addrs_of(peers).map(|addr| addr.ip()).chain(written)
 }
 
-/// Returns the present addresses of this machine.
-fn own_addresses() -> Result<Vec<IpAddr>, StartError> {
-    let own = nix::ifaddrs::getifaddrs().map_err(|e| StartError::Addresses(e.into()))?;
+/// Reads the present addresses of this machine into `own`. Returns whether they have changed.
+///
+/// # Errors
+/// The error of getifaddrs(3).
+pub(super) fn read_own(own: &OwnAddresses) -> io::Result<bool> {
     let ip = |address: nix::sys::socket::SockaddrStorage| {
         let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
     };
-    Ok(own.filter_map(|i| i.address).filter_map(ip).collect())
+    let found = nix::ifaddrs::getifaddrs()?;
+    Ok(own.replace(found.filter_map(|i| i.address).filter_map(ip)))
 }

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rtnetlink::MulticastGroup;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -16,6 +17,7 @@ use taut_sys::control_socket::ControlError;
 use crate::config::{Config, ConfigError};
 use crate::handover::{HandoverError, Passed};
 use crate::metrics::Metrics;
+use crate::net::netlink::Changes;
 use crate::net::targets::Targets;
 use crate::node::{CONDITION_INTERVAL, Node, SharedHandle, StartError, WorkerLost};
 
@@ -30,6 +32,9 @@ const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
 /// The interval at which the file of members is checked for a change.
 const MEMBERS_EVERY: Duration = Duration::from_secs(1);
+
+/// The interval at which the addresses of this machine are read if the kernel does not report changes.
+const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
 
 /// The number of concurrent look-ups; further ones wait.
 const LOOK_UPS: usize = 16;
@@ -134,6 +139,7 @@ async fn serve(
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(watch_members(node.handle()));
+    tokio::spawn(watch_addresses(node.handle()));
     tokio::spawn(checks::run(node.handle()));
     tokio::spawn(report_conditions(node.handle(), node.metrics()));
     let reload: Reload = {
@@ -222,6 +228,29 @@ async fn watch_members(node: Arc<SharedHandle>) {
         let known = version.clone();
         let look = tokio::task::spawn_blocking(move || node.look_at_members(known));
         version = look.await.unwrap_or(version);
+    }
+}
+
+/// Follows the addresses of this machine.
+async fn watch_addresses(node: Arc<SharedHandle>) {
+    let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+    let changes = Changes::listen(&groups);
+    if let Err(error) = &changes {
+        tracing::warn!(
+            "cannot follow the addresses of this machine: {error}; they are read every second"
+        );
+    }
+    loop {
+        // Also at the start: an address may have been added since the configuration was read.
+        let node = node.clone();
+        let _ = tokio::task::spawn_blocking(move || node.read_own_addresses()).await;
+        match &changes {
+            Ok(changes) => {
+                changes.next().await;
+                changes.drain();
+            }
+            Err(_) => sleep(ADDRESSES_EVERY).await,
+        }
     }
 }
 

@@ -162,7 +162,9 @@ fn this_machine_and_the_mesh_are_not_reached_by_accident() {
         "8.8.8.8:53",
         "127.0.0.0/8:9",
     ]);
-    d.set_own([ip("198.41.0.4"), ip("::ffff:8.8.8.8"), ip("127.0.0.1")]);
+    let own = OwnAddresses::default();
+    d.set_own(own.clone());
+    own.replace([ip("198.41.0.4"), ip("::ffff:8.8.8.8"), ip("127.0.0.1")]);
     d.set_mesh([
         "9.9.9.0/24".parse().unwrap(),
         "::ffff:7.7.7.7/128".parse().unwrap(),

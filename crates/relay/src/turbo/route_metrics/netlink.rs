@@ -1,15 +1,13 @@
 //! Queries and changes through rtnetlink.
 
-use std::io;
 use std::net::IpAddr;
 
-use futures_util::{FutureExt as _, TryStreamExt as _};
+use futures_util::TryStreamExt as _;
 use rtnetlink::packet_route::route::{
     RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope,
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
-use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
 use rtnetlink::{Handle, IpVersion, MulticastGroup};
 
 use super::plan::{address, family, host_route, is_ours, prefix_length};
@@ -18,7 +16,7 @@ use crate::net::netlink::is_unsupported;
 
 /// The notifications of changes that may affect the route to a relay. Devices are included, because
 /// the kernel does not report every route that disappears with a device.
-const GROUPS: [MulticastGroup; 7] = [
+pub(super) const GROUPS: [MulticastGroup; 8] = [
     MulticastGroup::Link,
     MulticastGroup::Ipv4Ifaddr,
     MulticastGroup::Ipv4Route,
@@ -26,50 +24,13 @@ const GROUPS: [MulticastGroup; 7] = [
     MulticastGroup::Ipv6Ifaddr,
     MulticastGroup::Ipv6Route,
     MulticastGroup::Ipv6Rule,
+    MulticastGroup::Nexthop,
 ];
-
-/// The maximum number of notifications read at once; the socket's buffer rarely holds more.
-const REPORTS: usize = 4096;
 
 const FAMILIES: [(IpVersion, AddressFamily); 2] = [
     (IpVersion::V4, AddressFamily::Inet),
     (IpVersion::V6, AddressFamily::Inet6),
 ];
-
-/// The kernel's notifications of changes. Only their presence matters, so a flood of notifications
-/// stays in the socket's buffer, or is lost there, at no cost.
-pub(super) struct Changes(TokioSocket);
-
-// === impl Changes ===
-
-impl Changes {
-    pub(super) fn listen() -> io::Result<Self> {
-        let mut socket = TokioSocket::new(rtnetlink::sys::protocols::NETLINK_ROUTE)?;
-        let groups = GROUPS
-            .iter()
-            .fold(0, |groups, group| groups | 1 << (*group as u32 - 1));
-        let netlink = socket.socket_mut();
-        netlink.bind(&SocketAddr::new(0, groups))?;
-        netlink.add_membership(MulticastGroup::Nexthop as u32)?;
-        Ok(Self(socket))
-    }
-
-    /// Waits for a notification, or for the loss of one.
-    pub(super) async fn next(&self) {
-        let mut byte = [0; 1];
-        // An error means that the buffer was full.
-        let _ = self.0.recv(&mut &mut byte[..]).await;
-    }
-
-    /// Discards all notifications.
-    pub(super) fn drain(&self) {
-        for _ in 0..REPORTS {
-            if self.next().now_or_never().is_none() {
-                return;
-            }
-        }
-    }
-}
 
 /// Returns the route that the kernel would use to reach `address` without the relay's routes. The
 /// query names no protocol, or UDP; the relay's routes are for TCP only.

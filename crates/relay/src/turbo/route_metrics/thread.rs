@@ -15,9 +15,10 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::netlink::{self, Changes};
+use super::netlink::{self, GROUPS};
 use super::plan::{Plan, Without, choose, copy, plan};
 use super::{Job, LOOK_AT_LEAST, LOOK_AT_MOST, PROTOCOL, RouteMetricsError, TABLE};
+use crate::net::netlink::Changes;
 
 /// The abstract UNIX address that a process binds while it keeps the routes. Like the routes, the
 /// address belongs to the network namespace; the kernel releases it however the process ends. Of
@@ -110,7 +111,7 @@ async fn follow(
     held: &mut Option<RouteLock>,
     tell: &SyncSender<Begun>,
 ) -> Result<(), RouteMetricsError> {
-    let changes = Changes::listen().map_err(RouteMetricsError::Netlink)?;
+    let changes = Changes::listen(&GROUPS).map_err(RouteMetricsError::Netlink)?;
     let (connection, handle, _) =
         rtnetlink::new_connection_with_strict_check().map_err(RouteMetricsError::Netlink)?;
     tokio::spawn(connection);
