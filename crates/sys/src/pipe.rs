@@ -71,6 +71,7 @@ impl Pipe {
     /// # Errors
     /// `EAGAIN` if the send queue is full; otherwise the socket's error.
     pub fn drain(&self, to: &Stream, len: usize) -> Result<usize, Errno> {
+        to.before_write();
         splice(
             &self.read,
             None,

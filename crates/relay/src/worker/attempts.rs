@@ -6,7 +6,7 @@ use std::time::Instant;
 use slab::Slab;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
-use taut_sys::socket::{LegOptions, Stream};
+use taut_sys::socket::{Keepalive, LegOptions, Stream};
 
 use crate::access::may_be_borrowed;
 use crate::counters::worker::WorkerMetrics;
@@ -147,7 +147,7 @@ impl Dial {
         }
         let UpstreamAddr(addr) = backend.addr;
         let stream = match self.borrow {
-            false => Stream::connect(addr, &self.options),
+            false => Stream::connect_sparingly(addr, &self.options),
             true => Stream::connect_from(addr, client.0.ip().to_canonical(), &self.options),
         };
         (begun, stream)
@@ -197,6 +197,11 @@ impl Dial {
     pub(super) fn next(&self, attempts: &Attempts) -> Option<Instant> {
         let limits = self.extra.iter().filter_map(|&i| attempts.get(i));
         limits.map(|a| a.until).chain(self.race.next_at()).min()
+    }
+
+    /// Returns the keepalive parameters of the connections.
+    pub(super) fn keepalive(&self) -> &Keepalive {
+        &self.options.keepalive
     }
 
     /// Returns the number of attempts so far.

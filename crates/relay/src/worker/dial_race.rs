@@ -18,7 +18,7 @@ use taut_sys::epoll::Interest;
 use super::Worker;
 use super::attempts::{Attempt, MAX_EXTRA, Pick};
 use super::dial_plan::DialPlan;
-use super::sessions::Close;
+use super::sessions::{Close, KEEP_ALIVE_AFTER};
 use super::slots;
 use crate::access::may_be_borrowed;
 use crate::event::token::{Slot, Token};
@@ -228,6 +228,7 @@ impl Worker {
             return;
         };
         let Some(own) = dial.own else { return };
+        entry.keep_alive_at = Some(now + KEEP_ALIVE_AFTER);
         let backend = &dial.backends[own.place];
         if backend.clear() {
             tracing::info!(addr = %backend.addr.0, "an address answers again");

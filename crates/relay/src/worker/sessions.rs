@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 use taut_mesh::members::MemberName;
@@ -25,6 +25,10 @@ use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::{End, Side};
 use crate::turbo::route_metrics::Visit;
+
+/// The age at which an upstream leg that the session dialled gets keepalive, which takes four system
+/// calls. No probe is due sooner: it is the least that `keepalive_idle` can be.
+pub(super) const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(1);
 
 /// A worker's sessions.
 #[derive(Default)]
@@ -53,6 +57,8 @@ pub(super) struct SessionEntry {
     /// The session's log record, if there is a session log.
     pub(super) record: Option<Box<PendingRecord>>,
     pub(super) deadline: Option<Instant>,
+    /// The time to enable keepalive on the upstream leg.
+    pub(super) keep_alive_at: Option<Instant>,
     pub(super) queued: bool,
     /// The session's place in the quota of its source.
     pub(super) permit: Permit,
@@ -111,13 +117,14 @@ impl Sessions {
         }
     }
 
-    /// Sets the session's deadline: its own, or `sooner`.
+    /// Sets the session's deadline: its own, `sooner`, or the time to enable keepalive.
     fn set_deadline(&mut self, slot: Slot, sooner: Option<Instant>) {
         let Some(entry) = self.entries.get_mut(slot.0 as usize) else {
             return;
         };
         let own = entry.session.deadline(&entry.timeouts);
-        let new = own.into_iter().chain(sooner).min();
+        let new = [own, sooner, entry.keep_alive_at];
+        let new = new.into_iter().flatten().min();
         self.deadlines.set(slot, entry.deadline, new);
         entry.deadline = new;
     }
@@ -136,6 +143,17 @@ impl Sessions {
 // === impl SessionEntry ===
 
 impl SessionEntry {
+    /// Enables keepalive on the upstream leg when the time has come.
+    fn keep_alive(&mut self, now: Instant) {
+        if self.keep_alive_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.keep_alive_at = None;
+        if let (DialPlan::Dial(dial), (_, Some(upstream))) = (&self.plan, self.session.legs()) {
+            upstream.stream().keep_alive(dial.keepalive());
+        }
+    }
+
     /// Adopts another plan, which may lead to another peer.
     pub(super) fn change_plan(&mut self, plan: DialPlan, worker: usize) {
         let peer = plan.peer().map(|peer| peer.stats.clone());
@@ -220,6 +238,7 @@ impl Worker {
             peer,
             record,
             deadline: None,
+            keep_alive_at: None,
             queued: false,
             permit,
             _visit: visit,
@@ -257,6 +276,7 @@ impl Worker {
         let Some(entry) = self.sessions.entries.get_mut(slot.0 as usize) else {
             return;
         };
+        entry.keep_alive(self.io.now);
         let before = entry.session.moved();
         let step = entry
             .session

@@ -1,7 +1,7 @@
 //! A node as a whole: what it refuses, what it holds in memory, how it ends.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 use crate::rig::*;
 use taut_relay::config::{Config, Forward};
@@ -204,4 +204,22 @@ fn an_unknown_congestion_control_is_refused_at_the_start() {
     config.forwards[0].upstream_congestion = Some("no-such".into());
     let error = Node::start(&config).unwrap_err();
     assert!(matches!(error, StartError::Congestion { .. }), "{error}");
+}
+
+/// Returns whether the keepalive timer of the connection from `local` runs.
+fn has_keepalive(local: SocketAddr) -> bool {
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let port = format!(":{:04X}", local.port());
+    let mut row = table.lines().map(|line| line.split_whitespace().collect());
+    // The timer is the sixth column; 02 is sk_timer, which an established connection uses for keepalive.
+    row.any(|row: Vec<_>| row[1].ends_with(&port) && row[5].starts_with("02:"))
+}
+
+#[test]
+fn both_legs_of_a_session_that_lasts_have_keepalive() {
+    let rig = Rig::new(Path::Both);
+    let (client, server) = rig.pair();
+    let (upstream, relay) = (server.peer_addr().unwrap(), client.peer_addr().unwrap());
+    wait_until("keepalive of the client leg", || has_keepalive(relay));
+    wait_until("keepalive of the upstream leg", || has_keepalive(upstream));
 }

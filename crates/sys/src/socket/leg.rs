@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 
 use super::path::PathOptions;
-use super::tcp_socket;
+use super::{Set, tcp_socket};
 use crate::{Errno, raw_sockopt};
 
 /// linux/tcp.h: leaves repair mode and sends a window probe.
@@ -73,20 +73,21 @@ impl LegOptions {
     /// unprivileged processes (`net.ipv4.tcp_allowed_congestion_control`).
     pub fn probe(&self) -> Result<(), Errno> {
         let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
-        self.apply(tcp_socket(any)?.as_fd())
+        self.apply(tcp_socket(any)?.as_fd(), Set::All)
     }
 
     /// Sets the options. Must run before connect(2) or listen(2): the kernel chooses the window
-    /// scale for the SYN from the buffer at that time (RFC 7323 2.2).
-    pub(super) fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-        // A relay must not delay data: bytes that one leg delivers, the other sends at once.
-        sockopt::set_tcp_nodelay(fd, true)?;
-        // Without this option, the urgent byte would be missing from the relayed stream.
+    /// scale for the SYN from the buffer at that time (RFC 7323 2.2). Accepted connections inherit
+    /// all the options of their listener.
+    pub(super) fn apply(&self, fd: BorrowedFd<'_>, set: Set) -> Result<(), Errno> {
+        if set == Set::All {
+            // A relay must not delay data: bytes that one leg delivers, the other sends at once.
+            sockopt::set_tcp_nodelay(fd, true)?;
+            self.keepalive.enable(fd)?;
+        }
+        // Without this option, the urgent byte would be missing from the relayed stream. It cannot wait
+        // until urgent data arrives: of two urgent bytes, the kernel would have dropped the first.
         sockopt::set_socket_oobinline(fd, true)?;
-        sockopt::set_socket_keepalive(fd, true)?;
-        sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
-        sockopt::set_tcp_keepintvl(fd, self.keepalive.interval)?;
-        sockopt::set_tcp_keepcnt(fd, self.keepalive.probes)?;
         if let Some(name) = &self.congestion {
             sockopt::set_tcp_congestion(fd, name)?;
         }
@@ -113,6 +114,19 @@ impl LegOptions {
         // Until the end of the stream has been forwarded, a close must abort: if this process is
         // killed, both peers see an RST and never a FIN that makes half a file look complete.
         sockopt::set_socket_linger(fd, Some(Duration::ZERO))
+    }
+}
+
+// === impl Keepalive ===
+
+impl Keepalive {
+    /// Enables keepalive. The switch comes first: the kernel then counts the idle time from the last
+    /// segment that arrived (tcp_sock_set_keepidle_locked), and otherwise from now.
+    pub(super) fn enable(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        sockopt::set_socket_keepalive(fd, true)?;
+        sockopt::set_tcp_keepintvl(fd, self.interval)?;
+        sockopt::set_tcp_keepcnt(fd, self.probes)?;
+        sockopt::set_tcp_keepidle(fd, self.idle)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
 use rustix::net::{AddressFamily, sockopt};
 
-use super::{LegOptions, Stream, tcp_socket};
+use super::{LegOptions, Set, Stream, tcp_socket};
 use crate::{Errno, raw_sockopt};
 
 /// The value that enables a boolean option.
@@ -94,19 +94,22 @@ impl PathOptions {
 }
 
 /// Connects from the next source address of the pool. If that has no free port, tries the others.
-pub(super) fn connect_from_pool(addr: SocketAddr, options: &LegOptions) -> Result<Stream, Errno> {
+pub(super) fn connect_from_pool(
+    addr: SocketAddr,
+    options: &LegOptions,
+    set: Set,
+) -> Result<Stream, Errno> {
     let mut last = Errno::AFNOSUPPORT;
     for source in options.path.sources.for_family(addr) {
         let fd = tcp_socket(addr)?;
-        options.apply(fd.as_fd())?;
+        options.apply(fd.as_fd(), set)?;
         // Otherwise bind(2) would reserve the port for all destinations. IPv6 sockets use the same
         // level for this option.
         raw_sockopt::set(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, ON)?;
         rustix::net::bind(&fd, &SocketAddr::new(source, 0))?;
-        match rustix::net::connect(&fd, &addr) {
-            Ok(()) | Err(Errno::INPROGRESS) => return Ok(Stream(fd)),
+        match Stream::start(fd, addr, set) {
             Err(Errno::ADDRNOTAVAIL) => last = Errno::ADDRNOTAVAIL,
-            Err(e) => return Err(e),
+            started => return started,
         }
     }
     Err(last)

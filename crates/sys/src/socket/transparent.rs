@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::{LegOptions, Listener, Stream, tcp_socket};
+use super::{LegOptions, Listener, Set, Stream, tcp_socket};
 use crate::{Errno, raw_sockopt};
 
 /// The value that enables a boolean option.
@@ -26,7 +26,7 @@ impl Listener {
 }
 
 impl Stream {
-    /// Connects like [`Stream::connect`], but from the address `source`, which need not be local.
+    /// Connects like [`Stream::connect_sparingly`], but from the address `source`, which need not be local.
     /// The kernel chooses a port that is free for this destination.
     ///
     /// # Errors
@@ -41,16 +41,13 @@ impl Stream {
             return Err(Errno::AFNOSUPPORT);
         }
         let fd = tcp_socket(addr)?;
-        options.apply(fd.as_fd())?;
+        options.apply(fd.as_fd(), Set::Necessary)?;
         set_transparent(fd.as_fd(), addr)?;
         // Otherwise bind(2) would reserve the port for all destinations. IPv6 sockets use the same
         // level for this option.
         raw_sockopt::set(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, ON)?;
         rustix::net::bind(&fd, &SocketAddr::new(source, 0))?;
-        match rustix::net::connect(&fd, &addr) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(Self(fd)),
-            Err(e) => Err(e),
-        }
+        Self::start(fd, addr, Set::Necessary)
     }
 }
 

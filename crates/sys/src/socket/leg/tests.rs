@@ -80,3 +80,91 @@ fn a_window_probe_leaves_the_stream_unchanged() {
         assert_eq!(&word, b"word");
     }
 }
+
+#[test]
+fn an_accepted_stream_has_the_options_of_its_listener() {
+    let options = LegOptions {
+        user_timeout: Some(Duration::from_secs(7)),
+        ..plain()
+    };
+    let (near, far) = pair(&options);
+    for stream in [&near, &far] {
+        assert!(sockopt::tcp_nodelay(stream).unwrap());
+        assert!(sockopt::socket_oobinline(stream).unwrap());
+        assert!(sockopt::socket_keepalive(stream).unwrap());
+        assert_eq!(
+            sockopt::tcp_keepidle(stream).unwrap(),
+            options.keepalive.idle
+        );
+        assert_eq!(
+            sockopt::tcp_keepintvl(stream).unwrap(),
+            options.keepalive.interval
+        );
+        assert_eq!(
+            sockopt::tcp_keepcnt(stream).unwrap(),
+            options.keepalive.probes
+        );
+        assert_eq!(sockopt::tcp_user_timeout(stream).unwrap(), 7000);
+        assert_eq!(
+            sockopt::socket_linger(stream).unwrap(),
+            Some(Duration::ZERO)
+        );
+    }
+}
+
+#[test]
+fn a_sparing_connection_gets_the_other_options_when_they_matter() {
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 1, &plain()).unwrap();
+    let stream = Stream::connect_sparingly(listener.local_addr().unwrap(), &plain()).unwrap();
+    assert!(sockopt::socket_oobinline(&stream).unwrap());
+    assert_eq!(
+        sockopt::socket_linger(&stream).unwrap(),
+        Some(Duration::ZERO)
+    );
+    assert!(!sockopt::socket_keepalive(&stream).unwrap());
+    rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None).unwrap();
+    // The first write is never held back.
+    stream.send(b"first").unwrap();
+    assert!(!sockopt::tcp_nodelay(&stream).unwrap());
+    stream.send(b"second").unwrap();
+    assert!(sockopt::tcp_nodelay(&stream).unwrap());
+    stream.keep_alive(&plain().keepalive);
+    assert!(sockopt::socket_keepalive(&stream).unwrap());
+    assert_eq!(
+        sockopt::tcp_keepidle(&stream).unwrap(),
+        plain().keepalive.idle
+    );
+}
+
+#[test]
+fn splice_sets_nodelay_at_the_second_write_too() {
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 1, &plain()).unwrap();
+    let stream = Stream::connect_sparingly(listener.local_addr().unwrap(), &plain()).unwrap();
+    rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    far.send(b"bytes").unwrap();
+    rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::IN)], None).unwrap();
+    stream.send(b"first").unwrap();
+    let pipe = crate::pipe::Pipe::new(4096).unwrap();
+    assert_eq!(pipe.fill(&stream, 4096), Ok(5));
+    assert!(!sockopt::tcp_nodelay(&stream).unwrap());
+    assert_eq!(pipe.drain(&stream, 5), Ok(5));
+    assert!(sockopt::tcp_nodelay(&stream).unwrap());
+}
+
+#[test]
+fn a_connection_to_itself_is_recognised() {
+    let port = (32_768..=60_999).find_map(|port| {
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        // Without a listener, the kernel refuses the connection unless it meets itself.
+        let fd = tcp_socket(addr).ok()?;
+        rustix::net::bind(&fd, &addr).ok()?;
+        Stream::start(fd, addr, Set::Necessary).ok()
+    });
+    let stream = port.unwrap();
+    rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None).unwrap();
+    assert_eq!(stream.take_error(), Ok(()));
+    assert!(stream.is_its_own_peer());
+    let (near, far) = pair(&plain());
+    assert!(!near.is_its_own_peer() && !far.is_its_own_peer());
+}
