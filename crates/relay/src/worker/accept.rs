@@ -13,7 +13,7 @@ use taut_sys::socket::Stream;
 use super::Worker;
 use super::client::Client;
 use super::dial_plan::DialPlan;
-use super::listeners::{ACCEPTS, OpenListener};
+use super::listeners::{OpenListener, Streak};
 use super::pending_record::Origin;
 use super::slots::slot;
 use crate::access;
@@ -26,10 +26,23 @@ use crate::route::listener::{ListenerId, Purpose};
 impl Worker {
     // === accept ===
 
-    /// Accepts some of the connections that wait at a listener. Returns `true` if there may be
+    /// Accepts connections from a listener that the poller has reported.
+    pub(super) fn on_listener_readable(&mut self, id: ListenerId) {
+        let round = self.round;
+        let Some(listener) = self.listeners.get_mut(&id) else {
+            return;
+        };
+        let max = listener.streak.begin(round);
+        let is_empty = !self.accept_some(id, max);
+        if is_empty && let Some(listener) = self.listeners.get_mut(&id) {
+            listener.streak = Streak::default();
+        }
+    }
+
+    /// Accepts at most `max` of the connections that wait at a listener. Returns `true` if there may be
     /// more.
-    pub(super) fn on_listener_readable(&mut self, id: ListenerId) -> bool {
-        for _ in 0..ACCEPTS {
+    pub(super) fn accept_some(&mut self, id: ListenerId, max: usize) -> bool {
+        for _ in 0..max {
             let Some(OpenListener {
                 socket, purpose, ..
             }) = self.listeners.get(&id)

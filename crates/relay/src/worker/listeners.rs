@@ -15,8 +15,11 @@ use crate::route::table::Setup;
 /// The number of connections that the kernel keeps per listener until they are accepted. The kernel
 /// uses the lesser of this and `net.core.somaxconn`.
 pub(crate) const BACKLOG: i32 = 4096;
-/// The number of connections accepted from one listener before sessions get their turn again.
-pub(super) const ACCEPTS: usize = 64;
+/// The largest number of connections accepted from one listener before sessions get their turn again.
+const ACCEPTS: usize = 64;
+/// The number of rounds in a row in which a listener is readable before more than one connection is
+/// accepted a round.
+const PATIENCE: u32 = 4;
 /// The pause of a listener when the machine has no descriptor or memory for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -25,6 +28,34 @@ pub(super) struct OpenListener {
     pub(super) socket: Arc<Listener>,
     pub(super) purpose: Purpose,
     pub(super) resting_until: Option<Instant>,
+    pub(super) streak: Streak,
+}
+
+/// The rounds of a worker in a row in which a listener had connections.
+///
+/// Most often one connection waits, and accept(2) would find none after it. The poller reports the
+/// listener again if more wait. So one connection is accepted a round, and twice as many each round
+/// once the queue does not become empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Streak {
+    rounds: u32,
+    last: u64,
+}
+
+// === impl Streak ===
+
+impl Streak {
+    /// Returns the number of connections to accept in this round of the worker.
+    pub(super) fn begin(&mut self, round: u64) -> usize {
+        let follows = self.rounds > 0 && self.last.wrapping_add(1) == round;
+        self.rounds = match follows {
+            true => self.rounds.saturating_add(1),
+            false => 1,
+        };
+        self.last = round;
+        let doublings = self.rounds.saturating_sub(PATIENCE);
+        1 << doublings.min(ACCEPTS.ilog2())
+    }
 }
 
 // === impl OpenListener ===
@@ -35,6 +66,7 @@ impl OpenListener {
             socket,
             purpose,
             resting_until: None,
+            streak: Streak::default(),
         }
     }
 }
@@ -121,7 +153,7 @@ impl Worker {
         // The queue holds no more than this number of rounds. Without a bound, new connections
         // could keep the listener open.
         let rounds = BACKLOG as usize / ACCEPTS + 1;
-        (0..rounds).find(|_| !self.on_listener_readable(id));
+        (0..rounds).find(|_| !self.accept_some(id, ACCEPTS));
         if let Some(listener) = self.listeners.remove(&id) {
             // If another process shares the socket, closing it here does not end the poller's
             // reports.
@@ -132,4 +164,22 @@ impl Worker {
 
 pub(super) fn listener_token(id: ListenerId) -> u64 {
     Token::Listener(id.0).encode()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_does_not_become_empty_is_accepted_in_growing_steps() {
+        let mut streak = Streak::default();
+        let steps: Vec<_> = (7..20).map(|round| streak.begin(round)).collect();
+        assert_eq!(steps, [1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
+    }
+
+    #[test]
+    fn connections_that_come_one_by_one_are_accepted_one_by_one() {
+        let mut streak = Streak::default();
+        assert!((0..20).map(|n| streak.begin(n * 2)).all(|max| max == 1));
+    }
 }

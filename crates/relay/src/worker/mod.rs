@@ -66,6 +66,8 @@ pub(crate) struct Worker {
     attempts: Attempts,
     /// The number of sessions planned so far, which decides between equal destinations.
     turn: usize,
+    /// The number of times that the worker has waited for events.
+    round: u64,
     mesh: MeshConns,
     early: EarlyLegs,
     listeners: BTreeMap<ListenerId, OpenListener>,
@@ -122,6 +124,7 @@ impl Worker {
             sessions: Sessions::default(),
             attempts: Attempts::default(),
             turn: index,
+            round: 0,
             mesh: MeshConns {
                 inbound: Inbound::default(),
                 pools,
@@ -148,6 +151,7 @@ impl Worker {
         loop {
             self.io.poller.wait(self.timeout(), &mut reports)?;
             self.io.now = Instant::now();
+            self.round = self.round.wrapping_add(1);
             for &report in &reports {
                 self.handle(report);
             }
