@@ -74,6 +74,11 @@ impl Readiness {
             .intersects(EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
+    /// Returns whether the socket has failed or both directions of its connection have ended.
+    pub fn failed_or_hung_up(self) -> bool {
+        self.0.intersects(EventFlags::ERR | EventFlags::HUP)
+    }
+
     /// Returns whether the socket has a pending error.
     pub fn failed(self) -> bool {
         self.0.contains(EventFlags::ERR)

@@ -42,6 +42,9 @@ pub(crate) trait Leg {
     fn drain(&self, pipe: &Self::Pipe, len: usize) -> Result<usize, Errno>;
     /// Ends the stream to the peer in order. `EAGAIN`: call again when the leg is writable.
     fn shutdown_write(&mut self) -> Result<(), Errno>;
+    /// Returns whether FIN alone ends the stream, in both directions, so that a close of the leg sends
+    /// what [`Leg::shutdown_write`] does.
+    fn ends_with_fin(&self) -> bool;
     fn take_error(&self) -> Result<(), Errno>;
     fn unacknowledged(&self) -> usize;
     fn unsent(&self) -> usize;
@@ -104,6 +107,8 @@ pub(crate) struct Direction<P> {
     /// follows, because a FIN would make a partial stream look complete.
     broken: bool,
     state: State,
+    /// FIN is left to the close of the sink.
+    fin_is_due: bool,
     moved: u64,
     spliced: bool,
 }
@@ -120,7 +125,7 @@ enum State {
     Open,
     /// The source has ended; a chunk may remain.
     Ending,
-    /// FIN has been forwarded.
+    /// FIN has been forwarded, or is left to the close of the sink.
     Ended,
     /// The source broke and has delivered everything that it will; no FIN is forwarded.
     Spent,
@@ -135,6 +140,14 @@ pub(crate) enum Turn {
     Yielded,
     /// The direction is done: it forwarded FIN, or everything that a broken source delivered.
     Ended,
+}
+
+/// What sends FIN once the last byte has been written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FinBy {
+    Shutdown,
+    /// The close of the sink, if FIN is all that ends its stream.
+    Close,
 }
 
 /// The leg that failed, from the direction's point of view.
@@ -155,6 +168,7 @@ impl<P> Direction<P> {
             read_to_the_end: false,
             broken: false,
             state: State::Open,
+            fin_is_due: false,
             moved: 0,
             spliced: false,
         }
@@ -238,6 +252,11 @@ impl<P> Direction<P> {
         self.state == State::Ended
     }
 
+    /// Returns whether FIN is left to the close of the sink.
+    pub(crate) fn fin_is_due(&self) -> bool {
+        self.fin_is_due
+    }
+
     /// Returns whether the sink has taken everything that was read.
     fn is_empty(&self) -> bool {
         matches!(self.chunk, Chunk::None | Chunk::Piped { left: 0, .. })
@@ -278,7 +297,24 @@ impl<P> Direction<P> {
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
     {
-        let result = self.go(from, to, io);
+        self.turn_with(FinBy::Shutdown, from, to, io)
+    }
+
+    /// Moves bytes like [`Self::turn`], and ends the sink's stream as `fin_by` says.
+    ///
+    /// # Errors Those of [`Self::turn`].
+    pub(crate) fn turn_with<L, W>(
+        &mut self,
+        fin_by: FinBy,
+        from: &mut L,
+        to: &mut L,
+        io: &mut W,
+    ) -> Result<Turn, Fault>
+    where
+        L: Leg<Pipe = P>,
+        W: Buffers<Pipe = P>,
+    {
+        let result = self.go(fin_by, from, to, io);
         // A direction keeps a pipe only while there are bytes in it.
         if let Chunk::Piped { left: 0, .. } = self.chunk
             && let Some(pipe) = self.take_dirty_pipe()
@@ -288,7 +324,13 @@ impl<P> Direction<P> {
         result
     }
 
-    fn go<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<Turn, Fault>
+    fn go<L, W>(
+        &mut self,
+        fin_by: FinBy,
+        from: &mut L,
+        to: &mut L,
+        io: &mut W,
+    ) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
@@ -303,6 +345,11 @@ impl<P> Direction<P> {
                 // queue, where they close the sender's window, instead of in this process.
                 State::Open if !self.readable || !self.writable => return Ok(Turn::Blocked),
                 State::Open => {}
+                State::Ending if fin_by == FinBy::Close && to.ends_with_fin() => {
+                    self.fin_is_due = true;
+                    self.state = State::Ended;
+                    return Ok(Turn::Ended);
+                }
                 State::Ending => match to.shutdown_write() {
                     Ok(()) => {
                         self.state = State::Ended;

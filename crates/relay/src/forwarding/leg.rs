@@ -133,6 +133,10 @@ impl Leg for TcpLeg {
         }
     }
 
+    fn ends_with_fin(&self) -> bool {
+        matches!(self, Self::Plain(_))
+    }
+
     fn take_error(&self) -> Result<(), Errno> {
         self.stream().take_error()
     }

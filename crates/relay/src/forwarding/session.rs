@@ -19,7 +19,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
 use crate::config::Timeouts;
-use crate::forwarding::direction::{Buffers, Direction, Fault, Leg, Turn};
+use crate::forwarding::direction::{Buffers, Direction, Fault, FinBy, Leg, Turn};
 use crate::outcome::session_end::{End, Side};
 
 /// The first and the longest interval between checks of a send queue. The kernel does not report
@@ -281,7 +281,7 @@ impl<L: Leg> Session<L> {
             };
         };
         match self.upstream_ready {
-            Some(ready) if ready.writable() => match upstream.take_error() {
+            Some(ready) if ready.writable() => match attempt_result(upstream, ready) {
                 // A connection to itself would loop the bytes and take the port from the program
                 // that they are meant for.
                 Ok(()) if upstream.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
@@ -325,12 +325,25 @@ impl<L: Leg> Session<L> {
             return self.break_off(Side::Upstream, error, now, t, io);
         }
         let before = (self.to_upstream.position(), self.to_client.position());
-        let up = match self.to_upstream.turn(&mut self.client, upstream, io) {
+        // The close of a leg sends the second FIN.
+        let fin_by = |other_ended| match other_ended {
+            true => FinBy::Close,
+            false => FinBy::Shutdown,
+        };
+        let fin = fin_by(self.to_client.ended());
+        let turn = self
+            .to_upstream
+            .turn_with(fin, &mut self.client, upstream, io);
+        let up = match turn {
             Ok(turn) => turn,
             Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Upstream, e, now, t, io),
         };
-        let down = match self.to_client.turn(upstream, &mut self.client, io) {
+        let fin = fin_by(self.to_upstream.ended());
+        let turn = self
+            .to_client
+            .turn_with(fin, upstream, &mut self.client, io);
+        let down = match turn {
             Ok(turn) => turn,
             Err(Fault::From(e)) => return self.break_off(Side::Upstream, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, io),
@@ -351,15 +364,17 @@ impl<L: Leg> Session<L> {
             }
         }
         match (up, down) {
-            (Turn::Ended, Turn::Ended) => {
-                self.client.end_gracefully();
-                upstream.end_gracefully();
-                self.phase = Phase::Lingering {
-                    watch: Watch::new(now),
-                    cut: None,
-                };
-                self.linger(now, t)
-            }
+            (Turn::Ended, Turn::Ended) => match self.leave_to_the_kernel() {
+                Ok(true) => Step::Done(End::Complete),
+                Ok(false) => {
+                    self.phase = Phase::Lingering {
+                        watch: Watch::new(now),
+                        cut: None,
+                    };
+                    self.linger(now, t)
+                }
+                Err((side, e)) => self.break_off(side, e, now, t, io),
+            },
             (Turn::Yielded, _) | (_, Turn::Yielded) => Step::Again,
             (Turn::Ended, _) | (_, Turn::Ended) if now >= self.progress + t.half_closed => {
                 match self.stands_still(now) {
@@ -375,6 +390,40 @@ impl<L: Leg> Session<L> {
                 }
             },
         }
+    }
+
+    /// Makes the close of both legs an orderly end, after both streams have ended. Returns `true` if the
+    /// close is all that is left to do.
+    ///
+    /// # Errors The leg that failed.
+    fn leave_to_the_kernel(&mut self) -> Result<bool, (Side, Errno)> {
+        let Some(upstream) = &mut self.upstream else {
+            return Ok(false);
+        };
+        let (first, last, side) = match () {
+            () if self.to_client.fin_is_due() => (upstream, &mut self.client, Side::Client),
+            () if self.to_upstream.fin_is_due() => (&mut self.client, upstream, Side::Upstream),
+            () => {
+                self.client.end_gracefully();
+                upstream.end_gracefully();
+                return Ok(false);
+            }
+        };
+        // If the peer has acknowledged FIN and has sent its own, the connection is over, and its close
+        // cannot reset anything.
+        let is_over = first.ends_with_fin() && first.unacknowledged() == 0;
+        if !is_over {
+            first.end_gracefully();
+        }
+        if (is_over || first.unsent() == 0) && last.unsent() == 0 {
+            last.end_gracefully();
+            return Ok(true);
+        }
+        // FIN must not wait until the tails are out.
+        last.shutdown_write().map_err(|e| (side, e))?;
+        first.end_gracefully();
+        last.end_gracefully();
+        Ok(false)
     }
 
     /// Returns whether the kernel has delivered nothing either since the last check. A tail that is
@@ -547,6 +596,15 @@ impl<L: Leg> Session<L> {
             Phase::Lingering { cut, .. } => Step::Done(cut.unwrap_or(End::Complete)),
             _ => Step::Broken(End::Stopped),
         }
+    }
+}
+
+/// Returns the result of a connection attempt whose leg is writable.
+fn attempt_result<L: Leg>(upstream: &L, ready: Readiness) -> Result<(), Errno> {
+    // A leg that has neither failed nor hung up has connected.
+    match ready.failed_or_hung_up() {
+        true => upstream.take_error(),
+        false => Ok(()),
     }
 }
 

@@ -90,6 +90,12 @@ impl SimLeg {
         s.let_out = s.let_out.max(s.acknowledged);
     }
 
+    /// Sends all written bytes, of which the peer acknowledges none.
+    pub(crate) fn let_out(&self) {
+        let mut s = self.0.borrow_mut();
+        s.let_out = s.sent.len();
+    }
+
     /// Makes the connection one to itself.
     pub(crate) fn meet_itself(&self) {
         self.0.borrow_mut().own_peer = true;
@@ -269,6 +275,10 @@ impl Leg for SimLeg {
         assert!(!s.fin_sent, "a second FIN");
         s.fin_sent = true;
         Ok(())
+    }
+
+    fn ends_with_fin(&self) -> bool {
+        true
     }
 
     fn take_error(&self) -> Result<(), Errno> {

@@ -491,3 +491,70 @@ fn a_relay_that_acknowledges_nothing_keeps_a_session_whose_bytes_have_gone_to_it
     assert_eq!(bench.session.take_relay_fault(), Some(Errno::TIMEDOUT));
     assert_eq!(bench.session.take_relay_fault(), None);
 }
+
+#[test]
+fn the_close_of_the_last_leg_sends_its_fin_if_nothing_waits_ahead_of_it() {
+    for (first, last, _) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(first, |leg| leg.arrive(b"question"));
+        bench.report(last, |leg| leg.arrive(b"answer"));
+        assert_eq!(bench.drive(), Step::Wait);
+        // Both peers have read everything, and the first to end its stream has its FIN forwarded.
+        bench.leg(first).acknowledge();
+        bench.leg(last).acknowledge();
+        bench.report(first, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        assert!(bench.leg(last).fin_sent());
+        bench.report(last, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Done(End::Complete));
+        // FIN is left to the close, which must then not reset.
+        assert!(!bench.leg(first).fin_sent());
+        assert!(bench.leg(first).is_graceful());
+    }
+}
+
+#[test]
+fn a_fin_does_not_wait_for_the_tail_ahead_of_it() {
+    for (first, last, _) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(last, |leg| leg.arrive(b"answer"));
+        bench.report(first, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        bench.report(last, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        assert!(bench.leg(first).fin_sent());
+        bench.leg(first).acknowledge();
+        assert_eq!(bench.run_to_deadline(), Step::Done(End::Complete));
+    }
+}
+
+#[test]
+fn the_leg_whose_stream_ended_first_is_not_closed_with_unsent_bytes() {
+    for (first, last, _) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(first, |leg| leg.arrive(b"question"));
+        bench.report(first, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        bench.report(last, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        assert!(bench.leg(last).is_graceful());
+        bench.leg(last).acknowledge();
+        assert_eq!(bench.run_to_deadline(), Step::Done(End::Complete));
+    }
+}
+
+#[test]
+fn bytes_in_flight_do_not_keep_a_session_whose_close_resets_neither_leg() {
+    for (first, last, _) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(first, |leg| leg.arrive(b"question"));
+        bench.report(first, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        // Sent, but not acknowledged: the kernel goes on with it after an orderly close.
+        bench.leg(last).let_out();
+        bench.report(last, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Done(End::Complete));
+        assert!(bench.leg(last).is_graceful());
+        assert!(bench.leg(first).is_graceful());
+    }
+}
