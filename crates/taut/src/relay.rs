@@ -32,7 +32,8 @@ relay.drain_timeout to end; a second signal resets them. SIGHUP reloads the conf
 continue.
 
 --check exits with 0 if a relay could start, 1 if it could not (a name without an address, a key that \
-cannot be read), 2 if the configuration file has a mistake. A port in use is no error.
+cannot be read), 2 if the configuration file has a mistake. A port in use is no error. --check=peers also \
+dials each relay of the mesh up to the end of its handshake.
 
 TAUT_LOG sets what is logged: error, warn, info (the default), debug, trace or off, or more of one part, \
 such as TAUT_LOG=info,taut_relay=debug.")]
@@ -64,9 +65,25 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "ADDR", value_parser = serving_addr)]
     metrics: Option<SocketAddr>,
 
-    /// Check the configuration, names, keys and addresses, and exit without starting a relay
-    #[arg(long)]
-    check: bool,
+    /// Check the configuration, names, keys and addresses, and exit without starting a relay; `--check=peers`
+    /// dials the relays of the mesh, too
+    #[arg(
+        long,
+        value_name = "WHAT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "config"
+    )]
+    check: Option<Check>,
+}
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Check {
+    /// The configuration, names, keys and addresses.
+    Config,
+    /// These, and that each relay of the mesh answers and accepts this one.
+    Peers,
 }
 
 impl Args {
@@ -121,10 +138,22 @@ fn needed(config: &Config) -> Vec<Capability> {
 }
 
 /// Checks the configuration and prints what is wrong with it.
-fn check(config: &Config) -> Result<(), Failure> {
-    let findings = node::check(config);
+fn check(config: &Config, what: Check) -> Result<(), Failure> {
+    let mut findings = node::check(config);
     for warning in &findings.warnings {
         let _ = writeln!(std::io::stderr(), "taut: warning: {warning}");
+    }
+    if what == Check::Peers && findings.errors.is_empty() {
+        for peer in node::check_peers(config) {
+            let named = format!("{} ({})", peer.name, peer.address);
+            match peer.outcome {
+                Ok(took) => {
+                    let took = took.as_secs_f64() * 1000.0;
+                    let _ = writeln!(std::io::stdout(), "{named}: ready after {took:.1} ms");
+                }
+                Err(problem) => findings.errors.push(format!("{named} {problem}")),
+            }
+        }
     }
     if findings.errors.is_empty() {
         let _ = writeln!(std::io::stdout(), "the configuration is valid");
@@ -139,8 +168,8 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         config,
         inherited,
     } = job;
-    if args.check {
-        return check(&config);
+    if let Some(what) = args.check {
+        return check(&config, what);
     }
     let reload = Box::new(move || configuration(&args));
     serve::run(&config, inherited, reload).map_err(|e| Failure::Run(e.to_string()))

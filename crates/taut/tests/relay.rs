@@ -337,6 +337,45 @@ fn a_check_exits_without_a_relay_and_says_what_prevents_one() {
 }
 
 #[test]
+fn a_check_of_peers_dials_each_relay_and_says_who_does_not_accept_this_one() {
+    let files = MeshFiles::new();
+    let check = || {
+        let mut check = taut();
+        let output = check
+            .arg("--check=peers")
+            .arg("--config")
+            .arg(files.config())
+            .output();
+        let output = output.unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let (code, said) = check();
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, "refuses connections");
+    // The next relay knows this one, and then it does not.
+    for (known, expected) in [("own", 0), ("third", 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        files.list_at(&path("members.toml"), &["next", known]);
+        let mesh = format!(
+            "[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\nlisten = \"{}\"\nallow = \"127.0.0.1:9\"\n",
+            files.dir.path().join("next"),
+            path("members.toml"),
+            files.next,
+        );
+        fs::write(path("taut.toml"), format!("{FORWARD}{mesh}")).unwrap();
+        let _next = Running::with_config(&path("taut.toml"));
+        let (code, said) = check();
+        assert_eq!(code, Some(expected), "{said}");
+        match expected {
+            0 => assert!(said.contains("ready after"), "{said}"),
+            _ => assert_one_sentence(&said, "does not accept this relay's key"),
+        }
+    }
+}
+
+#[test]
 fn a_log_level_that_does_not_exist_is_refused() {
     let args = ["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"];
     let output = taut()
@@ -647,6 +686,10 @@ impl MeshFiles {
 
     /// Writes the list of these members.
     fn list(&self, names: &[&str]) {
+        self.list_at(&self.dir.path().join("members.toml"), names);
+    }
+
+    fn list_at(&self, path: &Path, names: &[&str]) {
         let member = |name: &&str| {
             let place = ["own", "next", "third"].iter().position(|n| n == name);
             let key = &self.keys[place.unwrap()];
@@ -659,7 +702,7 @@ impl MeshFiles {
         let text: String = names.iter().map(member).collect();
         let new = self.dir.path().join("new");
         fs::write(&new, text).unwrap();
-        fs::rename(new, self.dir.path().join("members.toml")).unwrap();
+        fs::rename(new, path).unwrap();
     }
 }
 

@@ -17,6 +17,7 @@ use crate::worker::Order;
 mod assemble;
 mod bind;
 mod check;
+mod check_peers;
 mod conditions;
 mod control;
 mod descriptors;
@@ -35,6 +36,7 @@ mod start;
 mod threads;
 
 pub use check::{Findings, check};
+pub use check_peers::{PeerCheck, check_peers};
 pub(crate) use conditions::INTERVAL as CONDITION_INTERVAL;
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};
