@@ -530,6 +530,46 @@ fn an_operator_lists_ends_and_drains_over_the_control_socket() {
 }
 
 #[test]
+fn an_operator_leads_sessions_around_a_relay() {
+    let (server, addr) = server();
+    let files = MeshFiles::new();
+    // It accepts connections and says nothing.
+    let next = TcpListener::bind(files.next).unwrap();
+    let control = files.dir.path().join("control");
+    let config = fs::read_to_string(files.config()).unwrap();
+    let config = config.replace("127.0.0.1:9", &addr.to_string());
+    let config = config.replace("via =", "direct = true\nvia =");
+    let config = format!("[relay]\ncontrol = {control:?}\nconnect_timeout = \"60s\"\n{config}");
+    fs::write(files.config(), config).unwrap();
+    let relay = Running::with_config(&files.config());
+    drop(next.accept().unwrap());
+    let deadline = Instant::now() + PATIENCE;
+    while !control.exists() {
+        assert!(Instant::now() < deadline, "no control socket");
+        std::thread::yield_now();
+    }
+    let run = |args: &[&str]| operate(&control, args);
+    let (code, said) = run(&["drain", "--peer", "nobody"]);
+    assert_eq!(code, Some(1));
+    assert_one_sentence(&said, "no forward leads through a relay `nobody`");
+    let (code, said) = run(&["drain", "--peer", "next"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run(&["status"]);
+    assert!(
+        said.contains("next: drained; 0 connections ready"),
+        "{said}"
+    );
+    // The first of them does not wait for the silent relay.
+    drop(pair(&relay, &server));
+    assert_eq!(run(&["reload"]).0, Some(0));
+    drop(pair(&relay, &server));
+    assert_eq!(run(&["drain", "--peer", "next", "--undo"]).0, Some(0));
+    let (_, said) = run(&["status"]);
+    assert!(said.contains("next: 0 connections ready"), "{said}");
+    assert_eq!(run(&["drain", "--peer", "next", "--undo"]).0, Some(1));
+}
+
+#[test]
 fn connections_to_the_destination_come_from_the_configured_addresses() {
     let (server, addr) = server();
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -25,8 +25,11 @@ pub enum Request {
     },
     /// Accept no more connections.
     Drain {
-        /// At this forward; `None`: at all, and then stop.
+        /// At this forward. Without a forward and a peer: at all, and then stop.
         forward: Option<String>,
+        /// For this next relay: lead new sessions around it. Not together with a forward.
+        #[serde(default)]
+        peer: Option<String>,
         /// Accept connections again instead.
         #[serde(default)]
         undo: bool,
@@ -127,6 +130,8 @@ pub struct ForwardStatus {
 pub struct PeerStatus {
     /// The name.
     pub name: String,
+    /// Whether an operator has drained it, so that new sessions go around it.
+    pub drained: bool,
     /// Connections that are ready for a session.
     pub ready: u64,
     /// Open sessions.

@@ -1,8 +1,9 @@
 //! Turns a configuration into the resources and the setup of the workers.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use taut_mesh::members::Member;
+use taut_mesh::members::{Member, MemberName};
 use taut_mesh::tls::DialTls;
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, PathOptions, is_local};
@@ -33,12 +34,22 @@ pub(super) struct Assembly {
 }
 
 /// How the names of relays in a configuration are treated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Names {
-    /// Each must be that of a member.
-    Checked,
-    /// Those of relays that are no longer members are left out.
-    OfMembers,
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// Each must be that of a member. Otherwise, those of relays that are no longer members are left out.
+    pub(super) checked: bool,
+    /// Relays that are left out.
+    pub(super) drained: BTreeSet<MemberName>,
+}
+
+impl Names {
+    /// Every relay must be a member, and none is left out.
+    pub(super) fn checked() -> Self {
+        Self {
+            checked: true,
+            drained: BTreeSet::new(),
+        }
+    }
 }
 
 /// Acquires the resources of `config` that `before` does not hold. Dropping the result releases
@@ -50,7 +61,7 @@ pub(super) fn assemble(
     before: &Holdings,
     registry: &Registry,
     inherited: &mut Vec<Passed>,
-    names: Names,
+    names: &Names,
 ) -> Result<Assembly, StartError> {
     let identity = match &config.mesh {
         Some(mesh) => Some(Identity::load(mesh)?),
@@ -59,12 +70,15 @@ pub(super) fn assemble(
     let mut next = before.successor();
     read_own(&next.own).map_err(StartError::Addresses)?;
     let relays = match &identity {
-        Some(identity) => match names {
-            Names::Checked => identity.dialled(config)?,
-            Names::OfMembers => identity.still_dialled(config),
+        Some(identity) => match names.checked {
+            true => identity.dialled(config)?,
+            false => identity.still_dialled(config),
         },
         None => Vec::new(),
     };
+    let relays = relays.into_iter();
+    let relays = relays.filter(|relay| !names.drained.contains(&relay.name));
+    let relays = relays.collect();
     let resolved = resolve_all(config, relays, before)?;
     let legs = legs_of(config)?;
     let peers = match &identity {

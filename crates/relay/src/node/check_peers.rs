@@ -53,7 +53,7 @@ pub fn check_peers(config: &Config) -> Vec<PeerCheck> {
         for address in &relay.addresses {
             let destination = Destination::from(address);
             match look_up(&destination) {
-                Ok(found) => dials.extend(found.into_iter().map(|addr| (relay.clone(), addr.0))),
+                Ok(found) => dials.extend(found.iter().map(|addr| (relay.clone(), addr.0))),
                 Err(error) => checks.push(PeerCheck {
                     name: relay.name.to_string(),
                     address: destination.to_string(),

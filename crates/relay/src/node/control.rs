@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::StartError;
 use super::handle::SharedHandle;
+use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{BrokenStatus, ForwardStatus, PeerStatus, Status};
@@ -18,12 +19,18 @@ use crate::worker::mailbox::Message;
 /// The time to wait for the answers of all workers.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a forward cannot be drained.
+/// Why a forward or relay cannot be drained.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DrainError {
     /// There is none of this name.
     #[error("there is no forward `{0}`; `taut relay status` lists them")]
     Unknown(String),
+    /// The configuration does not lead to a relay of this name.
+    #[error("no forward leads through a relay `{0}`; `taut relay status` lists the next relays")]
+    UnknownPeer(String),
+    /// New sessions go there.
+    #[error("relay {0} is not drained")]
+    PeerNotDrained(String),
     /// It intercepts connections.
     #[error("forward {0} is transparent and cannot be drained alone; drain the whole relay")]
     Transparent(String),
@@ -104,10 +111,40 @@ impl SharedHandle {
         })
     }
 
+    /// Leads new sessions around the next relay `name`, or there again with `undo`. Sessions through it
+    /// continue. It stays drained when the configuration is read again.
+    pub(crate) fn drain_peer(&self, name: &str, undo: bool) -> Result<(), DrainError> {
+        let named = {
+            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            let dialled = dialled_relays(&present.config);
+            let named = dialled.into_iter().find(|relay| relay.as_str() == name);
+            let named = named.ok_or_else(|| DrainError::UnknownPeer(name.to_owned()))?;
+            if undo && !present.drained_peers.remove(&named) {
+                return Err(DrainError::PeerNotDrained(name.to_owned()));
+            }
+            if !undo {
+                present.drained_peers.insert(named.clone());
+            }
+            named
+        };
+        self.readopt().map_err(|error| {
+            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            match undo {
+                true => present.drained_peers.insert(named),
+                false => present.drained_peers.remove(&named),
+            };
+            error.into()
+        })
+    }
+
     /// Returns the state of the node.
     pub(crate) fn status(&self, metrics: &Metrics) -> Status {
         let now = Instant::now();
         let setup = self.shared.setup();
+        let drained_peers = {
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            present.drained_peers.clone()
+        };
         let drained: Vec<(String, String)> = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             let all = present.config.forwards.iter();
@@ -155,6 +192,7 @@ impl SharedHandle {
         }
         let peers = self.registry.peers().into_iter().map(|stats| PeerStatus {
             name: stats.name.clone(),
+            drained: drained_peers.iter().any(|peer| peer.as_str() == stats.name),
             ready: stats.sum(|c| &c.ready),
             sessions: stats.sum(|c| &c.sessions),
             sent: stats.sum(|c| &c.sent_bytes),

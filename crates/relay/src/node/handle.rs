@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use taut_mesh::members::MemberName;
 use taut_sys::Errno;
 use taut_sys::socket::LegOptions;
 use tokio::sync::Notify;
@@ -48,6 +49,8 @@ pub(super) struct Present {
     pub(super) mesh_leg: LegOptions,
     /// The names of the forwards that an operator has drained.
     pub(super) drained: BTreeSet<String>,
+    /// The relays that an operator has drained: new sessions do not go there.
+    pub(super) drained_peers: BTreeSet<MemberName>,
 }
 
 /// A health check of an address.

@@ -22,7 +22,7 @@ use crate::worker::Order;
 use crate::worker::mailbox::Message;
 
 impl SharedHandle {
-    /// Adopts `config`, without the forwards that an operator has drained. Settings that need a
+    /// Adopts `config`, without the forwards and relays that an operator has drained. Settings that need a
     /// restart keep their values; returns a sentence for each, which is also logged. Blocks for as
     /// long as the resolver takes; reloads are serialised.
     ///
@@ -32,7 +32,7 @@ impl SharedHandle {
     }
 
     /// Adopts the present configuration again: reads the files that it names, and leaves out the forwards
-    /// that are drained now.
+    /// and relays that are drained now.
     ///
     /// # Errors [`StartError`]; nothing has changed then.
     pub(super) fn readopt(&self) -> Result<(), StartError> {
@@ -47,9 +47,9 @@ impl SharedHandle {
             self.adopt_members(config.unwrap_or(&present.config))?;
             return Ok(Vec::new());
         }
-        let names = match config {
-            Some(_) => Names::Checked,
-            None => Names::OfMembers,
+        let names = Names {
+            checked: config.is_some(),
+            drained: present.drained_peers.clone(),
         };
         let mut config = config.unwrap_or(&present.config).clone();
         let mut notes = Vec::new();
@@ -84,7 +84,7 @@ impl SharedHandle {
             &present.holdings,
             &self.registry,
             &mut Vec::new(),
-            names,
+            &names,
         )?;
         let setup = Arc::new(setup);
         start_resolver(&self.shared, &setup)?;

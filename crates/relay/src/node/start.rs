@@ -65,7 +65,7 @@ impl Node {
             &Holdings::default(),
             &registry,
             &mut inherited,
-            Names::Checked,
+            &Names::checked(),
         )?;
         for Passed { addr, .. } in inherited {
             tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
@@ -141,6 +141,7 @@ impl Node {
                 holdings,
                 mesh_leg,
                 drained: BTreeSet::new(),
+                drained_peers: BTreeSet::new(),
             }),
             early: Mutex::new(early),
             log: Mutex::new(log),

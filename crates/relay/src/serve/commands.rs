@@ -73,9 +73,33 @@ impl Commands {
             }
             Request::Drain {
                 forward: None,
+                peer: None,
                 undo: true,
             } => return Err("a relay that drains cannot go back; start another".into()),
-            Request::Drain { forward: None, .. } => {
+            Request::Drain {
+                forward: Some(_),
+                peer: Some(_),
+                ..
+            } => return Err("name a forward or a peer, not both".into()),
+            Request::Drain {
+                forward: None,
+                peer: Some(name),
+                undo,
+            } => {
+                let drained = self.node.drain_peer(&name, undo);
+                drained.map_err(|error| error.to_string())?;
+                let what = match undo {
+                    true => "new sessions go there again",
+                    false => "new sessions go around it; its sessions continue",
+                };
+                tracing::info!("an operator: relay {name}: {what}");
+                done(format!("relay {name}: {what}"))
+            }
+            Request::Drain {
+                forward: None,
+                peer: None,
+                ..
+            } => {
                 let sessions = self.metrics.sessions();
                 self.drain.notify_one();
                 done(format!(
@@ -84,6 +108,7 @@ impl Commands {
             }
             Request::Drain {
                 forward: Some(name),
+                peer: None,
                 undo,
             } => {
                 let drained = self.node.drain_forward(&name, undo);

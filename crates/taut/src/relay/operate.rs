@@ -33,16 +33,20 @@ pub(crate) enum Command {
         #[command(flatten)]
         socket: Socket,
     },
-    /// Accept no more connections, at one forward or at all; open sessions continue
+    /// Accept no more connections, at one forward or at all, or lead new sessions around a next relay; open
+    /// sessions continue
     ///
-    /// Without --forward the relay stops after its last session or relay.drain_timeout, as after
+    /// Without --forward and --peer the relay stops after its last session or relay.drain_timeout, as after
     /// SIGTERM.
     Drain {
         /// Forward, by its name; it stays drained until --undo or a restart
         #[arg(long, value_name = "NAME")]
         forward: Option<String>,
-        /// Accept connections at the forward again
-        #[arg(long, requires = "forward")]
+        /// Next relay, by its name; it stays drained until --undo or a restart
+        #[arg(long, value_name = "NAME", conflicts_with = "forward")]
+        peer: Option<String>,
+        /// Accept connections at the forward, or lead sessions through the relay, again
+        #[arg(long)]
         undo: bool,
         #[command(flatten)]
         socket: Socket,
@@ -107,9 +111,17 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         }
         Command::Drain {
             forward,
+            peer,
             undo,
             socket,
-        } => (Request::Drain { forward, undo }, socket),
+        } => (
+            Request::Drain {
+                forward,
+                peer,
+                undo,
+            },
+            socket,
+        ),
         Command::Reload(socket) => (Request::Reload, socket),
     };
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
@@ -170,8 +182,9 @@ fn status_in_words(status: &Status) -> String {
     }
     for peer in &status.peers {
         text.push_str(&format!(
-            "  {}: {} connections ready; {} sessions, {} sent, {} received\n",
+            "  {}: {}{} connections ready; {} sessions, {} sent, {} received\n",
             peer.name,
+            if peer.drained { "drained; " } else { "" },
             peer.ready,
             peer.sessions,
             ByteSize(peer.sent),
