@@ -1,11 +1,9 @@
 //! The network devices at which SYNs are seen.
 
-use std::collections::BTreeMap;
-
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::net::if_::if_nametoindex;
 
 use super::EarlySynError;
+use crate::net::devices::devices_up;
 
 /// The devices to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ impl Devices {
     pub(super) fn find(&self) -> Result<Vec<Device>, EarlySynError> {
         let names = match self {
             Self::Named(names) => names.clone(),
-            Self::AllUp => Self::up().map_err(EarlySynError::List)?,
+            Self::AllUp => devices_up().map_err(EarlySynError::List)?,
         };
         let mut found = Vec::new();
         for name in names {
@@ -47,20 +45,5 @@ impl Devices {
             }
         }
         Ok(found)
-    }
-
-    /// Returns the names of the devices that are up, except loopback.
-    pub(crate) fn up() -> std::io::Result<Vec<String>> {
-        let listed = getifaddrs()?;
-        // getifaddrs lists a device once for itself and once for each of its addresses.
-        let flags: BTreeMap<_, _> = listed.map(|a| (a.interface_name, a.flags)).collect();
-        let wanted = |flags: InterfaceFlags| {
-            flags.contains(InterfaceFlags::IFF_UP) && !flags.contains(InterfaceFlags::IFF_LOOPBACK)
-        };
-        Ok(flags
-            .into_iter()
-            .filter(|(_, flags)| wanted(*flags))
-            .map(|(name, _)| name)
-            .collect())
     }
 }

@@ -22,10 +22,9 @@
  */
 #include <linux/pkt_cls.h>
 
+#include "../bpf/forwarded.h"
 #include "../bpf/tcp_headers.h"
 #include "intercept.h"
-
-#define RULES_MAX	4096
 
 /* From the enum in the kernel's linux/tcp.h; part of the ABI (TCP_INFO). */
 #define TCP_STATE_LISTEN	10
@@ -48,46 +47,13 @@ struct {
 	__type(value, __u64);
 } exits SEC(".maps");
 
-/* Returns the listener for this first segment, if a rule matches. */
-static __always_inline struct intercept_listener *
-find_rule(struct __sk_buff *skb, const struct tcp_found *found)
-{
-	struct intercept_listener *listener;
-	struct intercept_rule key = {};
-
-	key.prefix_bits = INTERCEPT_EXACT_BITS +
-			  (found->version == 4 ? 32 : 128);
-	key.ifindex = skb->ifindex;
-	key.port = found->tcp.dest;
-	key.version = found->version;
-	__builtin_memcpy(key.addr, found->daddr, sizeof(key.addr));
-	listener = bpf_map_lookup_elem(&rules, &key);
-	if (listener)
-		return listener;
-	key.ifindex = 0;
-	return bpf_map_lookup_elem(&rules, &key);
-}
-
 /* Returns INTERCEPT_NEW if the kernel would forward the packet, or the reason
  * why it would not.
  */
 static __always_inline enum intercept_exit
 passes_through(struct __sk_buff *skb, const struct tcp_found *found)
 {
-	struct bpf_fib_lookup route = {};
-
-	route.l4_protocol = IPPROTO_TCP;
-	route.ifindex = skb->ifindex;
-	if (found->version == 4) {
-		route.family = AF_INET;
-		__builtin_memcpy(&route.ipv4_src, found->saddr, 4);
-		__builtin_memcpy(&route.ipv4_dst, found->daddr, 4);
-	} else {
-		route.family = AF_INET6;
-		__builtin_memcpy(route.ipv6_src, found->saddr, 16);
-		__builtin_memcpy(route.ipv6_dst, found->daddr, 16);
-	}
-	switch (bpf_fib_lookup(skb, &route, sizeof(route), 0)) {
+	switch (route_of(skb, found)) {
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		return INTERCEPT_LOCAL;
 	case BPF_FIB_LKUP_RET_FWD_DISABLED:
@@ -179,7 +145,7 @@ static __always_inline enum intercept_exit look(struct __sk_buff *skb)
 		return INTERCEPT_MALFORMED;
 	}
 
-	to = find_rule(skb, &found);
+	to = find_rule(&rules, skb, &found);
 	if (!to && !config.borrows)
 		return INTERCEPT_NO_RULE;
 	/* The machine's own services are not intercepted. A socket that listens

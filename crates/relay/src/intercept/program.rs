@@ -1,13 +1,12 @@
 //! The BPF program at the devices.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use taut_bpf::{CounterMap, Error, Map, Object, Open};
 use taut_sys::bpf::tc::{AttachPoint, attach_tcx};
 
-use super::rules::Rule;
+use super::rules::{Matched, Rule};
 use super::wire::{self, Exit, Exits, raw};
 
 /// The program, compiled by `build.rs`.
@@ -16,7 +15,7 @@ const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.bpf.o
 /// The attached program. It is detached when this is dropped or the process ends.
 pub(super) struct Program {
     links: BTreeMap<u32, OwnedFd>,
-    rules: BTreeMap<Rule, SocketAddr>,
+    rules: BTreeMap<Rule, Matched>,
     table: Map<raw::InterceptRule, raw::InterceptListener>,
     exits: CounterMap<Exit>,
     object: Object,
@@ -62,19 +61,16 @@ impl Program {
     }
 
     /// Replaces the rules.
-    pub(super) fn set_rules(
-        &mut self,
-        rules: BTreeMap<Rule, SocketAddr>,
-    ) -> Result<(), ProgramError> {
+    pub(super) fn set_rules(&mut self, rules: BTreeMap<Rule, Matched>) -> Result<(), ProgramError> {
         if rules == self.rules {
             return Ok(());
         }
         for rule in self.rules.keys().filter(|rule| !rules.contains_key(rule)) {
             self.table.remove(&wire::rule(rule))?;
         }
-        for (rule, listener) in &rules {
+        for (rule, matched) in &rules {
             self.table
-                .insert(&wire::rule(rule), &wire::listener(*listener))?;
+                .insert(&wire::rule(rule), &wire::listener(matched.listener))?;
         }
         self.rules = rules;
         Ok(())

@@ -65,14 +65,23 @@ impl Taking {
     }
 }
 
-/// Returns all rules with their listeners; of two equal rules, the first wins. `index` returns the
-/// interface index of a device, or `None` if the device does not exist.
+/// What a rule stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matched {
+    /// The place of the forward's [`Taking`] in the list.
+    pub(crate) taking: usize,
+    /// The listener that gets the connections.
+    pub(crate) listener: SocketAddr,
+}
+
+/// Returns all rules with what they stand for; of two equal rules, the first wins. `index` returns
+/// the interface index of a device, or `None` if the device does not exist.
 pub(crate) fn rules_of(
     takings: &[Taking],
     index: impl Fn(&str) -> Option<u32>,
-) -> BTreeMap<Rule, SocketAddr> {
+) -> BTreeMap<Rule, Matched> {
     let mut rules = BTreeMap::new();
-    for taking in takings {
+    for (i, taking) in takings.iter().enumerate() {
         let devices: Vec<u32> = match taking.devices.is_empty() {
             true => vec![0],
             false => taking.devices.iter().filter_map(|d| index(d)).collect(),
@@ -85,7 +94,11 @@ pub(crate) fn rules_of(
                         port,
                         destination,
                     };
-                    rules.entry(rule).or_insert(listener);
+                    let matched = Matched {
+                        taking: i,
+                        listener,
+                    };
+                    rules.entry(rule).or_insert(matched);
                 }
             }
         }
@@ -103,6 +116,13 @@ mod tests {
             destinations: destinations.iter().map(|d| d.parse().unwrap()).collect(),
             devices: devices.iter().map(|d| (*d).to_owned()).collect(),
             listen: listen.iter().map(|l| l.parse().unwrap()).collect(),
+        }
+    }
+
+    fn matched(taking: usize, listener: &str) -> Matched {
+        Matched {
+            taking,
+            listener: listener.parse().unwrap(),
         }
     }
 
@@ -126,7 +146,7 @@ mod tests {
         };
         assert_eq!(
             rules.into_iter().collect::<Vec<_>>(),
-            [(rule, "0.0.0.0:1".parse().unwrap())]
+            [(rule, matched(0, "0.0.0.0:1"))]
         );
     }
 
@@ -146,7 +166,7 @@ mod tests {
         let rules = rules_of(&[first, second], index);
         assert_eq!(
             rules.into_values().collect::<Vec<_>>(),
-            ["0.0.0.0:1".parse().unwrap()]
+            [matched(0, "0.0.0.0:1")]
         );
     }
 

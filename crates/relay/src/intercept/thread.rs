@@ -14,7 +14,7 @@ use nix::net::if_::if_nametoindex;
 use super::policy::PolicyRoute;
 use super::program::Program;
 use super::{Exits, InterceptError, Method, Plan, nft, rules_of};
-use crate::early_syn::Devices;
+use crate::net::devices::devices_up;
 
 /// The interval at which devices and the program's counters are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -234,7 +234,7 @@ fn devices(plan: &Plan) -> Result<BTreeMap<u32, String>, InterceptError> {
 /// Returns the devices that are up, except loopback.
 fn up() -> Result<Vec<String>, InterceptError> {
     let failed = |e: io::Error| InterceptError::Devices(e);
-    Devices::up().map_err(failed)
+    devices_up().map_err(failed)
 }
 
 /// Returns whether any process intercepts in this network namespace.

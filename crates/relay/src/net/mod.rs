@@ -2,6 +2,7 @@
 
 pub mod addr;
 pub(crate) mod backend;
+pub(crate) mod devices;
 pub(crate) mod dial_order;
 pub(crate) mod failures;
 pub(crate) mod forward_loops;
