@@ -189,9 +189,6 @@ impl Forward {
             _ if self.early_syn && introduced => {
                 ".early_syn: cannot be combined with `accept_proxy`: the client is not known at the SYN"
             }
-            _ if self.early_syn && self.transparent.is_some() => {
-                ".early_syn: cannot be combined with `transparent`"
-            }
             _ if !self.via.is_empty() && self.lists().any(|to| to.len() > 1) => {
                 ".to: with `via` there is one destination, which the last relay dials; write a name that \
                  has all the addresses"

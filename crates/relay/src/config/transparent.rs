@@ -278,7 +278,8 @@ mod tests {
     fn every_field_is_read() {
         let config = parse(&format!(
             "{LEAST}destinations = [\"203.0.113.0/24\", \"2001:db8::/32\"]\ndevices = \"eth1\"\n\
-             deny = [\"203.0.113.9:*\"]\nsource = \"client\"\nsend_proxy = true\n"
+             deny = [\"203.0.113.9:*\"]\nsource = \"client\"\nsend_proxy = true\n\
+             early_syn = true\n"
         ))
         .unwrap();
         let forward = &config.forwards[0];
@@ -287,6 +288,7 @@ mod tests {
         assert_eq!(taken.devices, ["eth1"]);
         assert_eq!(taken.deny.len(), 1);
         assert!(forward.identity.borrow && forward.identity.send_proxy);
+        assert!(forward.early_syn);
     }
 
     #[test]
@@ -303,7 +305,6 @@ mod tests {
             ),
             (LEAST.replace("8443", "443"), "443 is also listened on"),
             (format!("{LEAST}to = \"x:1\"\n"), "`to` and `transparent`"),
-            (format!("{LEAST}early_syn = true\n"), "early_syn"),
             (
                 format!("{LEAST}accept_proxy = true\nproxy_from = \"::1\"\n"),
                 "accept_proxy",

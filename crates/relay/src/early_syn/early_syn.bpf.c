@@ -9,6 +9,7 @@
  */
 #include <linux/pkt_cls.h>
 
+#include "../bpf/forwarded.h"
 #include "../bpf/tcp_headers.h"
 #include "early_syn.h"
 
@@ -25,6 +26,18 @@ struct {
 	__type(key, struct early_syn_watch);
 	__type(value, __u32);
 } watched SEC(".maps");
+
+/* The rules by which transparent forwards intercept connections. The value is
+ * the number under which the forward's SYNs are reported, or
+ * EARLY_SYN_UNREPORTED if they are not.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, RULES_MAX);
+	__type(key, struct intercept_rule);
+	__type(value, __u32);
+} intercepted SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -44,27 +57,12 @@ struct {
 static __u64 second;
 static __u64 in_second;
 
-/* Returns whether the kernel would forward the packet to another machine. A
- * listener on every address must not match forwarded packets.
- */
+/* Returns whether the kernel would forward the packet to another machine. */
 static __always_inline bool passes_through(struct __sk_buff *skb,
 					   const struct tcp_found *found)
 {
-	struct bpf_fib_lookup route = {};
-	long result;
+	long result = route_of(skb, found);
 
-	route.l4_protocol = IPPROTO_TCP;
-	route.ifindex = skb->ifindex;
-	if (found->version == 4) {
-		route.family = AF_INET;
-		__builtin_memcpy(&route.ipv4_src, found->saddr, 4);
-		__builtin_memcpy(&route.ipv4_dst, found->daddr, 4);
-	} else {
-		route.family = AF_INET6;
-		__builtin_memcpy(route.ipv6_src, found->saddr, 16);
-		__builtin_memcpy(route.ipv6_dst, found->daddr, 16);
-	}
-	result = bpf_fib_lookup(skb, &route, sizeof(route), 0);
 	return result != BPF_FIB_LKUP_RET_NOT_FWDED &&
 	       result != BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
@@ -91,6 +89,9 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 	struct early_syn_watch to = {};
 	struct tcp_found found = {};
 	__u32 *listener;
+	__u32 local = EARLY_SYN_UNREPORTED;
+	__u32 passing = EARLY_SYN_UNREPORTED;
+	__u32 number;
 	__u64 now;
 
 	/* Frames for another MAC belong to a bridge or macvlan. Those devices
@@ -117,14 +118,35 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 	to.port = found.tcp.dest;
 	to.version = found.version;
 	listener = bpf_map_lookup_elem(&watched, &to);
-	if (!listener) {
+	if (listener) {
+		number = *listener;
+	} else {
 		any.port = to.port;
 		any.version = to.version;
+		/* Numbers, because the verifier rejects what compilers make of
+		 * two pointers that are compared with NULL together.
+		 */
 		listener = bpf_map_lookup_elem(&watched, &any);
-		if (!listener)
+		if (listener)
+			local = *listener;
+		listener = find_rule(&intercepted, skb, &found);
+		if (listener)
+			passing = *listener;
+		if (local == EARLY_SYN_UNREPORTED &&
+		    passing == EARLY_SYN_UNREPORTED)
 			return EARLY_SYN_NOT_WATCHED;
-		if (passes_through(skb, &found))
-			return EARLY_SYN_NOT_LOCAL;
+		/* A listener on every address has what is for this machine, a
+		 * transparent forward what would leave it.
+		 */
+		if (passes_through(skb, &found)) {
+			if (passing == EARLY_SYN_UNREPORTED)
+				return EARLY_SYN_NOT_LOCAL;
+			number = passing;
+		} else {
+			if (local == EARLY_SYN_UNREPORTED)
+				return EARLY_SYN_NOT_WATCHED;
+			number = local;
+		}
 	}
 
 	now = bpf_ktime_get_ns();
@@ -139,7 +161,7 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 	event->sport = found.tcp.source;
 	event->dport = found.tcp.dest;
 	event->version = found.version;
-	event->listener = *listener;
+	event->listener = number;
 	event->ifindex = skb->ifindex;
 	bpf_ringbuf_submit(event, 0);
 	return EARLY_SYN_EMITTED;

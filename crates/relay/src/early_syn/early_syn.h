@@ -16,7 +16,10 @@ struct early_syn_watch {
 	__u16 version;		/* of IP: 4 or 6 */
 };
 
-/* A SYN for a watched listener. */
+/* The number of a transparent forward whose SYNs are not reported. */
+#define EARLY_SYN_UNREPORTED	0xffffffff
+
+/* A SYN for a watched listener, or that a transparent forward intercepts. */
 struct early_syn_event {
 	__u64 seen_ns;		/* CLOCK_MONOTONIC */
 	__u8 saddr[16];
@@ -36,7 +39,7 @@ enum early_syn_exit {
 	EARLY_SYN_FRAGMENT,
 	EARLY_SYN_MALFORMED,	/* too short, or with invalid lengths */
 	EARLY_SYN_NOT_SYN,
-	EARLY_SYN_NOT_WATCHED,
+	EARLY_SYN_NOT_WATCHED,	/* no listener and no transparent forward gets it */
 	EARLY_SYN_NOT_LOCAL,	/* to a watched port, but forwarded */
 	EARLY_SYN_OVER_CEILING,
 	EARLY_SYN_RING_FULL,

@@ -19,7 +19,11 @@ fn output(program: &str, netns: &Netns, arguments: &str) -> String {
 }
 
 fn filtered(addr: SocketAddr) -> EarlySyn {
-    let mut early_syn = EarlySyn::load(Devices::AllUp, &[(addr, 1)], 100).unwrap();
+    let watch = Watch {
+        listeners: vec![(addr, 1)],
+        intercepted: Vec::new(),
+    };
+    let mut early_syn = EarlySyn::load(Devices::AllUp, &watch, 100).unwrap();
     let program = early_syn.object.program("early_syn").unwrap();
     let point = AttachPoint::Ingress;
     let filter = Filter::attach(program.as_fd(), 1, point, FILTER_PRIORITY).unwrap();

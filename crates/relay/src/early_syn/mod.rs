@@ -19,14 +19,17 @@ mod program_tests;
 mod rate;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{MapHandle, RingBuffer};
+use nix::net::if_::if_nametoindex;
 use taut_bpf::{CounterMap, Error, Map, Object, Open};
 
+use crate::intercept::{Key, Rule, Taking, key_of, rules_of};
 pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
 pub use limiter::{Admission, Counts, Limiter};
@@ -59,6 +62,17 @@ pub struct SynEvent {
     pub listener: u32,
 }
 
+/// The connections whose SYNs are reported.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    /// Listeners, each with the number that reports carry. An unspecified address matches every
+    /// address of its family on this machine.
+    pub listeners: Vec<(SocketAddr, u32)>,
+    /// The connections of every transparent forward, in order, as for interception, each with its
+    /// number; `None`: not reported.
+    pub intercepted: Vec<(Taking, Option<u32>)>,
+}
+
 /// The two ends of a connection, which the SYN and the accepted connection share.
 ///
 /// [`FourTuple::new`] normalises the addresses, so that the SYN's and the accepted connection's are
@@ -82,8 +96,17 @@ pub struct EarlySyn {
     taken: Arc<Mutex<Vec<SynEvent>>>,
     hooks: Vec<(Device, Attached)>,
     devices: Devices,
+    intercepted: Intercepted,
     exits: CounterMap<Exit>,
     object: Object,
+}
+
+/// The rules of transparent forwards in the program's table.
+struct Intercepted {
+    takings: Vec<Taking>,
+    numbers: Vec<Option<u32>>,
+    rules: BTreeMap<Rule, usize>,
+    table: Map<Key, u32>,
 }
 
 /// The reason why SYNs cannot be watched.
@@ -160,17 +183,13 @@ impl SynEvent {
 // === impl EarlySyn ===
 
 impl EarlySyn {
-    /// Attaches to `devices` and watches for SYNs to the addresses in `watch`, each with the number
-    /// that reports carry.
-    ///
-    /// An unspecified address matches every address of its family on this machine. At most
-    /// `events_per_second` SYNs are reported ([`Limits::events_per_second`]); the rest are counted.
+    /// Attaches to `devices` and watches for the SYNs of `watch`. At most `events_per_second` SYNs are reported ([`Limits::events_per_second`]); the rest are counted.
     ///
     /// # Errors
     /// If the program cannot be loaded or attached; nothing stays attached then.
     pub fn attach(
         devices: Devices,
-        watch: &[(SocketAddr, u32)],
+        watch: &Watch,
         events_per_second: u32,
     ) -> Result<Self, EarlySynError> {
         let mut early_syn = Self::load(devices, watch, events_per_second)?;
@@ -184,17 +203,18 @@ impl EarlySyn {
     /// Loads the program, ready to be attached.
     fn load(
         devices: Devices,
-        watch: &[(SocketAddr, u32)],
+        watch: &Watch,
         events_per_second: u32,
     ) -> Result<Self, EarlySynError> {
-        if watch.len() > WATCHED_MAX {
-            return Err(EarlySynError::TooManyListeners(watch.len()));
+        let listeners = &watch.listeners;
+        if listeners.len() > WATCHED_MAX {
+            return Err(EarlySynError::TooManyListeners(listeners.len()));
         }
         let mut open = Open::new("taut_early_syn", PROGRAM)?;
         open.set_constant(".rodata.config", &events_per_second)?;
         let object = open.load()?;
         let watched: Map<wire::raw::EarlySynWatch, u32> = object.map("watched")?;
-        for (addr, listener) in watch {
+        for (addr, listener) in listeners {
             watched.insert(&wire::watch_key(*addr), listener)?;
         }
         let taken = Arc::new(Mutex::new(Vec::new()));
@@ -212,6 +232,7 @@ impl EarlySyn {
             taken,
             hooks: Vec::new(),
             devices,
+            intercepted: Intercepted::new(watch, &object)?,
             exits: object.counters("exits")?,
             object,
         })
@@ -223,6 +244,7 @@ impl EarlySyn {
     /// As [`EarlySyn::attach`]; attached devices stay attached.
     pub fn refresh(&mut self) -> Result<(), EarlySynError> {
         let wanted = self.devices.find()?;
+        self.intercepted.refresh()?;
         self.hooks.retain(|(device, _)| wanted.contains(device));
         for device in wanted {
             if self.hooks.iter().any(|(known, _)| *known == device) {
@@ -269,6 +291,38 @@ impl EarlySyn {
     /// None in ordinary use; the kernel's error otherwise.
     pub fn exits(&self) -> Result<Exits, EarlySynError> {
         Ok(self.exits.read()?)
+    }
+}
+
+// === impl Intercepted ===
+
+impl Intercepted {
+    fn new(watch: &Watch, object: &Object) -> Result<Self, Error> {
+        let (takings, numbers) = watch.intercepted.iter().cloned().unzip();
+        Ok(Self {
+            takings,
+            numbers,
+            rules: BTreeMap::new(),
+            table: object.map("intercepted")?,
+        })
+    }
+
+    /// Adapts the table to the devices that exist.
+    fn refresh(&mut self) -> Result<(), Error> {
+        let rules = rules_of(&self.takings, |device| if_nametoindex(device).ok());
+        let rules: BTreeMap<_, _> = rules.into_iter().map(|(r, m)| (r, m.taking)).collect();
+        if rules == self.rules {
+            return Ok(());
+        }
+        for rule in self.rules.keys().filter(|rule| !rules.contains_key(rule)) {
+            self.table.remove(&key_of(rule))?;
+        }
+        for (rule, &taking) in &rules {
+            let number = self.numbers[taking].unwrap_or(wire::raw::EARLY_SYN_UNREPORTED);
+            self.table.insert(&key_of(rule), &number)?;
+        }
+        self.rules = rules;
+        Ok(())
     }
 }
 

@@ -28,10 +28,13 @@ impl Bench {
             rustix::process::geteuid().is_root(),
             "this test loads a BPF program and must run as root; `make test` does"
         );
-        let watch: Vec<_> = WATCHED
-            .iter()
-            .map(|addr| (addr.parse().expect("an address"), LISTENER))
-            .collect();
+        let listeners = WATCHED.iter();
+        let watch = Watch {
+            listeners: listeners
+                .map(|addr| (addr.parse().expect("an address"), LISTENER))
+                .collect(),
+            intercepted: Vec::new(),
+        };
         let early_syn = EarlySyn::load(Devices::AllUp, &watch, events_per_second).unwrap();
         Self { early_syn }
     }

@@ -17,11 +17,12 @@ use std::io;
 pub use nft::NftError;
 pub use policy::{PRIORITY, PolicyError, Presence, TABLE, presence};
 pub use program::ProgramError;
-pub(crate) use rules::rules_of;
 pub use rules::{RULES_MAX, Taking};
+pub(crate) use rules::{Rule, rules_of};
 pub use thread::is_running;
 pub(crate) use thread::{Interception, Status};
 pub use wire::{Exit, Exits};
+pub(crate) use wire::{Key, rule as key_of};
 
 /// The default mark of intercepted packets.
 pub const MARK: u32 = 0x7461;

@@ -9,12 +9,14 @@ taut_bpf::bindings!(pub(super) mod raw from "intercept");
 use self::raw::{InterceptConfig, InterceptListener, InterceptRule};
 
 pub use self::raw::InterceptExit as Exit;
+/// A key of a program's table of rules.
+pub(crate) use self::raw::InterceptRule as Key;
 
 /// Counters of the packets that the program examined since it was loaded, by exit.
 pub type Exits = taut_bpf::Counters<Exit>;
 
 /// Converts a rule to a key of the program's table.
-pub(super) fn rule(rule: &Rule) -> InterceptRule {
+pub(crate) fn rule(rule: &Rule) -> InterceptRule {
     let (addr, version) = ip(rule.destination.network());
     InterceptRule {
         prefix_bits: raw::INTERCEPT_EXACT_BITS + u32::from(rule.destination.prefix_len()),

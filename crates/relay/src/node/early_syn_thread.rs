@@ -10,7 +10,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Waker};
 
 use crate::early_syn::{
-    Devices, EarlySyn, EarlySynError, Limits, PendingTable, read_syncookies_sent,
+    Devices, EarlySyn, EarlySynError, Limits, PendingTable, Watch, read_syncookies_sent,
 };
 use crate::worker::mailbox::{Mailbox, Message};
 
@@ -28,19 +28,18 @@ pub(crate) struct Reader {
 // === impl Reader ===
 
 impl Reader {
-    /// Watches for SYNs to the listeners in `watch`, each with the number of its forward.
+    /// Watches for the SYNs of `watch`, in which forwards have their numbers.
     ///
     /// # Errors [`ReaderError`]; nothing stays attached then.
     pub(crate) fn start(
         devices: Devices,
-        watch: &[(std::net::SocketAddr, u32)],
+        watch: Watch,
         limits: Limits,
         table: Arc<PendingTable>,
         mailboxes: Vec<Arc<Mailbox>>,
     ) -> Result<Self, ReaderError> {
         let waker = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
-        let watch = watch.to_vec();
         // The program's handle stays on the thread that created it; that thread reports the result
         // here.
         let (tell, told) = sync_channel(1);

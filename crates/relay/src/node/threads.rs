@@ -7,7 +7,7 @@ use super::StartError;
 use super::early_syn_thread::{Reader, ReaderError};
 use super::next_hop::addrs_of;
 use crate::config::{Config, InterceptConfig};
-use crate::early_syn::PendingTable;
+use crate::early_syn::{PendingTable, Watch};
 use crate::intercept::Plan;
 use crate::metrics::Metrics;
 use crate::route::table::{NextHop, Setup};
@@ -35,15 +35,23 @@ pub(super) fn early_reader(
     table: Arc<PendingTable>,
     mailboxes: Vec<Arc<Mailbox>>,
 ) -> Result<Reader, ReaderError> {
-    let watch: Vec<_> = setup
-        .routes
-        .iter()
-        .filter(|route| route.early_syn)
-        .flat_map(|route| route.listen.iter().map(|listen| (listen.0, route.id)))
-        .collect();
+    let mut watch = Watch::default();
+    for route in &setup.routes {
+        let number = route.early_syn.then_some(route.id);
+        match (&route.next_hop, number) {
+            (NextHop::OriginalDst(original), _) => {
+                watch.intercepted.push((original.taking.clone(), number));
+            }
+            (_, Some(number)) => {
+                let listen = route.listen.iter().map(|listen| (listen.0, number));
+                watch.listeners.extend(listen);
+            }
+            (_, None) => {}
+        }
+    }
     let limits = config.early_syn.limits;
     let devices = config.early_syn.devices.clone();
-    Reader::start(devices, &watch, limits, table, mailboxes)
+    Reader::start(devices, watch, limits, table, mailboxes)
 }
 
 /// Starts keeping routes with an initial window to other relays, unless a congestion control sets

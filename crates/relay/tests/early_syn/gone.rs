@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
-use taut_relay::early_syn::{Devices, EarlySyn};
+use taut_relay::early_syn::{Devices, EarlySyn, Watch};
 use taut_sys::netns::Netns;
 
 use crate::killed::kill_when_it_says;
@@ -60,7 +60,11 @@ fn hold_it_when_asked_to() {
     let netns = Netns::open(name.to_str().unwrap()).unwrap();
     let addr = SocketAddr::from((RELAY, 80));
     let devices = Devices::Named(vec![LINK.to_owned()]);
-    let attach = || EarlySyn::attach(devices, &[(addr, 0)], 1);
+    let watch = Watch {
+        listeners: vec![(addr, 0)],
+        intercepted: Vec::new(),
+    };
+    let attach = || EarlySyn::attach(devices, &watch, 1);
     let _held = netns.run(attach).unwrap().unwrap();
     println!("attached");
     // Runs until it is killed, or the test that started it has ended.

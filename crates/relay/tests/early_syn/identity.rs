@@ -28,7 +28,7 @@ fn world(name: &str) -> World {
         .host("client")
         .host("relay")
         .host("server")
-        .link("client", "relay", link(40))
+        .link("client", "relay", link(150))
         .link("relay", "server", link(1))
         .build()
         .unwrap()

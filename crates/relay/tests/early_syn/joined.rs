@@ -48,7 +48,7 @@ fn relay(listen: SocketAddr, server: SocketAddr, workers: u16) -> Node {
 
 /// A client so far away that its handshake takes longer than anything the relay does.
 fn world(name: &str) -> World {
-    let link = LinkSpec::both(Shape::delay(Duration::from_millis(40)));
+    let link = LinkSpec::both(Shape::delay(Duration::from_millis(150)));
     WorldBuilder::new(name)
         .host("client")
         .host("relay")

@@ -12,3 +12,4 @@ mod killed;
 mod mesh;
 mod rig;
 mod seen;
+mod transparent;

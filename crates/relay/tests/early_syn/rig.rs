@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use taut_relay::early_syn::{Devices, EarlySyn, SynEvent};
+use taut_relay::early_syn::{self, Devices, EarlySyn, SynEvent};
 use taut_sys::epoll::{Interest, Poller};
 use taut_sys::netns::Netns;
 
@@ -107,7 +107,11 @@ impl Net {
     }
 
     pub(crate) fn watch_on(&self, devices: Devices, addrs: &[SocketAddr], ceiling: u32) -> Watch {
-        let watch: Vec<_> = addrs.iter().map(|addr| (*addr, LISTENER)).collect();
+        let listeners = addrs.iter().map(|addr| (*addr, LISTENER)).collect();
+        let watch = early_syn::Watch {
+            listeners,
+            intercepted: Vec::new(),
+        };
         let attach = || EarlySyn::attach(devices, &watch, ceiling);
         Watch(self.relay.run(attach).unwrap().unwrap())
     }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use taut_relay::early_syn::{Devices, EarlySyn, EarlySynError, Exit, FourTuple};
+use taut_relay::early_syn::{Devices, EarlySyn, EarlySynError, Exit, FourTuple, Watch};
 use taut_sys::tap::{Tap, VnetHeader};
 
 use crate::rig::{LINK, Net, PATIENCE, RELAY, RELAY6, event_of};
@@ -208,7 +208,11 @@ fn a_missing_device_is_named() {
     let net = Net::new();
     let attach = |devices| {
         let addr = SocketAddr::from((RELAY, 80));
-        let attach = || EarlySyn::attach(devices, &[(addr, 0)], 1);
+        let watch = Watch {
+            listeners: vec![(addr, 0)],
+            intercepted: Vec::new(),
+        };
+        let attach = || EarlySyn::attach(devices, &watch, 1);
         net.relay.run(attach).unwrap().unwrap_err()
     };
     let error = attach(Devices::Named(vec![LINK.into(), "nosuch".into()]));
