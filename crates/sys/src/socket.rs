@@ -116,15 +116,7 @@ impl Listener {
     /// # Errors
     /// Those of [`LegOptions::probe`].
     pub fn set_options(&self, options: &LegOptions) -> Result<(), Errno> {
-        options.apply(self.0.as_fd(), Set::All)?;
-        if options.user_timeout.is_none() {
-            sockopt::set_tcp_user_timeout(&self.0, 0)?;
-        }
-        if options.congestion.is_none() {
-            let default = sockopt::tcp_congestion(tcp_socket(self.local_addr()?)?)?;
-            sockopt::set_tcp_congestion(&self.0, &default)?;
-        }
-        Ok(())
+        options.replace(self.0.as_fd(), self.local_addr()?)
     }
 
     /// Returns the listening address, with the port that the kernel chose if the bound port was 0.
@@ -302,6 +294,15 @@ impl Stream {
     /// None in ordinary use.
     pub fn info(&self) -> Result<TcpInfo, Errno> {
         TcpInfo::of(self)
+    }
+
+    /// Sets the options of a connection that exists. The window scale stays, and the window opens with
+    /// the next acknowledgements.
+    ///
+    /// # Errors
+    /// Those of [`LegOptions::probe`].
+    pub fn set_options(&self, options: &LegOptions) -> Result<(), Errno> {
+        options.replace(self.fd.as_fd(), self.local_addr()?)
     }
 
     /// Returns and clears the socket's pending error (SO_ERROR). Once it is cleared, reading a

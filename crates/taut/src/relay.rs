@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
-use taut_relay::config::{Config, ConfigError, Forward};
+use taut_relay::config::{Config, ConfigError, Forward, MeshConfig};
 use taut_relay::handover::Passed;
 use taut_relay::net::addr::{Destination, Listen, serving_addr};
 use taut_relay::node;
@@ -130,7 +130,7 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
 fn needed(config: &Config) -> Vec<Capability> {
     // Congestion controls and buffers of legs; ports below 1024.
     let mut needed = vec![Capability::NetAdmin, Capability::NetBindService];
-    let turbo = config.mesh.as_ref().is_some_and(|m| m.turbo.is_some());
+    let turbo = config.mesh.as_ref().is_some_and(MeshConfig::wants_turbo);
     if turbo || config.forwards.iter().any(|f| f.early_syn) {
         needed.extend([Capability::Bpf, Capability::Perfmon]);
     }

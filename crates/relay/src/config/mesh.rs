@@ -51,8 +51,26 @@ pub struct MeshConfig {
     /// Legs to destinations use the client's address, as reported by the first relay, as their
     /// source.
     pub borrow: bool,
+    /// Congestion control of legs to destinations; `None`: the kernel's default.
+    pub upstream_congestion: Option<String>,
     /// Turbo start of legs between relays; `None`: off.
     pub turbo: Option<Turbo>,
+    /// Congestion control of legs between relays, as [`LegConfig::congestion`].
+    pub congestion: Option<String>,
+    /// The highest rate of such a leg in bytes a second; `None`: no limit.
+    pub max_rate: Option<u64>,
+}
+
+/// How connections between this relay and another are used for sending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegConfig {
+    /// Turbo start; `None`: off.
+    pub turbo: Option<Turbo>,
+    /// The kernel's congestion control. `None`: `taut_pipe` with turbo start, otherwise the kernel's
+    /// default.
+    pub congestion: Option<String>,
+    /// The highest rate in bytes a second; `None`: no limit.
+    pub max_rate: Option<u64>,
 }
 
 /// `[[relay.mesh.peer]]`: what one relay may do here.
@@ -66,6 +84,8 @@ pub struct PeerRule {
     pub deny: Vec<Rule>,
     /// Clients that it may speak for; the default is all.
     pub clients: Sources,
+    /// Legs between this relay and it; `None`: as those to others.
+    pub leg: Option<LegConfig>,
 }
 
 /// What happens to the sessions of a relay that is removed from the list of members.
@@ -84,7 +104,7 @@ pub enum Removed {
 pub struct Turbo {
     /// The initial rate of a leg, in bytes a second.
     pub rate: u64,
-    /// Bytes that may be in flight on a leg: its initial window and its socket buffers.
+    /// Bytes that may be in flight on a new leg: its initial window and its socket buffers.
     pub window: u32,
 }
 
@@ -117,8 +137,47 @@ impl MeshConfig {
             pool: PoolLimits::default(),
             inbound: InboundLimits::default(),
             borrow: false,
+            upstream_congestion: None,
             turbo: Some(Turbo::default()),
+            congestion: None,
+            max_rate: None,
         }
+    }
+
+    /// Returns how connections to relays are used that have no settings of their own.
+    pub fn leg(&self) -> LegConfig {
+        LegConfig {
+            turbo: self.turbo,
+            congestion: self.congestion.clone(),
+            max_rate: self.max_rate,
+        }
+    }
+
+    /// Returns how connections between this relay and `member` are used.
+    pub fn leg_to(&self, member: &MemberName) -> LegConfig {
+        let rule = self.rules.iter().find(|rule| rule.name == *member);
+        rule.and_then(|rule| rule.leg.clone())
+            .unwrap_or_else(|| self.leg())
+    }
+
+    /// Returns whether legs to any relay have turbo start.
+    pub fn wants_turbo(&self) -> bool {
+        self.legs().any(|leg| leg.turbo.is_some())
+    }
+
+    /// Returns the default, and what relays with settings of their own have.
+    pub(crate) fn legs(&self) -> impl Iterator<Item = LegConfig> {
+        let own = self.rules.iter().filter_map(|rule| rule.leg.clone());
+        std::iter::once(self.leg()).chain(own)
+    }
+}
+
+// === impl LegConfig ===
+
+impl LegConfig {
+    /// Returns whether such legs use `taut_pipe`, if the kernel accepts it.
+    pub(crate) fn wants_pipe(&self) -> bool {
+        self.turbo.is_some() && self.congestion.is_none()
     }
 }
 
@@ -148,9 +207,32 @@ pub(super) struct MeshSection {
     hello_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<Time>>,
     source: Option<Spanned<String>>,
+    upstream_congestion: Option<String>,
     turbo: Option<bool>,
+    congestion_control: Option<Spanned<String>>,
     rate: Option<Spanned<String>>,
+    max_rate: Option<Spanned<String>>,
     window: Option<Spanned<ByteSize>>,
+}
+
+/// The keys of a leg, in `[relay.mesh]` and in `[[relay.mesh.peer]]`. (serde cannot flatten a section
+/// that denies unknown keys.)
+struct LegKeys {
+    turbo: Option<bool>,
+    congestion_control: Option<Spanned<String>>,
+    rate: Option<Spanned<String>>,
+    max_rate: Option<Spanned<String>>,
+    window: Option<Spanned<ByteSize>>,
+}
+
+/// A leg's settings with those that are without effect, because they are defaults for peers.
+#[derive(Clone)]
+struct LegDefaults {
+    on: bool,
+    turbo: Turbo,
+    /// `None`: the default; `turbo` or the name of one of the kernel's controls.
+    congestion: Option<String>,
+    max_rate: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -160,7 +242,15 @@ struct PeerSection {
     allow: Option<Spanned<OneOrMany>>,
     deny: Option<Spanned<OneOrMany>>,
     clients: Option<Spanned<OneOrMany>>,
+    turbo: Option<bool>,
+    congestion_control: Option<Spanned<String>>,
+    rate: Option<Spanned<String>>,
+    max_rate: Option<Spanned<String>>,
+    window: Option<Spanned<ByteSize>>,
 }
+
+/// The name of `taut_pipe` in the configuration.
+const TURBO: &str = "turbo";
 
 /// The range of `pool_age`. The dialler replaces a connection before the acceptor's limit ends it.
 const POOL_AGE: std::ops::RangeInclusive<Duration> =
@@ -196,9 +286,20 @@ impl MeshSection {
         let trusted: Vec<SourcePrefix> = list(self.trusted_networks, "trusted_networks")?;
         mesh.trusted_networks = trusted.into_iter().map(|p| p.0).collect();
         mesh.removed = self.removed_members.unwrap_or_default();
+        mesh.upstream_congestion = self.upstream_congestion;
+        let keys = LegKeys {
+            turbo: self.turbo,
+            congestion_control: self.congestion_control,
+            rate: self.rate,
+            max_rate: self.max_rate,
+            window: self.window,
+        };
+        let legs = keys.over(LegDefaults::default(), "relay.mesh")?;
+        let leg = legs.clone().leg();
+        (mesh.turbo, mesh.congestion, mesh.max_rate) = (leg.turbo, leg.congestion, leg.max_rate);
         for (i, peer) in self.peer.into_iter().enumerate() {
             let at = peer.span().start;
-            let rule = peer.into_inner().check(i)?;
+            let rule = peer.into_inner().check(i, &legs)?;
             if mesh.rules.iter().any(|r| r.name == rule.name) {
                 let message = format!("relay.mesh.peer[{i}].name: {} has rules already", rule.name);
                 return Err((at, message));
@@ -260,46 +361,119 @@ impl MeshSection {
             set_time(slot, value, TIME, name)?;
         }
 
-        let mut turbo = Turbo::default();
+        Ok(mesh)
+    }
+}
+
+// === impl LegDefaults ===
+
+impl Default for LegDefaults {
+    fn default() -> Self {
+        Self {
+            on: true,
+            turbo: Turbo::default(),
+            congestion: None,
+            max_rate: None,
+        }
+    }
+}
+
+impl LegDefaults {
+    fn leg(self) -> LegConfig {
+        LegConfig {
+            turbo: self.on.then_some(self.turbo),
+            congestion: self.congestion.filter(|name| name != TURBO),
+            max_rate: self.max_rate,
+        }
+    }
+}
+
+// === impl LegKeys ===
+
+impl LegKeys {
+    fn is_empty(&self) -> bool {
+        self.turbo.is_none()
+            && self.congestion_control.is_none()
+            && self.rate.is_none()
+            && self.max_rate.is_none()
+            && self.window.is_none()
+    }
+
+    /// Returns the settings of `section`: these keys over `defaults`.
+    fn over(self, defaults: LegDefaults, section: &str) -> Result<LegDefaults, (usize, String)> {
+        let mut legs = defaults;
+        legs.on = self.turbo.unwrap_or(legs.on);
         if let Some(rate) = self.rate {
-            turbo.rate = bytes_per_second(rate.get_ref()).ok_or_else(|| {
-                let message = format!(
-                    "relay.mesh.rate: `{}` is not a rate such as \"1gbit\" or \"200mbit\"",
-                    rate.get_ref()
-                );
-                (rate.span().start, message)
-            })?;
+            legs.turbo.rate = rate_of(&rate, &format!("{section}.rate"))?;
+        }
+        if let Some(rate) = self.max_rate {
+            legs.max_rate = Some(rate_of(&rate, &format!("{section}.max_rate"))?);
         }
         if let Some(window) = self.window {
             let bytes = window.get_ref().as_u64();
             let fits = u32::try_from(bytes)
                 .ok()
                 .filter(|_| WINDOW.contains(&bytes));
-            turbo.window = fits.ok_or_else(|| {
+            legs.turbo.window = fits.ok_or_else(|| {
                 let message = format!(
-                    "relay.mesh.window: `{}` is not from 64 KiB to 256 MiB",
+                    "{section}.window: `{}` is not from 64 KiB to 256 MiB",
                     window.get_ref()
                 );
                 (window.span().start, message)
             })?;
         }
-        mesh.turbo = (self.turbo != Some(false)).then_some(turbo);
-        Ok(mesh)
+        if let Some(name) = self.congestion_control {
+            let at = name.span().start;
+            let name = name.into_inner();
+            if name == TURBO && !legs.on {
+                let message = format!(
+                    "{section}.congestion_control: `turbo` needs `turbo = true`; name another one, or remove it"
+                );
+                return Err((at, message));
+            }
+            legs.congestion = Some(name);
+        }
+        Ok(legs)
     }
 }
 
+fn rate_of(rate: &Spanned<String>, field: &str) -> Result<u64, (usize, String)> {
+    bytes_per_second(rate.get_ref()).ok_or_else(|| {
+        let message = format!(
+            "{field}: `{}` is not a rate such as \"1gbit\" or \"200mbit\"",
+            rate.get_ref()
+        );
+        (rate.span().start, message)
+    })
+}
+
 impl PeerSection {
-    fn check(self, i: usize) -> Result<PeerRule, (usize, String)> {
+    fn check(self, i: usize, legs: &LegDefaults) -> Result<PeerRule, (usize, String)> {
         let field = |name: &str| format!("peer[{i}].{name}");
         let name = parse(self.name.get_ref(), self.name.span().start, || {
             format!("relay.mesh.{}", field("name"))
         })?;
         let allow = self.allow.map(|allow| list(Some(allow), &field("allow")));
+        let keys = LegKeys {
+            turbo: self.turbo,
+            congestion_control: self.congestion_control,
+            rate: self.rate,
+            max_rate: self.max_rate,
+            window: self.window,
+        };
+        let leg = match keys.is_empty() {
+            true => None,
+            false => Some(
+                keys.over(legs.clone(), &format!("relay.mesh.peer[{i}]"))?
+                    .leg(),
+            ),
+        };
         Ok(PeerRule {
             name,
             allow: allow.transpose()?,
             deny: list(self.deny, &field("deny"))?,
             clients: sources(self.clients, None, &format!("relay.mesh.peer[{i}].clients"))?,
+            leg,
         })
     }
 }

@@ -22,7 +22,7 @@ mod server_name;
 mod transparent;
 
 pub use limits::{InboundLimits, PoolLimits};
-pub use mesh::{MeshConfig, PeerRule, Removed, Turbo};
+pub use mesh::{LegConfig, MeshConfig, PeerRule, Removed, Turbo};
 pub use server_name::{Named, ServerName, ServerNameError};
 pub use transparent::{InterceptConfig, Transparent};
 
@@ -199,6 +199,10 @@ impl Forward {
             }
             _ if self.direct && self.via.is_empty() => {
                 ".direct: is for forwards with `via`; without it, sessions go directly anyway"
+            }
+            _ if !self.via.is_empty() && !self.direct && self.upstream_congestion.is_some() => {
+                ".upstream_congestion: with `via` the last relay connects to the destination; write \
+                 `upstream_congestion` into [relay.mesh] there"
             }
             _ if !self.via.is_empty() && self.path != PathOptions::default() => {
                 ".via: `upstream_mark`, `upstream_dscp`, `upstream_device` and `upstream_address` are for \

@@ -280,3 +280,79 @@ fn source_lists_are_parsed_and_a_bad_prefix_is_named() {
         "{e}"
     );
 }
+
+#[test]
+fn a_leg_to_one_relay_has_the_settings_of_the_mesh_and_its_own() {
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":1\"\n";
+    let peer = "[[relay.mesh.peer]]\nname = \"a\"\n";
+    let legs = |of_mesh: &str, of_peer: &str| {
+        let config = parse(&format!("{mesh}{of_mesh}\n{peer}{of_peer}\n"))?;
+        let mesh = config.mesh.unwrap();
+        let leg = |name: &str| mesh.leg_to(&name.parse().unwrap());
+        Ok::<_, ConfigError>((leg("a"), leg("b")))
+    };
+    let turbo = |rate, window| LegConfig {
+        turbo: Some(Turbo { rate, window }),
+        congestion: None,
+        max_rate: None,
+    };
+    let default = Turbo::default();
+    let (a, b) = legs("", "").unwrap();
+    assert_eq!((&a, &b), (&turbo(default.rate, default.window), &a));
+    let (a, b) = legs(
+        "rate = \"2gbit\"\nmax_rate = \"4gbit\"",
+        "window = \"1MiB\"",
+    )
+    .unwrap();
+    assert_eq!(
+        a,
+        LegConfig {
+            max_rate: Some(500_000_000),
+            ..turbo(250_000_000, 1 << 20)
+        }
+    );
+    assert_eq!(b.turbo.unwrap().window, default.window);
+    // What is off is a default nevertheless.
+    let (a, b) = legs("turbo = false\nrate = \"8mbit\"", "turbo = true").unwrap();
+    assert_eq!(a, turbo(1_000_000, default.window));
+    assert_eq!(b.turbo, None);
+    let (a, b) = legs(
+        "congestion_control = \"cubic\"",
+        "congestion_control = \"turbo\"",
+    )
+    .unwrap();
+    assert_eq!(a, turbo(default.rate, default.window));
+    assert_eq!(b.congestion.as_deref(), Some("cubic"));
+    for (of_mesh, of_peer, part) in [
+        ("max_rate = \"fast\"", "", "relay.mesh.max_rate: `fast`"),
+        ("", "rate = \"1\"", "relay.mesh.peer[0].rate: `1`"),
+        ("", "window = \"1KiB\"", "relay.mesh.peer[0].window"),
+        (
+            "",
+            "turbo = false\ncongestion_control = \"turbo\"",
+            "relay.mesh.peer[0].congestion_control: `turbo` needs",
+        ),
+    ] {
+        let error = legs(of_mesh, of_peer).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn with_via_the_last_relay_chooses_the_congestion_control_towards_the_destination() {
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\n";
+    let forward = "[[relay.forward]]\nlisten = \":1\"\nto = \"a:1\"\nvia = \"x\"\nupstream_congestion = \"bbr\"\n";
+    let error = parse(&format!("{mesh}{forward}")).unwrap_err().to_string();
+    assert!(
+        error.contains("upstream_congestion` into [relay.mesh]"),
+        "{error}"
+    );
+    // A session that goes directly uses it.
+    parse(&format!("{mesh}{forward}direct = true\n")).unwrap();
+    let config = parse(&format!(
+        "{mesh}listen = \":1\"\nupstream_congestion = \"bbr\"\n"
+    ))
+    .unwrap();
+    let chosen = config.mesh.unwrap().upstream_congestion;
+    assert_eq!(chosen.as_deref(), Some("bbr"));
+}

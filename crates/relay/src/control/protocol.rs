@@ -140,6 +140,12 @@ pub struct PeerStatus {
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
+    /// The rate that was found to reach it, in bytes a second; `None` if none was measured.
+    #[serde(default)]
+    pub rate: Option<u64>,
+    /// Connections with data under way to it.
+    #[serde(default)]
+    pub active: u32,
 }
 
 /// Something that is broken.

@@ -142,7 +142,7 @@ impl Inbound {
             deadline,
         });
         if proven {
-            self.count_ready(from, rules);
+            self.count_ready(slot, rules);
             return;
         }
         self.queue.push_back((slot, generation));
@@ -197,7 +197,7 @@ impl Inbound {
             conn.proven = true;
             let from = conn.from;
             self.uncount_unproven(from, rules);
-            self.count_ready(from, rules);
+            self.count_ready(slot, rules);
         }
         self.move_deadline(slot);
         match read {
@@ -303,9 +303,14 @@ impl Inbound {
     }
 
     /// Accounts for a connection whose peer is known.
-    fn count_ready(&mut self, from: SocketAddr, rules: &mut InboundTerms<'_>) {
+    fn count_ready(&mut self, slot: Slot, rules: &mut InboundTerms<'_>) {
         self.ready += 1;
         rules.metrics.mesh_ready.add(1);
+        let Some(conn) = self.conns.get(slot.0 as usize) else {
+            return;
+        };
+        let from = conn.from;
+        conn.begin_leg(rules.mesh);
         if let Some(relays) = rules.relays {
             relays.proven(from.ip(), rules.now);
         }
@@ -389,6 +394,21 @@ enum InboundEnd {
 }
 
 impl InboundConn {
+    /// Sets what sending to this relay uses, now that its name is known.
+    fn begin_leg(&self, mesh: &Mesh) {
+        let Some(member) = self.acceptor.member() else {
+            return;
+        };
+        mesh.turbo.proven(&member.name, self.from.ip());
+        let Some(options) = mesh.legs.get(&member.name) else {
+            return;
+        };
+        if let Err(error) = self.stream.set_options(options) {
+            let relay = &member.name;
+            tracing::warn!(%error, %relay, "cannot set the options of a connection; it keeps those of [relay.mesh]");
+        }
+    }
+
     /// Returns the reason to record when the peer has closed the connection.
     fn closed_by_peer(&self) -> InboundEnd {
         match self.acceptor.closed() {

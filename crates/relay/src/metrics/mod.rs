@@ -41,13 +41,17 @@ pub struct Metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn new(workers: usize, early: Option<Arc<PendingTable>>, turbo: TurboStart) -> Self {
+    pub(crate) fn new(
+        workers: usize,
+        early: Option<Arc<PendingTable>>,
+        turbo: Arc<TurboStart>,
+    ) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             scopes: Arc::new(ScopeRegistry::new(workers)),
             conditions: Arc::new(Mutex::new(Tracker::new(Instant::now()))),
             early,
-            turbo: Arc::new(turbo),
+            turbo,
             log: None,
             backends: Arc::default(),
             intercept: Arc::default(),
@@ -58,8 +62,7 @@ impl Metrics {
     /// Returns the metrics of a new node without a mesh.
     #[cfg(test)]
     pub(crate) fn of_nothing(workers: usize) -> Self {
-        let keepalive = crate::config::Config::new(Vec::new()).keepalive;
-        Self::new(workers, None, TurboStart::begin(keepalive, None))
+        Self::new(workers, None, Arc::new(TurboStart::begin(None)))
     }
 
     /// Adds the session log's metrics.

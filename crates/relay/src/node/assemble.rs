@@ -1,6 +1,6 @@
 //! Turns a configuration into the resources and the setup of the workers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use taut_mesh::members::{Member, MemberName};
@@ -15,7 +15,7 @@ use super::look_ups::resolve_all;
 use super::loops::find_loop;
 use super::mesh::Identity;
 use super::next_hop::{access, next_hop, original, read_own};
-use crate::config::{Config, Forward};
+use crate::config::{Config, Forward, LegConfig};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
 use crate::handover::Passed;
@@ -24,6 +24,7 @@ use crate::net::targets::Targets;
 use crate::route::by_name::ByName;
 use crate::route::listener::{NewListener, Purpose};
 use crate::route::table::{Mesh, Peer, Route, Setup};
+use crate::turbo::TurboStart;
 
 /// A configuration whose resources have all been acquired.
 pub(super) struct Assembly {
@@ -57,7 +58,7 @@ impl Names {
 pub(super) fn assemble(
     config: &Config,
     workers: usize,
-    mesh_leg: &LegOptions,
+    turbo: &Arc<TurboStart>,
     before: &Holdings,
     registry: &Registry,
     inherited: &mut Vec<Passed>,
@@ -81,11 +82,12 @@ pub(super) fn assemble(
     let relays = relays.collect();
     let resolved = resolve_all(config, relays, before)?;
     let legs = legs_of(config)?;
+    let mesh_legs = mesh_legs_of(config, turbo)?;
     let peers = match &identity {
         Some(identity) => peers_of(
             resolved.relays,
             identity,
-            mesh_leg,
+            &mesh_legs,
             before,
             registry,
             &mut next,
@@ -166,13 +168,13 @@ pub(super) fn assemble(
             let (listen, opened) = bind(
                 &mesh.listen,
                 workers,
-                mesh_leg,
+                &mesh_legs.default,
                 before,
                 &mut next,
                 false,
                 inherited,
             )?;
-            assign(&mut listeners, opened, &Purpose::Mesh, mesh_leg);
+            assign(&mut listeners, opened, &Purpose::Mesh, &mesh_legs.default);
             let (access, rules) =
                 access(mesh, &listen, &peers, &identity.local.members, &next.own)?;
             Some(Arc::new(Mesh {
@@ -185,7 +187,9 @@ pub(super) fn assemble(
                 access,
                 rules,
                 removed: mesh.removed,
-                upstream: Arc::new(plain_leg(config)),
+                upstream: Arc::new(outer_leg(config, mesh.upstream_congestion.as_ref())?),
+                turbo: turbo.clone(),
+                legs: mesh_legs.of_members,
                 borrow: mesh.borrow,
                 listen,
                 peers,
@@ -229,19 +233,71 @@ fn plain_leg(config: &Config) -> LegOptions {
     }
 }
 
+/// Returns the socket options of a leg outside the mesh with this congestion control, after checking that
+/// the kernel accepts them.
+fn outer_leg(config: &Config, congestion: Option<&String>) -> Result<LegOptions, StartError> {
+    let options = LegOptions {
+        congestion: congestion.cloned(),
+        ..plain_leg(config)
+    };
+    accepted(&options)?;
+    Ok(options)
+}
+
+/// Checks that the kernel accepts the congestion control of a leg.
+fn accepted(options: &LegOptions) -> Result<(), StartError> {
+    options.probe().map_err(|e| StartError::Congestion {
+        name: options.congestion.clone().unwrap_or_default(),
+        source: e.into(),
+    })
+}
+
+/// The socket options of legs between relays.
+struct MeshLegs {
+    default: LegOptions,
+    /// Those of relays with settings of their own.
+    of_members: HashMap<MemberName, LegOptions>,
+}
+
+/// Returns the socket options of legs between relays, after checking that the kernel accepts them.
+fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartError> {
+    let Some(mesh) = &config.mesh else {
+        return Ok(MeshLegs {
+            default: LegOptions::new(config.keepalive),
+            of_members: HashMap::new(),
+        });
+    };
+    turbo.prepare(mesh);
+    let options = |leg: &LegConfig| {
+        let options = turbo.options(config.keepalive, leg);
+        accepted(&options)?;
+        Ok::<_, StartError>(options)
+    };
+    let of_members = mesh.rules.iter().filter_map(|rule| {
+        let leg = rule.leg.as_ref()?;
+        Some(options(leg).map(|options| (rule.name.clone(), options)))
+    });
+    Ok(MeshLegs {
+        of_members: of_members.collect::<Result<_, _>>()?,
+        default: options(&mesh.leg())?,
+    })
+}
+
+/// Checks that the kernel has the congestion controls of `[relay.mesh]`.
+pub(super) fn check_mesh_legs(config: &Config) -> Result<(), StartError> {
+    let Some(mesh) = &config.mesh else {
+        return Ok(());
+    };
+    outer_leg(config, mesh.upstream_congestion.as_ref())?;
+    let named = mesh.legs().filter_map(|leg| leg.congestion);
+    named
+        .into_iter()
+        .try_for_each(|name| outer_leg(config, Some(&name)).map(drop))
+}
+
 /// Returns the socket options of each forward's legs, after checking that the kernel accepts them.
 pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
-    let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
-        let options = LegOptions {
-            congestion: congestion.clone(),
-            ..plain_leg(config)
-        };
-        options.probe().map_err(|e| StartError::Congestion {
-            name: congestion.clone().unwrap_or_default(),
-            source: e.into(),
-        })?;
-        Ok(options)
-    };
+    let leg = |congestion: &Option<String>| outer_leg(config, congestion.as_ref());
     let legs = |f: &Forward| {
         let upstream = LegOptions {
             path: f.path.clone(),
@@ -294,7 +350,7 @@ fn check_path(path: &PathOptions, plain: &LegOptions) -> Result<(), StartError> 
 fn peers_of(
     relays: Vec<(Arc<Member>, Vec<Arc<Targets>>)>,
     identity: &Identity,
-    options: &LegOptions,
+    legs: &MeshLegs,
     before: &Holdings,
     registry: &Registry,
     next: &mut Holdings,
@@ -307,7 +363,11 @@ fn peers_of(
             targets,
             tls: DialTls::new(&identity.key, &member.keys),
             own: identity.key.public(),
-            options: options.clone(),
+            options: legs
+                .of_members
+                .get(&member.name)
+                .unwrap_or(&legs.default)
+                .clone(),
             stats: registry.peer(member.name.as_str()),
         })
     };

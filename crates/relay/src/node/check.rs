@@ -7,7 +7,7 @@ use taut_sys::Errno;
 use taut_sys::socket::Listener;
 
 use super::StartError;
-use super::assemble::legs_of;
+use super::assemble::{check_mesh_legs, legs_of};
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
 use super::mesh::Identity;
@@ -41,6 +41,7 @@ pub fn check(config: &Config) -> Findings {
         .map(drop)
         .unwrap_or_else(&mut note);
     legs_of(config).map(drop).unwrap_or_else(&mut note);
+    check_mesh_legs(config).unwrap_or_else(&mut note);
     let of_mesh = config.mesh.iter().map(|mesh| (&mesh.allow, &mesh.deny));
     let transparent = config
         .forwards

@@ -190,13 +190,21 @@ impl SharedHandle {
                 });
             }
         }
-        let peers = self.registry.peers().into_iter().map(|stats| PeerStatus {
-            name: stats.name.clone(),
-            drained: drained_peers.iter().any(|peer| peer.as_str() == stats.name),
-            ready: stats.sum(|c| &c.ready),
-            sessions: stats.sum(|c| &c.sessions),
-            sent: stats.sum(|c| &c.sent_bytes),
-            received: stats.sum(|c| &c.received_bytes),
+        let legs = self.turbo.legs();
+        let peers = self.registry.peers().into_iter().map(|stats| {
+            let leg = legs
+                .iter()
+                .find(|(member, _)| member.as_str() == stats.name);
+            PeerStatus {
+                name: stats.name.clone(),
+                drained: drained_peers.iter().any(|peer| peer.as_str() == stats.name),
+                ready: stats.sum(|c| &c.ready),
+                sessions: stats.sum(|c| &c.sessions),
+                sent: stats.sum(|c| &c.sent_bytes),
+                received: stats.sum(|c| &c.received_bytes),
+                rate: leg.and_then(|(_, leg)| leg.rate),
+                active: leg.map_or(0, |(_, leg)| leg.active),
+            }
         });
         let broken = self.broken().into_iter().map(|broken| BrokenStatus {
             condition: broken.condition.label().to_owned(),

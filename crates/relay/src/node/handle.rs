@@ -19,8 +19,9 @@ use crate::config::Config;
 use crate::counters::registry::Registry;
 use crate::net::backend::Backend;
 use crate::net::targets::{Targets, list, look_up};
-use crate::route::table::NextHop;
+use crate::route::table::{NextHop, Setup};
 use crate::session_log::SessionLog;
+use crate::turbo::TurboStart;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::{Order, Shared};
 
@@ -39,14 +40,14 @@ pub(crate) struct SharedHandle {
     pub(super) tracker: Arc<Mutex<Tracker>>,
     /// The counters of forwards and peers.
     pub(super) registry: Arc<Registry>,
+    /// What legs between relays use.
+    pub(super) turbo: Arc<TurboStart>,
 }
 
 /// The present configuration, and the resources held for it.
 pub(super) struct Present {
     pub(super) config: Config,
     pub(super) holdings: Holdings,
-    /// The socket options of legs between relays.
-    pub(super) mesh_leg: LegOptions,
     /// The names of the forwards that an operator has drained.
     pub(super) drained: BTreeSet<String>,
     /// The relays that an operator has drained: new sessions do not go there.
@@ -176,6 +177,19 @@ impl SharedHandle {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sets the rates and windows of legs to other relays.
+    pub(super) fn start_legs(&self, config: &Config, setup: &Setup) {
+        let Some(mesh) = &config.mesh else {
+            return;
+        };
+        let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
+        let addresses = peers.flat_map(|peer| {
+            let addrs = peer.addrs().into_iter();
+            addrs.map(|addr| (peer.name.clone(), addr.0.ip()))
+        });
+        self.turbo.adopt(mesh, addresses.collect());
+    }
+
     /// Looks up a destination again. The destination keeps its addresses if the look-up fails or
     /// the result leads back to this node. Blocks for as long as the resolver takes.
     pub(crate) fn refresh(&self, targets: &Arc<Targets>) {
@@ -198,6 +212,9 @@ impl SharedHandle {
         }
         targets.replace(&addrs, &self.shared.backends);
         self.shared.relays_may_differ();
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        self.start_legs(&present.config, &self.shared.setup());
+        drop(present);
         self.changed.notify_one();
     }
 }

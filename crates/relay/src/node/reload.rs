@@ -80,7 +80,7 @@ impl SharedHandle {
         } = assemble(
             &config,
             workers,
-            &present.mesh_leg,
+            &self.turbo,
             &present.holdings,
             &self.registry,
             &mut Vec::new(),
@@ -101,6 +101,8 @@ impl SharedHandle {
         let per_source = config.max_sessions_per_source.unwrap_or(UNLIMITED);
         self.shared.sources.set_limit(per_source);
         self.shared.replace(setup.clone());
+        // Before the workers dial: a connection has the rate that its leg has at that time.
+        self.start_legs(&config, &setup);
         for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
             let _ = mailbox.post(Message::Reloaded {
                 setup: setup.clone(),
@@ -249,11 +251,6 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
             .iter_mut()
             .for_each(|f| f.identity.borrow = false);
         new.mesh.iter_mut().for_each(|mesh| mesh.borrow = false);
-    }
-    let turbo = old.mesh.as_ref().and_then(|mesh| mesh.turbo);
-    if let Some(mesh) = &mut new.mesh {
-        keep("relay.mesh.turbo, rate or window", mesh.turbo != turbo);
-        mesh.turbo = turbo;
     }
     let had_early_syn = old.forwards.iter().any(|f| f.early_syn);
     if !had_early_syn {

@@ -16,7 +16,7 @@ use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
 use crate::condition::Tracker;
-use crate::config::Config;
+use crate::config::{Config, MeshConfig};
 use crate::counters::registry::Registry;
 use crate::early_syn::PendingTable;
 use crate::handover::Passed;
@@ -47,12 +47,11 @@ impl Node {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
-        let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
-        let turbo = TurboStart::begin(config.keepalive, turbo);
-        if let Some(in_words) = turbo.in_words() {
+        let turbo = Arc::new(TurboStart::begin(config.mesh.as_ref()));
+        let leg = config.mesh.as_ref().map(MeshConfig::leg);
+        if let Some(in_words) = leg.and_then(|leg| turbo.in_words(&leg)) {
             tracing::info!("legs between relays {in_words}");
         }
-        let mesh_leg = turbo.leg().clone();
         let registry = Arc::new(Registry::new(workers));
         let Assembly {
             setup,
@@ -61,7 +60,7 @@ impl Node {
         } = assemble(
             config,
             workers,
-            &mesh_leg,
+            &turbo,
             &Holdings::default(),
             &registry,
             &mut inherited,
@@ -80,7 +79,7 @@ impl Node {
         };
         let tracker = Arc::new(Mutex::new(Tracker::new(Instant::now())));
         let recorder = log.as_ref().map(SessionLog::recorder);
-        let metrics = Metrics::new(workers, early.clone(), turbo)
+        let metrics = Metrics::new(workers, early.clone(), turbo.clone())
             .with_log(recorder.clone())
             .with_backends(holdings.backends.clone())
             .with_registry(registry.clone())
@@ -139,7 +138,6 @@ impl Node {
             present: Mutex::new(Present {
                 config: config.clone(),
                 holdings,
-                mesh_leg,
                 drained: BTreeSet::new(),
                 drained_peers: BTreeSet::new(),
             }),
@@ -148,8 +146,10 @@ impl Node {
             changed: Notify::new(),
             registry,
             tracker,
+            turbo,
             started: Instant::now(),
         });
+        shared.start_legs(config, &setup);
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,

@@ -22,6 +22,7 @@ use crate::intercept::Taking;
 use crate::net::addr::{ListenAddr, UpstreamAddr};
 use crate::net::targets::Targets;
 use crate::route::by_name::ByName;
+use crate::turbo::TurboStart;
 
 /// The configuration that new sessions use. A reload replaces it; running sessions keep theirs.
 #[derive(Clone, Debug)]
@@ -162,6 +163,10 @@ pub(crate) struct Mesh {
     pub(crate) removed: Removed,
     /// The socket options of legs to those destinations.
     pub(crate) upstream: Arc<LegOptions>,
+    /// What legs between relays use.
+    pub(crate) turbo: Arc<TurboStart>,
+    /// The socket options of legs to relays with settings of their own.
+    pub(crate) legs: HashMap<MemberName, LegOptions>,
     /// Whether those legs use the client's address as their source.
     pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,

@@ -1,82 +1,161 @@
 //! Turbo start (pied-piper 3.2, improvement 4): the options of legs between relays.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use taut_mesh::members::MemberName;
 use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control};
 
-use crate::config::Turbo;
-use crate::turbo::congestion_control::{Counters, LegStart, Pipe, PipeOptions};
+use crate::config::{LegConfig, MeshConfig, Turbo};
+use crate::turbo::congestion_control::{Counters, Leg, LegStart, Pipe, PipeOptions};
+use crate::turbo::peers::Peers;
 use crate::turbo::route_metrics::segments_of;
 
 pub mod congestion_control;
+mod peers;
 pub mod route_metrics;
 
 /// The kernel's congestion control that, like `taut_pipe`, keeps its window while a connection is
 /// idle. Used if the kernel rejects `taut_pipe`.
 const NEXT_BEST: &str = "bbr";
 
-/// The options of legs between relays, and the resources behind them.
+/// What legs between relays need besides their sockets' options.
 #[derive(Debug)]
 pub(crate) struct TurboStart {
-    leg: LegOptions,
-    pipe: Option<Pipe>,
+    /// Loaded when the first configuration wants it; `None` if the kernel does not accept it.
+    pipe: OnceLock<Option<Pipe>>,
     /// The initial window that routes to other relays must set, because no congestion control does.
     route_segments: Option<u32>,
+    peers: Mutex<Peers>,
 }
 
 impl TurboStart {
-    /// Prepares what `turbo` requests, or the best that this kernel offers.
-    pub(crate) fn begin(keepalive: Keepalive, turbo: Option<Turbo>) -> Self {
-        let plain = LegOptions::new(keepalive);
-        let Some(turbo) = turbo else {
-            return Self {
-                leg: plain,
-                pipe: None,
-                route_segments: None,
-            };
+    /// Prepares what `mesh` requests, or the best that this kernel offers.
+    pub(crate) fn begin(mesh: Option<&MeshConfig>) -> Self {
+        let mut turbo = Self {
+            pipe: OnceLock::new(),
+            route_segments: None,
+            peers: Mutex::default(),
         };
-        let options = PipeOptions {
-            start: LegStart {
-                rate: turbo.rate,
-                window: turbo.window,
-            },
-            ..PipeOptions::default()
-        };
-        let pipe = Pipe::load(&options)
-            .inspect_err(|error| tracing::warn!("{error}; legs between relays use {NEXT_BEST}"))
-            .ok();
-        let congestion = match &pipe {
-            Some(pipe) => Some(pipe.name().to_owned()),
-            None => has_congestion_control(NEXT_BEST).then(|| NEXT_BEST.to_owned()),
-        };
-        let window = usize::try_from(turbo.window).unwrap_or(usize::MAX);
-        Self {
-            leg: LegOptions {
-                congestion,
-                send_buffer: Some(window),
-                receive_buffer: Some(window),
-                ..plain
-            },
-            route_segments: pipe.is_none().then(|| segments_of(turbo.window)),
-            pipe,
+        if let Some(mesh) = mesh {
+            turbo.prepare(mesh);
+            let leg = mesh.leg();
+            turbo.route_segments = leg
+                .turbo
+                .filter(|_| !leg.wants_pipe() || turbo.pipe().is_none())
+                .map(|turbo| segments_of(turbo.window));
+        }
+        turbo
+    }
+
+    /// Loads `taut_pipe` if `mesh` wants it.
+    pub(crate) fn prepare(&self, mesh: &MeshConfig) {
+        if mesh.legs().any(|leg| leg.wants_pipe()) {
+            self.pipe.get_or_init(|| {
+                Pipe::load(&PipeOptions::default())
+                    .inspect_err(|error| {
+                        tracing::warn!("{error}; legs between relays use {NEXT_BEST}");
+                    })
+                    .ok()
+            });
         }
     }
 
-    /// Returns what legs between relays use, as the end of a sentence; `None` without turbo start.
-    pub(crate) fn in_words(&self) -> Option<String> {
+    /// Adopts what `mesh` says of the rates and windows of legs. `dialled` are the addresses of the relays
+    /// that this one dials.
+    pub(crate) fn adopt(&self, mesh: &MeshConfig, dialled: Vec<(MemberName, IpAddr)>) {
+        let Some(pipe) = self.pipe() else {
+            return;
+        };
+        let default = start_of(mesh.turbo.unwrap_or_default());
+        if let Err(error) = pipe.set_default(default) {
+            tracing::warn!("{error}; legs between relays keep their former rate and window");
+        }
+        let of_members = mesh.rules.iter().filter_map(|rule| {
+            let turbo = rule.leg.as_ref()?.turbo?;
+            Some((rule.name.clone(), start_of(turbo)))
+        });
+        let of_members: HashMap<_, _> = of_members.collect();
+        let changes = self.peers().adopt(of_members, dialled);
+        self.set(changes);
+    }
+
+    /// Records the address of a relay that has proven its identity.
+    pub(crate) fn proven(&self, member: &MemberName, address: IpAddr) {
+        if self.pipe().is_some() {
+            let change = self.peers().proven(member, address.to_canonical());
+            self.set(change);
+        }
+    }
+
+    fn set(&self, changes: impl IntoIterator<Item = (IpAddr, Option<LegStart>)>) {
+        let Some(pipe) = self.pipe() else {
+            return;
+        };
+        for (address, start) in changes {
+            if let Err(error) = pipe.set_leg(address, start) {
+                tracing::warn!(
+                    "{error}; the leg to {address} has the rate and window of [relay.mesh]"
+                );
+            }
+        }
+    }
+
+    /// Returns the socket options of a leg.
+    pub(crate) fn options(&self, keepalive: Keepalive, leg: &LegConfig) -> LegOptions {
+        let mut options = LegOptions {
+            congestion: leg.congestion.clone(),
+            pacing_ceiling: leg.max_rate,
+            ..LegOptions::new(keepalive)
+        };
+        if let Some(turbo) = leg.turbo {
+            let window = usize::try_from(turbo.window).unwrap_or(usize::MAX);
+            options.send_buffer = Some(window);
+            options.receive_buffer = Some(window);
+        }
+        if leg.wants_pipe() {
+            options.congestion = match self.pipe() {
+                Some(pipe) => Some(pipe.name().to_owned()),
+                None => has_congestion_control(NEXT_BEST).then(|| NEXT_BEST.to_owned()),
+            };
+        }
+        options
+    }
+
+    /// Returns what legs between relays use, as the end of a sentence; `None` for the kernel's defaults.
+    pub(crate) fn in_words(&self, leg: &LegConfig) -> Option<String> {
+        let pipe = self.pipe().filter(|_| leg.wants_pipe());
         let segments = self.route_segments;
-        let congestion = self.leg.congestion.as_deref();
-        match (&self.pipe, segments) {
+        let congestion = match &leg.congestion {
+            Some(name) => name,
+            None if has_congestion_control(NEXT_BEST) => NEXT_BEST,
+            None => "the kernel's default congestion control",
+        };
+        match (pipe, segments) {
             (Some(pipe), _) => Some(format!("use the congestion control {}", pipe.name())),
             (None, Some(segments)) => Some(format!(
-                "do not use taut_pipe but {} and, by route, an initial window of {segments} segments",
-                congestion.unwrap_or("the kernel's default congestion control")
+                "do not use taut_pipe but {congestion} and, by route, an initial window of {segments} segments",
             )),
-            (None, None) => None,
+            (None, None) => {
+                let chosen = leg.congestion.as_ref();
+                chosen.map(|name| format!("use the congestion control {name}"))
+            }
         }
     }
 
     /// Returns the counters of `taut_pipe`, if it is in use.
     pub(crate) fn counters(&self) -> Option<Counters> {
-        self.pipe.as_ref()?.counters().ok()
+        self.pipe()?.counters().ok()
+    }
+
+    /// Returns what `taut_pipe` knows of the legs to relays.
+    pub(crate) fn legs(&self) -> Vec<(MemberName, Leg)> {
+        let Some(pipe) = self.pipe() else {
+            return Vec::new();
+        };
+        self.peers()
+            .figures(|address| pipe.leg(address).ok().flatten())
     }
 
     /// Returns the initial window, in segments, for routes to other relays, if routes have to set
@@ -85,8 +164,18 @@ impl TurboStart {
         self.route_segments
     }
 
-    /// Returns the socket options of a leg between relays.
-    pub(crate) fn leg(&self) -> &LegOptions {
-        &self.leg
+    fn pipe(&self) -> Option<&Pipe> {
+        self.pipe.get()?.as_ref()
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn start_of(turbo: Turbo) -> LegStart {
+    LegStart {
+        rate: turbo.rate,
+        window: turbo.window,
     }
 }

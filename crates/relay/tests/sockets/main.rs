@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
+mod congestion;
 mod destinations;
 mod half_close;
 mod limits;

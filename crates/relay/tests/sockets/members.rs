@@ -187,6 +187,7 @@ fn rule() -> PeerRule {
         allow: None,
         deny: Vec::new(),
         clients: Sources::default(),
+        leg: None,
     }
 }
 

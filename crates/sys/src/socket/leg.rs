@@ -115,6 +115,23 @@ impl LegOptions {
         // killed, both peers see an RST and never a FIN that makes half a file look complete.
         sockopt::set_socket_linger(fd, Some(Duration::ZERO))
     }
+
+    /// Sets the options of a socket that may have had others. Without a congestion control, a limit of the
+    /// rate or a time-out in them, the kernel's default applies again; buffers stay.
+    pub(super) fn replace(&self, fd: BorrowedFd<'_>, local: SocketAddr) -> Result<(), Errno> {
+        self.apply(fd, Set::All)?;
+        if self.user_timeout.is_none() {
+            sockopt::set_tcp_user_timeout(fd, 0)?;
+        }
+        if self.pacing_ceiling.is_none() {
+            set_max_pacing_rate(fd, u64::MAX)?;
+        }
+        if self.congestion.is_none() {
+            let default = sockopt::tcp_congestion(tcp_socket(local)?)?;
+            sockopt::set_tcp_congestion(fd, &default)?;
+        }
+        Ok(())
+    }
 }
 
 // === impl Keepalive ===

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
-use taut_relay::control::protocol::{Answer, Filter, Request, SessionRow, Status};
+use taut_relay::control::protocol::{Answer, Filter, PeerStatus, Request, SessionRow, Status};
 use taut_relay::control::{self, MAX_ROWS};
 
 use crate::Failure;
@@ -182,13 +182,14 @@ fn status_in_words(status: &Status) -> String {
     }
     for peer in &status.peers {
         text.push_str(&format!(
-            "  {}: {}{} connections ready; {} sessions, {} sent, {} received\n",
+            "  {}: {}{} connections ready; {} sessions, {} sent, {} received{}\n",
             peer.name,
             if peer.drained { "drained; " } else { "" },
             peer.ready,
             peer.sessions,
             ByteSize(peer.sent),
             ByteSize(peer.received),
+            leg(peer),
         ));
     }
     text.push_str(match status.broken.is_empty() {
@@ -239,6 +240,17 @@ fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
         ));
     }
     text
+}
+
+/// Returns what is known of the leg to a relay, as the end of a line.
+fn leg(peer: &PeerStatus) -> String {
+    peer.rate.map_or_else(String::new, |rate| {
+        format!(
+            "; {} Mbit/s reach it, {} connections active",
+            rate.saturating_mul(8) / 1_000_000,
+            peer.active
+        )
+    })
 }
 
 fn duration(seconds: f64) -> String {

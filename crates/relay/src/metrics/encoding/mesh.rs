@@ -9,6 +9,7 @@ use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
 use crate::outcome::mesh::MeshRefusal;
+use crate::turbo::congestion_control::Leg;
 
 impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
@@ -154,6 +155,31 @@ impl Metrics {
                 "Addresses of other relays without such a route",
                 self.routes.without(),
             )?;
+        }
+        type OfLeg = fn(&Leg) -> u64;
+        let legs = self.turbo.legs();
+        let gauges: [(&str, &str, OfLeg); 3] = [
+            (
+                "taut_relay_leg_rate_bytes",
+                "Bytes a second that were found to reach a relay, where its legs start; 0 if unknown",
+                |leg| leg.rate.unwrap_or(0),
+            ),
+            (
+                "taut_relay_leg_window_bytes",
+                "Congestion window of a leg to a relay, as last measured",
+                |leg| u64::from(leg.window),
+            ),
+            (
+                "taut_relay_leg_active",
+                "Connections with data under way to a relay",
+                |leg| u64::from(leg.active),
+            ),
+        ];
+        for (name, help, of) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (member, leg) in &legs {
+                Level(of(leg)).encode(family.encode_family(&[("peer", member.as_str())])?)?;
+            }
         }
         let Some(counters) = self.turbo.counters() else {
             return Ok(());

@@ -331,8 +331,11 @@ static __always_inline __u64 share_of(struct sock *sk, const struct pipe_leg *le
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 	__u64 least = least_rate(tp->mss_cache, least_rtt(tp));
-	__u64 share = leg_share(leg, leg_rate(leg, set->rate, now), now);
+	__u64 rate = leg_rate(leg, set->rate, now);
+	__u64 share = leg_share(leg, rate, now);
 
+	if (least > rate)
+		least = rate;
 	return share > least ? share : least;
 }
 

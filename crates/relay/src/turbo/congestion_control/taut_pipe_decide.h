@@ -22,13 +22,19 @@
 #define QUEUE_SHARE		8	/* of the initial window */
 #define CLEAR_ROUNDS		8
 #define WINDOW_MIN		10	/* segments, as any connection begins (RFC 6928) */
+#define LEAST_RTT_US		10000	/* for the least rate */
 #define KNOWN_FOR		(3600 * NSEC_PER_SEC)	/* as the kernel keeps TCP metrics */
 #define LOAD_SPAN		(50 * 1000 * 1000ULL)	/* ns */
 
-/* The default initial window per round trip; no learnt rate is lower. */
+/*
+ * The default initial window per round trip; no learnt rate is lower. On short paths that would
+ * be more than many links carry.
+ */
 static __always_inline __u64 least_rate(__u32 mss, __u32 rtt_us)
 {
-	return rtt_us ? WINDOW_MIN * (__u64)mss * USEC_PER_SEC / rtt_us : 0;
+	__u32 rtt = rtt_us > LEAST_RTT_US ? rtt_us : LEAST_RTT_US;
+
+	return WINDOW_MIN * (__u64)mss * USEC_PER_SEC / rtt;
 }
 
 /* The rate that a leg is known to carry, or the one that it starts at. */
