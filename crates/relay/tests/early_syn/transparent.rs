@@ -16,11 +16,11 @@ use crate::joined::{figure, wait_until};
 use crate::rig::PATIENCE;
 
 const PORT: u16 = 80;
-/// Intercepted, but no allowed destination.
+/// A port that is intercepted and that no allowed destination has.
 const FORBIDDEN: u16 = 81;
-/// Routed.
+/// A port whose connections the router forwards.
 const OTHER: u16 = 82;
-/// Intercepted by another forward, without early SYN.
+/// A port that another forward intercepts, without early SYN.
 const LATE: u16 = 83;
 
 /// A client that is far from a router, and a server behind it.
