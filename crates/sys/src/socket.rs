@@ -15,7 +15,7 @@ use crate::tcp_info::TcpInfo;
 mod leg;
 mod local_ports;
 
-pub use leg::{Keepalive, LegOptions};
+pub use leg::{Keepalive, LegOptions, receive_buffer_for};
 
 mod path;
 

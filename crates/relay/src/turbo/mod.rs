@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use taut_mesh::members::MemberName;
-use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control};
+use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control, receive_buffer_for};
 
 use crate::config::{LegConfig, MeshConfig, Turbo};
 use crate::turbo::congestion_control::{Counters, Leg, LegStart, Pipe, PipeOptions};
@@ -112,7 +112,7 @@ impl TurboStart {
         if let Some(turbo) = leg.turbo {
             let window = usize::try_from(turbo.window).unwrap_or(usize::MAX);
             options.send_buffer = Some(window);
-            options.receive_buffer = Some(window);
+            options.receive_buffer = Some(receive_buffer_for(window));
         }
         if leg.wants_pipe() {
             options.congestion = match self.pipe() {

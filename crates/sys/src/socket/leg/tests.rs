@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags};
 
 use super::*;
-use crate::socket::{Listener, Stream};
 
 fn plain() -> LegOptions {
     LegOptions::new(Keepalive {
@@ -167,4 +166,32 @@ fn a_connection_to_itself_is_recognised() {
     assert!(stream.is_its_own_peer());
     let (near, far) = pair(&plain());
     assert!(!near.is_its_own_peer() && !far.is_its_own_peer());
+}
+
+#[test]
+fn a_kernel_that_begins_with_half_of_a_window_gets_twice_the_buffer() {
+    assert_eq!(halves(200_000, 100_000), 2);
+    // As on loopback: whole segments, and one of them reserved.
+    assert_eq!(halves(200_000, 65_483), 2);
+    assert_eq!(halves(200_000, 196_449), 1);
+    assert_eq!(halves(200_000, 134_517), 1);
+    assert_eq!(halves(200_000, 0), 2);
+}
+
+#[test]
+fn a_connection_begins_with_the_window_that_was_asked_for() {
+    // Large beside a segment of loopback, of which the kernel reserves one.
+    let window = 4_000_000;
+    let options = LegOptions {
+        receive_buffer: Some(receive_buffer_for(window)),
+        ..plain()
+    };
+    let (near, _far) = pair(&options);
+    if sockopt::socket_recv_buffer_size(&near).unwrap() / 2 < window {
+        println!("not run: without CAP_NET_ADMIN net.core.rmem_max limits the buffer");
+        return;
+    }
+    let first = usize::try_from(near.info().unwrap().rcv_ssthresh).unwrap();
+    assert!(first >= window / 8 * 7, "{first}");
+    assert!(first <= window / 8 * 9, "{first}");
 }
