@@ -23,6 +23,7 @@ pub mod child;
 pub mod control_socket;
 pub mod epoll;
 pub mod interface;
+pub mod kernel_tls;
 pub mod limits;
 mod netlink;
 pub mod netns;
