@@ -10,7 +10,9 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError,
     UnbufferedStatus,
 };
-use rustls::{AlertDescription, CommonState, Error};
+use rustls::{AlertDescription, CommonState, ConnectionTrafficSecrets, Error};
+
+use zeroize::Zeroizing;
 
 use crate::identity::PublicKey;
 use crate::rejection::Rejection;
@@ -51,6 +53,29 @@ pub struct Channel {
     ended: bool,
     /// Why the connection cannot continue.
     failed: Option<Box<ChannelError>>,
+    /// The keys may leave this process.
+    exportable: bool,
+    /// Bytes of the peer's stream have arrived.
+    has_received: bool,
+}
+
+/// The keys of a connection after its handshake, for another implementation of its records: the
+/// kernel's.
+pub struct Keys {
+    /// For what this end sends.
+    pub sending: Key,
+    /// For what it receives.
+    pub receiving: Key,
+}
+
+/// The key of one direction, for ChaCha20-Poly1305 (RFC 8446 section 7.3).
+pub struct Key {
+    /// The secret key.
+    pub key: Zeroizing<[u8; 32]>,
+    /// What the nonce of each record is made of.
+    pub iv: [u8; 12],
+    /// The number of the next record.
+    pub sequence: u64,
 }
 
 enum End {
@@ -111,6 +136,7 @@ impl Channel {
         let name = DnsName::try_from("relay").expect("a valid name");
         let end = UnbufferedClientConnection::new(tls.0.clone(), ServerName::DnsName(name))?;
         let mut channel = Self::new(End::Dialler(Box::new(end)));
+        channel.exportable = tls.0.enable_secret_extraction;
         channel.open(&mut [], &mut [], out)?;
         Ok(channel)
     }
@@ -121,7 +147,9 @@ impl Channel {
     /// [`ChannelError::Tls`] if there is no randomness.
     pub fn accept(tls: &AcceptTls) -> Result<Self, ChannelError> {
         let end = UnbufferedServerConnection::new(tls.0.clone())?;
-        Ok(Self::new(End::Acceptor(Box::new(end))))
+        let mut channel = Self::new(End::Acceptor(Box::new(end)));
+        channel.exportable = tls.0.enable_secret_extraction;
+        Ok(channel)
     }
 
     fn new(end: End) -> Self {
@@ -132,6 +160,8 @@ impl Channel {
             closed: false,
             ended: false,
             failed: None,
+            exportable: false,
+            has_received: false,
         }
     }
 
@@ -208,6 +238,7 @@ impl Channel {
             return Err(ChannelError::LongHandshake);
         }
         self.closed |= records.closed;
+        self.has_received |= records.len > 0;
         if !self.closed {
             self.partial.extend_from_slice(rest);
         }
@@ -276,6 +307,55 @@ impl Channel {
         }
     }
 
+    /// Returns whether the keys may leave this process: the configuration allows it, this end may still send,
+    /// and the peer does not change its key any more. An accepting relay may do that (it drains) until it has
+    /// the hello, so a dialler waits for the first byte after it.
+    pub fn is_exportable(&self) -> bool {
+        let key_is_final = match self.end {
+            End::Dialler(_) => self.has_received || self.closed,
+            End::Acceptor(_) => true,
+        };
+        let is_usable = self.is_established() && !self.ended && self.failed.is_none();
+        self.exportable && key_is_final && is_usable
+    }
+
+    /// Returns the number of bytes that are missing from the record that has not arrived completely, or from
+    /// its header if that has not: after them, [`partial`](Self::partial) is empty or longer. `None` if there
+    /// is no such record, or if more than one record is incomplete.
+    pub fn missing(&self) -> Option<usize> {
+        const HEADER: usize = 5;
+        let held = self.partial.len();
+        if held == 0 {
+            return None;
+        }
+        let whole = match self.partial.get(..HEADER) {
+            Some(header) => HEADER + usize::from(u16::from_be_bytes([header[3], header[4]])),
+            None => HEADER,
+        };
+        whole.checked_sub(held).filter(|&missing| missing > 0)
+    }
+
+    /// Returns the keys with which the connection goes on elsewhere. [`partial`](Self::partial) must be
+    /// empty, and all sealed bytes must be on their way.
+    ///
+    /// # Errors
+    /// [`ChannelError::Tls`] if the channel is not [exportable](Self::is_exportable), or has something of its
+    /// own to send. The connection is lost.
+    pub fn into_keys(self) -> Result<Keys, ChannelError> {
+        if !self.is_exportable() || !self.partial.is_empty() {
+            return Err(Error::HandshakeNotComplete.into());
+        }
+        // The rest of the connection could only replace keys, and one of this cipher never has to be.
+        let secrets = match self.end {
+            End::Dialler(end) => end.dangerous_into_kernel_connection()?.0,
+            End::Acceptor(end) => end.dangerous_into_kernel_connection()?.0,
+        };
+        Ok(Keys {
+            sending: Key::of(secrets.tx)?,
+            receiving: Key::of(secrets.rx)?,
+        })
+    }
+
     /// Returns the keys, for tests of a peer that does not keep to the protocol.
     #[cfg(test)]
     pub(crate) fn into_secrets(self) -> rustls::ExtractedSecrets {
@@ -289,6 +369,21 @@ impl Channel {
         match &self.end {
             End::Dialler(end) => end,
             End::Acceptor(end) => end,
+        }
+    }
+}
+
+// === impl Key ===
+
+impl Key {
+    fn of((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, ChannelError> {
+        match secrets {
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok(Self {
+                key: Zeroizing::new(key.as_ref().try_into().map_err(|_| Error::EncryptError)?),
+                iv: iv.as_ref().try_into().map_err(|_| Error::EncryptError)?,
+                sequence,
+            }),
+            _ => Err(Error::General("a cipher that the kernel does not get".into()).into()),
         }
     }
 }

@@ -24,3 +24,16 @@ pub(crate) fn provider() -> &'static Arc<CryptoProvider> {
     });
     &PROVIDER
 }
+
+/// Returns the cryptography of connections whose keys may go to the kernel. With ChaCha20-Poly1305 a key
+/// protects any number of records; one of AES-GCM must be replaced in time (RFC 8446 section 5.5), which
+/// kernels before Linux 6.14 cannot do.
+pub(crate) fn kernel_provider() -> &'static Arc<CryptoProvider> {
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
+        Arc::new(CryptoProvider {
+            cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256],
+            ..CryptoProvider::clone(provider())
+        })
+    });
+    &PROVIDER
+}

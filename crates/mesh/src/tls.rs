@@ -14,7 +14,7 @@ use rustls::{
     SignatureScheme, version,
 };
 
-use crate::crypto::provider;
+use crate::crypto::{kernel_provider, provider};
 use crate::identity::{PrivateKey, PublicKey};
 use crate::members::Members;
 
@@ -32,6 +32,15 @@ impl DialTls {
     /// Returns what a relay with key `own` needs to dial a relay with one of the keys `peer`.
     pub fn new(own: &PrivateKey, peer: &[PublicKey]) -> Self {
         Self::with(provider().clone(), own, peer)
+    }
+
+    /// Returns the same for connections whose keys may leave this process
+    /// ([`Channel::into_keys`](crate::channel::Channel::into_keys)).
+    pub fn for_kernel(own: &PrivateKey, peer: &[PublicKey]) -> Self {
+        let mut tls = Self::with(kernel_provider().clone(), own, peer);
+        // Nobody else has it yet.
+        Arc::make_mut(&mut tls.0).enable_secret_extraction = true;
+        tls
     }
 
     pub(crate) fn with(
@@ -60,12 +69,24 @@ impl AcceptTls {
     /// Returns what a relay with key `own` needs to accept connections of `members`. Its own key is
     /// never accepted.
     pub fn new(own: &PrivateKey, members: Arc<Members>) -> Self {
+        Self::with(provider().clone(), own, members)
+    }
+
+    /// Returns the same for connections whose keys may leave this process
+    /// ([`Channel::into_keys`](crate::channel::Channel::into_keys)).
+    pub fn for_kernel(own: &PrivateKey, members: Arc<Members>) -> Self {
+        let mut tls = Self::with(kernel_provider().clone(), own, members);
+        Arc::make_mut(&mut tls.0).enable_secret_extraction = true;
+        tls
+    }
+
+    fn with(provider: Arc<CryptoProvider>, own: &PrivateKey, members: Arc<Members>) -> Self {
         let certified = Arc::new(AlwaysResolvesServerRawPublicKeys::new(own.certified()));
         let verifier = AnyMember {
             own: own.public(),
             members,
         };
-        let mut config = ServerConfig::builder_with_provider(provider().clone())
+        let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&version::TLS13])
             .expect("the provider has suites of TLS 1.3")
             .with_client_cert_verifier(Arc::new(verifier))

@@ -34,6 +34,132 @@ fn alert_of(error: ChannelError) -> AlertDescription {
     }
 }
 
+// === keys for the kernel ===
+
+/// Returns what makes channels whose keys may leave the process.
+fn for_kernel() -> (DialTls, AcceptTls) {
+    (
+        DialTls::for_kernel(&key(2), &[key(1).public()]),
+        AcceptTls::for_kernel(&key(1), members()),
+    )
+}
+
+#[test]
+fn the_keys_of_both_ends_are_the_same_and_continue_their_streams() {
+    let (dial, accept) = for_kernel();
+    let (mut dialler, mut acceptor) = pair_of(&dial, &accept);
+    for _ in 0..3 {
+        let sealed = seal(&mut dialler, b"up").unwrap();
+        assert_eq!(opened(&mut acceptor, &sealed).0, b"up");
+    }
+    let sealed = seal(&mut acceptor, b"down").unwrap();
+    assert_eq!(opened(&mut dialler, &sealed).0, b"down");
+    let (near, far) = (dialler.into_keys().unwrap(), acceptor.into_keys().unwrap());
+    for (sending, receiving, sequence) in [
+        (&near.sending, &far.receiving, 3),
+        (&far.sending, &near.receiving, 1),
+    ] {
+        assert_eq!(sending.key, receiving.key);
+        assert_eq!(sending.iv, receiving.iv);
+        assert_eq!((sending.sequence, receiving.sequence), (sequence, sequence));
+    }
+    assert_ne!(near.sending.key, near.receiving.key);
+}
+
+#[test]
+fn a_dialler_keeps_its_keys_while_the_acceptor_may_change_its_own() {
+    let (dial, accept) = for_kernel();
+    let (mut dialler, mut acceptor) = pair_of(&dial, &accept);
+    seal(&mut dialler, b"hello").unwrap();
+    assert!(!dialler.is_exportable());
+    let mut update = Vec::new();
+    acceptor.update_key(&mut update).unwrap();
+    opened(&mut dialler, &update);
+    assert!(!dialler.is_exportable());
+    let reply = seal(&mut acceptor, b"reply").unwrap();
+    assert_eq!(opened(&mut dialler, &reply).0, b"reply");
+    assert!(dialler.is_exportable());
+    // The new key has been used once.
+    let (near, far) = (dialler.into_keys().unwrap(), acceptor.into_keys().unwrap());
+    assert_eq!(far.sending.key, near.receiving.key);
+    assert_eq!((far.sending.sequence, near.receiving.sequence), (1, 1));
+
+    // A stream that ends without a byte is one after the hello, too.
+    let (mut dialler, mut acceptor) = pair_of(&dial, &accept);
+    let end = close(&mut acceptor);
+    opened(&mut dialler, &end);
+    assert!(dialler.is_exportable());
+}
+
+#[test]
+fn one_end_for_the_kernel_decides_the_cipher_of_both() {
+    let (dial, accept) = for_kernel();
+    for (dial, accept) in [(&dial, &local().tls), (&dial_tls(), &accept)] {
+        let (dialler, acceptor) = pair_of(dial, accept);
+        let (mut dialler, mut acceptor) = (dialler, acceptor);
+        let first = seal(&mut acceptor, b"!").unwrap();
+        opened(&mut dialler, &first);
+        for end in [&dialler, &acceptor] {
+            let suite = end.common().negotiated_cipher_suite().unwrap().suite();
+            assert_eq!(suite, rustls::CipherSuite::TLS13_CHACHA20_POLY1305_SHA256);
+        }
+        assert_ne!(dialler.is_exportable(), acceptor.is_exportable());
+    }
+}
+
+#[test]
+fn keys_stay_where_they_may_not_leave_or_are_in_use() {
+    let (dialler, _) = pair();
+    assert!(!dialler.is_exportable());
+    assert!(dialler.into_keys().is_err());
+
+    let (dial, accept) = for_kernel();
+    let handshaking = Channel::dial(&dial, &mut Vec::new()).unwrap();
+    assert!(!handshaking.is_exportable());
+
+    let (mut ended, mut acceptor) = pair_of(&dial, &accept);
+    let end = close(&mut ended);
+    assert!(!ended.is_exportable());
+    // The other end may still send.
+    assert!(opened(&mut acceptor, &end).1.closed);
+    assert!(acceptor.is_exportable());
+
+    let (mut dialler, mut acceptor) = pair_of(&dial, &accept);
+    let record = seal(&mut dialler, b"a record").unwrap();
+    opened(&mut acceptor, &record[..9]);
+    assert!(acceptor.into_keys().is_err());
+
+    let (mut failed, _) = pair_of(&dial, &accept);
+    fault(
+        &mut failed,
+        &[
+            23, 3, 3, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ],
+    );
+    assert!(!failed.is_exportable());
+}
+
+#[test]
+fn the_bytes_that_are_missing_lead_to_the_end_of_the_record() {
+    let len = seal(&mut pair().0, &[7; 100]).unwrap().len();
+    let (mut dialler, mut acceptor) = pair();
+    assert_eq!(acceptor.missing(), None);
+    for at in 1..len {
+        let record = seal(&mut dialler, &[7; 100]).unwrap();
+        opened(&mut acceptor, &record[..at]);
+        let missing = acceptor.missing().unwrap();
+        assert_eq!(missing, if at < 5 { 5 - at } else { len - at }, "at {at}");
+        let (mut from, mut to) = (at, at + missing);
+        while to < len {
+            opened(&mut acceptor, &record[from..to]);
+            (from, to) = (to, to + acceptor.missing().unwrap());
+        }
+        assert_eq!(to, len);
+        assert_eq!(opened(&mut acceptor, &record[from..]).0, [7; 100]);
+        assert_eq!(acceptor.missing(), None);
+    }
+}
+
 // === streams ===
 
 #[test]
