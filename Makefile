@@ -19,11 +19,14 @@ SEED      :=
 ON_OLD_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", \
     "--with", "ip", "--with", "tc", "6.1"]'
 
+# The same with a kernel that has TLS.
+ON_TLS_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--module", "tls", "--seconds", "1800", "6.12"]'
+
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
+        model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short kernel-tls-short test-snoop-guests guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -42,6 +45,7 @@ test: root lint guests ## set up, lint, and run every test (root)
 	@$(MAKE) fuzz
 	@$(MAKE) old-kernel-short
 	@$(MAKE) guest-module-short
+	@$(MAKE) kernel-tls-short
 
 test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
 	@echo "taut: building the tests of snoop, observe and tune and running them on Linux 6.1 (scripts/on-kernel)"
@@ -120,6 +124,13 @@ old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \
 	    tap_supervisor:: bpf_iter:: scan:: actuate::tests:: tuner::
+
+# Legs and half-close with TLS in the kernel, which this machine's may not have. They fail without it. The one that is
+# skipped has no TLS, and a time limit that an emulated guest cannot keep.
+kernel-tls-short:
+	@echo "taut: running the tests of TLS in the kernel on Linux 6.12 (scripts/on-kernel)"
+	@TAUT_REQUIRE_KERNEL_TLS=1 $(CARGO) test --locked -p taut-sys -p taut-relay --lib --test sockets $(ON_TLS_KERNEL) -- \
+	    kernel_tls forwarding::leg half_close --skip whose_tail_is_slow
 
 # The oldest kernel and the newest, half of the test on each.
 guest-module-short:

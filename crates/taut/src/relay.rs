@@ -156,6 +156,9 @@ fn check(config: &Config, what: Check) -> Result<(), Failure> {
         }
     }
     if findings.errors.is_empty() {
+        for note in &findings.notes {
+            let _ = writeln!(std::io::stdout(), "{note}");
+        }
         let _ = writeln!(std::io::stdout(), "the configuration is valid");
         return Ok(());
     }

@@ -55,6 +55,8 @@ pub struct MeshConfig {
     pub upstream_congestion: Option<String>,
     /// Turbo start of legs between relays; `None`: off.
     pub turbo: Option<Turbo>,
+    /// The keys of protected legs go to the kernel where it has TLS.
+    pub kernel_tls: bool,
     /// Congestion control of legs between relays, as [`LegConfig::congestion`].
     pub congestion: Option<String>,
     /// The highest rate of such a leg in bytes a second; `None`: no limit.
@@ -141,6 +143,7 @@ impl MeshConfig {
             turbo: Some(Turbo::default()),
             congestion: None,
             max_rate: None,
+            kernel_tls: true,
         }
     }
 
@@ -187,6 +190,7 @@ pub(super) struct MeshSection {
     private_key_file: Option<PathBuf>,
     members_file: Option<PathBuf>,
     trusted_networks: Option<Spanned<OneOrMany>>,
+    kernel_tls: Option<bool>,
     removed_members: Option<Removed>,
     #[serde(default)]
     peer: Vec<Spanned<PeerSection>>,
@@ -285,6 +289,7 @@ impl MeshSection {
         mesh.peers = list(self.peers, "peers")?;
         let trusted: Vec<SourcePrefix> = list(self.trusted_networks, "trusted_networks")?;
         mesh.trusted_networks = trusted.into_iter().map(|p| p.0).collect();
+        mesh.kernel_tls = self.kernel_tls.unwrap_or(mesh.kernel_tls);
         mesh.removed = self.removed_members.unwrap_or_default();
         mesh.upstream_congestion = self.upstream_congestion;
         let keys = LegKeys {

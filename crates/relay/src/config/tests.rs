@@ -95,6 +95,22 @@ fn a_forward_may_have_several_destinations_and_check_them() {
 }
 
 #[test]
+fn kernel_tls_is_used_unless_it_is_turned_off() {
+    let with = |key: &str| {
+        let mesh =
+            "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":2\"\n";
+        parse(&format!("{mesh}{key}\n"))
+            .unwrap()
+            .mesh
+            .unwrap()
+            .kernel_tls
+    };
+    assert!(with(""));
+    assert!(with("kernel_tls = true"));
+    assert!(!with("kernel_tls = false"));
+}
+
+#[test]
 fn a_forward_may_choose_its_destination_by_server_name() {
     let forward = |sni: &str| format!("[[relay.forward]]\nlisten = \":1\"\n{sni}");
     let config = parse(&forward(

@@ -6,6 +6,7 @@ use super::counter::Counter;
 use super::histogram::Histogram;
 use super::last_addr::LastAddr;
 use crate::outcome::client_hello::HelloRefusal;
+use crate::outcome::kernel_tls::{ControlRecord, FallBack};
 use crate::outcome::mesh::MeshRefusal;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
@@ -74,4 +75,12 @@ pub(crate) struct WorkerMetrics {
     /// The source of the connection that was rejected last.
     pub(crate) mesh_last_rejected: LastAddr,
     pub(crate) mesh_refused: [Counter; MeshRefusal::ALL.len()],
+    /// Legs of sessions with TLS, and those of them whose keys went to the kernel.
+    pub(crate) tls_legs: Counter,
+    pub(crate) kernel_tls_legs: Counter,
+    pub(crate) kernel_tls_fall_backs: [Counter; FallBack::ALL.len()],
+    /// Bytes spliced from and to legs whose TLS is in the kernel.
+    pub(crate) kernel_tls_received: Counter,
+    pub(crate) kernel_tls_sent: Counter,
+    pub(crate) kernel_tls_records: [Counter; ControlRecord::ALL.len()],
 }

@@ -30,16 +30,21 @@ pub(crate) trait Leg {
     type Pipe;
     /// Reads into `scratch.plain`. A result of 0 is the orderly end of the stream.
     fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno>;
+    /// Returns what a read would find: data or something that only a read can tell (`Some(true)`), the end
+    /// of the stream (`Some(false)`), or nothing yet (`None`).
     fn peek(&self) -> Result<Option<bool>, Errno>;
     /// Writes `bytes`. A protected leg may hold some of them until [`Leg::flush`]. `cipher` is scratch
     /// memory.
     fn send(&mut self, bytes: &[u8], cipher: &mut [u8]) -> Result<usize, Errno>;
     /// Writes the bytes that the leg holds. `EAGAIN`: some are left.
     fn flush(&mut self) -> Result<(), Errno>;
-    /// Returns whether the kernel can move this leg's bytes by splice.
-    fn can_splice(&self) -> bool;
-    fn fill(&self, pipe: &Self::Pipe, max: usize) -> Result<usize, Errno>;
-    fn drain(&self, pipe: &Self::Pipe, len: usize) -> Result<usize, Errno>;
+    /// Returns whether the kernel can move this leg's bytes by splice. A protected leg gives it the keys for
+    /// that, if it takes them.
+    fn prepare_splice(&mut self) -> bool;
+    /// Moves bytes into a pipe. A result of 0 means that [`Leg::peek`] or [`Leg::recv`] can tell what comes
+    /// next.
+    fn fill(&mut self, pipe: &Self::Pipe, max: usize) -> Result<usize, Errno>;
+    fn drain(&mut self, pipe: &Self::Pipe, len: usize) -> Result<usize, Errno>;
     /// Ends the stream to the peer in order. `EAGAIN`: call again when the leg is writable.
     fn shutdown_write(&mut self) -> Result<(), Errno>;
     /// Returns whether FIN alone ends the stream, in both directions, so that a close of the leg sends
@@ -48,6 +53,8 @@ pub(crate) trait Leg {
     fn take_error(&self) -> Result<(), Errno>;
     fn unacknowledged(&self) -> usize;
     fn unsent(&self) -> usize;
+    /// Returns the number of bytes taken that closing the leg, even in order, would discard.
+    fn held(&self) -> usize;
     /// Returns whether bytes are unacknowledged and no acknowledgement has come for this long.
     fn is_unanswered(&self, since: Duration) -> bool;
     fn is_its_own_peer(&self) -> bool;
@@ -429,8 +436,8 @@ impl<P> Direction<P> {
             return self.collect_by_splice(from, to, io);
         }
         if io.splice_after().is_some_and(|after| self.moved >= after)
-            && from.can_splice()
-            && to.can_splice()
+            && from.prepare_splice()
+            && to.prepare_splice()
             && let Some(pipe) = io.take_pipe()
         {
             self.chunk = Chunk::Piped { pipe, left: 0 };

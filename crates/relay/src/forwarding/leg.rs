@@ -1,29 +1,47 @@
 //! The legs of a session: TCP connections, with or without TLS.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use taut_mesh::channel::{Channel, sealed_len};
 use taut_mesh::dialler::Rejection;
 use taut_sys::Errno;
+use taut_sys::kernel_tls;
 use taut_sys::pipe::Pipe;
 use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
 
+use crate::counters::worker::WorkerMetrics;
 use crate::forwarding::direction::{Leg, Received, Scratch};
+use crate::outcome::kernel_tls::FallBack;
+
+mod kernel;
+
+use kernel::KernelTls;
 
 /// A leg of a session.
 #[derive(Debug)]
-pub(crate) enum TcpLeg {
-    /// A leg to a client or destination, or within a trusted network.
-    Plain(Stream),
-    /// A leg between relays, protected by TLS in this process.
-    Protected(Box<ProtectedLeg>),
+pub(crate) struct TcpLeg {
+    stream: Stream,
+    tls: Tls,
 }
 
-/// A connection whose TLS is in this process.
+/// What protects a leg.
 #[derive(Debug)]
-pub(crate) struct ProtectedLeg {
-    stream: Stream,
+enum Tls {
+    /// Nothing: a leg to a client or destination, or within a trusted network.
+    None,
+    /// TLS in this process.
+    Process(Box<ProcessTls>),
+    /// TLS in the kernel.
+    Kernel(Box<KernelTls>),
+    /// The kernel took a part of what it needs for TLS. Nothing may be sent or received.
+    Broken,
+}
+
+/// The TLS of a leg, in this process.
+#[derive(Debug)]
+struct ProcessTls {
     channel: Channel,
     /// Sealed bytes that the socket has not taken yet, from `sent` on. At most what one call of
     /// [`Leg::send`] seals, and a few short records of the protocol.
@@ -31,45 +49,99 @@ pub(crate) struct ProtectedLeg {
     sent: usize,
     /// FIN has been sent; nothing may follow it.
     ended: bool,
+    /// Reads end where a record ends, so that the kernel can go on with the next one.
+    stops_at_border: bool,
+    /// The kernel has refused the keys.
+    stays: bool,
+    metrics: Arc<WorkerMetrics>,
 }
 
 // === impl TcpLeg ===
 
 impl TcpLeg {
     /// Returns the leg of a connection, which is protected if there is a channel.
-    pub(crate) fn new(stream: Stream, channel: Option<Channel>) -> Self {
-        match channel {
-            None => Self::Plain(stream),
-            Some(channel) => Self::Protected(Box::new(ProtectedLeg {
-                stream,
-                channel,
-                pending: Vec::new(),
-                sent: 0,
-                ended: false,
-            })),
-        }
+    pub(crate) fn new(
+        stream: Stream,
+        channel: Option<Channel>,
+        metrics: &Arc<WorkerMetrics>,
+    ) -> Self {
+        let tls = match channel {
+            None => Tls::None,
+            Some(channel) => {
+                metrics.tls_legs.add(1);
+                Tls::Process(Box::new(ProcessTls {
+                    channel,
+                    pending: Vec::new(),
+                    sent: 0,
+                    ended: false,
+                    stops_at_border: false,
+                    stays: false,
+                    metrics: metrics.clone(),
+                }))
+            }
+        };
+        Self { stream, tls }
     }
 
     /// Returns the connection.
     pub(crate) fn stream(&self) -> &Stream {
-        match self {
-            Self::Plain(stream) => stream,
-            Self::Protected(leg) => &leg.stream,
-        }
+        &self.stream
     }
 
     /// Resets the connection.
     pub(crate) fn abort(self) {
-        match self {
-            Self::Plain(stream) => stream.abort(),
-            Self::Protected(leg) => leg.stream.abort(),
+        self.stream.abort();
+    }
+
+    /// Gives the keys to the kernel if that is possible now.
+    fn move_to_kernel(&mut self) {
+        let Tls::Process(tls) = &mut self.tls else {
+            return;
+        };
+        if tls.stays || !tls.channel.is_exportable() || tls.held() > 0 {
+            return;
+        }
+        if !tls.channel.partial().is_empty() {
+            tls.stops_at_border = true;
+            return;
+        }
+        let Some(written) = KernelTls::base(&self.stream) else {
+            return;
+        };
+        if let Err(error) = kernel_tls::attach(&self.stream) {
+            tls.stays = true;
+            tls.stops_at_border = false;
+            let cause = FallBack::of(error);
+            tls.metrics.kernel_tls_fall_backs[cause.index()].add(1);
+            tracing::debug!(%error, "the keys of a leg between relays stay in this process");
+            return;
+        }
+        // If this fails, the leg must never become one without TLS.
+        let Tls::Process(tls) = std::mem::replace(&mut self.tls, Tls::Broken) else {
+            return;
+        };
+        let ProcessTls {
+            channel, metrics, ..
+        } = *tls;
+        match KernelTls::new(&self.stream, channel, written, &metrics) {
+            Ok(kernel) => {
+                metrics.kernel_tls_legs.add(1);
+                self.tls = Tls::Kernel(Box::new(kernel));
+            }
+            Err(error) => {
+                metrics.kernel_tls_fall_backs[FallBack::Broken.index()].add(1);
+                tracing::debug!(%error, "a leg between relays breaks: the kernel refuses its keys");
+            }
         }
     }
 }
 
 impl From<Stream> for TcpLeg {
     fn from(stream: Stream) -> Self {
-        Self::Plain(stream)
+        Self {
+            stream,
+            tls: Tls::None,
+        }
     }
 }
 
@@ -79,104 +151,126 @@ impl Leg for TcpLeg {
     type Pipe = Pipe;
 
     fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno> {
-        match self {
-            Self::Plain(stream) => {
-                let len = stream.recv(scratch.plain)?;
+        match &mut self.tls {
+            Tls::None => {
+                let len = self.stream.recv(scratch.plain)?;
                 let more = len == scratch.plain.len();
                 Ok(Received { len, more })
             }
-            Self::Protected(leg) => leg.recv(scratch),
+            Tls::Process(tls) => tls.recv(&self.stream, scratch),
+            Tls::Kernel(tls) => tls.recv(&self.stream, scratch),
+            Tls::Broken => Err(Errno::PROTO),
         }
     }
 
     fn peek(&self) -> Result<Option<bool>, Errno> {
-        self.stream().peek()
+        match &self.tls {
+            Tls::None => self.stream.peek(),
+            // Only a read can tell.
+            Tls::Process(_) | Tls::Kernel(_) | Tls::Broken => Ok(Some(true)),
+        }
     }
 
     fn send(&mut self, bytes: &[u8], cipher: &mut [u8]) -> Result<usize, Errno> {
-        match self {
-            Self::Plain(stream) => stream.send(bytes),
-            Self::Protected(leg) => leg.send(bytes, cipher),
+        match &mut self.tls {
+            Tls::None => self.stream.send(bytes),
+            Tls::Process(tls) => tls.send(&self.stream, bytes, cipher),
+            Tls::Kernel(tls) => tls.send(&self.stream, bytes),
+            Tls::Broken => Err(Errno::PROTO),
         }
     }
 
     fn flush(&mut self) -> Result<(), Errno> {
-        match self {
-            Self::Plain(_) => Ok(()),
-            Self::Protected(leg) => leg.flush(),
+        match &mut self.tls {
+            Tls::None | Tls::Kernel(_) | Tls::Broken => Ok(()),
+            Tls::Process(tls) => tls.flush(&self.stream),
         }
     }
 
-    fn can_splice(&self) -> bool {
-        matches!(self, Self::Plain(_))
-    }
-
-    fn fill(&self, pipe: &Pipe, max: usize) -> Result<usize, Errno> {
-        match self {
-            Self::Plain(stream) => pipe.fill(stream, max),
-            Self::Protected(_) => Err(Errno::PROTO),
+    fn prepare_splice(&mut self) -> bool {
+        self.move_to_kernel();
+        match &self.tls {
+            Tls::None | Tls::Kernel(_) => true,
+            Tls::Process(_) | Tls::Broken => false,
         }
     }
 
-    fn drain(&self, pipe: &Pipe, len: usize) -> Result<usize, Errno> {
-        match self {
-            Self::Plain(stream) => pipe.drain(stream, len),
+    fn fill(&mut self, pipe: &Pipe, max: usize) -> Result<usize, Errno> {
+        match &self.tls {
+            Tls::None => pipe.fill(&self.stream, max),
+            Tls::Kernel(tls) => tls.fill(&self.stream, pipe, max),
+            Tls::Process(_) | Tls::Broken => Err(Errno::PROTO),
+        }
+    }
+
+    fn drain(&mut self, pipe: &Pipe, len: usize) -> Result<usize, Errno> {
+        match &mut self.tls {
+            Tls::None => pipe.drain(&self.stream, len),
+            Tls::Kernel(tls) => tls.drain(&self.stream, pipe, len),
             // The pipe holds plaintext.
-            Self::Protected(_) => Err(Errno::PROTO),
+            Tls::Process(_) | Tls::Broken => Err(Errno::PROTO),
         }
     }
 
     fn shutdown_write(&mut self) -> Result<(), Errno> {
-        match self {
-            Self::Plain(stream) => stream.shutdown_write(),
-            Self::Protected(leg) => leg.shutdown_write(),
+        match &mut self.tls {
+            Tls::None => self.stream.shutdown_write(),
+            Tls::Process(tls) => tls.shutdown_write(&self.stream),
+            Tls::Kernel(tls) => tls.shutdown_write(&self.stream),
+            Tls::Broken => Err(Errno::PROTO),
         }
     }
 
     fn ends_with_fin(&self) -> bool {
-        matches!(self, Self::Plain(_))
+        matches!(self.tls, Tls::None)
     }
 
     fn take_error(&self) -> Result<(), Errno> {
-        self.stream().take_error()
+        match &self.tls {
+            Tls::Kernel(tls) => tls.take_error(&self.stream),
+            Tls::None | Tls::Process(_) | Tls::Broken => self.stream.take_error(),
+        }
     }
 
     fn unacknowledged(&self) -> usize {
-        self.stream().unacknowledged() + self.held()
+        self.stream.unacknowledged() + self.held()
     }
 
     fn unsent(&self) -> usize {
-        self.stream().unsent() + self.held()
+        self.stream.unsent() + self.held()
+    }
+
+    fn held(&self) -> usize {
+        match &self.tls {
+            Tls::None | Tls::Broken => 0,
+            Tls::Process(tls) => tls.held(),
+            Tls::Kernel(tls) => tls.held(&self.stream),
+        }
     }
 
     fn is_unanswered(&self, since: Duration) -> bool {
-        let info = TcpInfo::of(self.stream());
+        let info = TcpInfo::of(&self.stream);
         info.is_ok_and(|info| info.unacked > 0 && info.last_ack_recv >= since)
     }
 
     fn is_its_own_peer(&self) -> bool {
-        self.stream().is_its_own_peer()
+        self.stream.is_its_own_peer()
     }
 
     fn end_gracefully(&self) {
-        self.stream().end_gracefully();
+        self.stream.end_gracefully();
     }
 }
 
-impl TcpLeg {
+// === impl ProcessTls ===
+
+impl ProcessTls {
     /// Returns the number of sealed bytes that the socket has not taken yet.
     fn held(&self) -> usize {
-        match self {
-            Self::Plain(_) => 0,
-            Self::Protected(leg) => leg.pending.len() - leg.sent,
-        }
+        self.pending.len() - self.sent
     }
-}
 
-// === impl ProtectedLeg ===
-
-impl ProtectedLeg {
-    fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno> {
+    fn recv(&mut self, stream: &Stream, scratch: &mut Scratch<'_>) -> Result<Received, Errno> {
         for _ in 0..READS_MAX {
             if self.channel.is_closed() {
                 return Ok(Received {
@@ -184,21 +278,27 @@ impl ProtectedLeg {
                     more: false,
                 });
             }
-            let len = read_records(&self.stream, self.channel.partial(), scratch)?;
+            let held = self.channel.partial().len();
+            let border = match self.stops_at_border {
+                true => self.channel.missing().map(|missing| held + missing),
+                false => None,
+            };
+            let room = scratch.room().min(border.unwrap_or(usize::MAX));
+            let len = read_up_to(stream, self.channel.partial(), room, scratch)?;
             let mut replies = Vec::new();
             let arrived = &mut scratch.cipher[..len];
             let opened = self.channel.open(arrived, scratch.plain, &mut replies);
             if !replies.is_empty() && !self.ended {
                 self.pending.extend_from_slice(&replies);
                 // What is left goes out when the leg is writable.
-                let _ = self.flush();
+                let _ = self.flush(stream);
             }
             match opened {
                 Ok(opened) if opened.len > 0 => {
                     return Ok(Received {
                         len: opened.len,
                         // The end must be seen too, and no event reports it.
-                        more: opened.closed || len == scratch.room(),
+                        more: opened.closed || len == room,
                     });
                 }
                 Ok(_) => {}
@@ -215,13 +315,13 @@ impl ProtectedLeg {
         Err(Errno::PROTO)
     }
 
-    fn send(&mut self, bytes: &[u8], cipher: &mut [u8]) -> Result<usize, Errno> {
-        self.flush()?;
+    fn send(&mut self, stream: &Stream, bytes: &[u8], cipher: &mut [u8]) -> Result<usize, Errno> {
+        self.flush(stream)?;
         let len = bytes.len().min(SEAL_MAX);
         let sealed = self.channel.seal(&bytes[..len], cipher);
         let sealed = &cipher[..sealed.map_err(|_| Errno::PROTO)?];
         let sent = loop {
-            match self.stream.send(sealed) {
+            match stream.send(sealed) {
                 Ok(n) => break n,
                 Err(Errno::AGAIN) => break 0,
                 Err(Errno::INTR) => {}
@@ -232,9 +332,9 @@ impl ProtectedLeg {
         Ok(len)
     }
 
-    fn flush(&mut self) -> Result<(), Errno> {
+    fn flush(&mut self, stream: &Stream) -> Result<(), Errno> {
         while self.sent < self.pending.len() {
-            match self.stream.send(&self.pending[self.sent..]) {
+            match stream.send(&self.pending[self.sent..]) {
                 Ok(n) => self.sent += n,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e),
@@ -248,12 +348,12 @@ impl ProtectedLeg {
         Ok(())
     }
 
-    fn shutdown_write(&mut self) -> Result<(), Errno> {
+    fn shutdown_write(&mut self, stream: &Stream) -> Result<(), Errno> {
         self.channel
             .close(&mut self.pending)
             .map_err(|_| Errno::PROTO)?;
-        self.flush()?;
-        self.stream.shutdown_write()?;
+        self.flush(stream)?;
+        stream.shutdown_write()?;
         self.ended = true;
         Ok(())
     }
@@ -270,7 +370,17 @@ pub(crate) fn read_records(
     partial: &[u8],
     scratch: &mut Scratch<'_>,
 ) -> Result<usize, Errno> {
-    let (held, room) = (partial.len(), scratch.room());
+    read_up_to(stream, partial, scratch.room(), scratch)
+}
+
+/// Does the same, until both have `room` bytes.
+fn read_up_to(
+    stream: &Stream,
+    partial: &[u8],
+    room: usize,
+    scratch: &mut Scratch<'_>,
+) -> Result<usize, Errno> {
+    let held = partial.len();
     if held >= room {
         return Err(Errno::PROTO);
     }

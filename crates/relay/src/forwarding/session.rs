@@ -589,11 +589,18 @@ impl<L: Leg> Session<L> {
         Step::Wait
     }
 
+    /// Returns whether a leg would lose its tail if it were closed now.
+    fn holds_tails(&self) -> bool {
+        self.client.held() + self.upstream.as_ref().map_or(0, Leg::held) > 0
+    }
+
     /// Returns how the session ends if the node has to stop now.
     pub(crate) fn stop(&self) -> Step {
         match self.phase {
             // The kernel holds both tails completely and delivers them without this process.
-            Phase::Lingering { cut, .. } => Step::Done(cut.unwrap_or(End::Complete)),
+            Phase::Lingering { cut, .. } if !self.holds_tails() => {
+                Step::Done(cut.unwrap_or(End::Complete))
+            }
             _ => Step::Broken(End::Stopped),
         }
     }

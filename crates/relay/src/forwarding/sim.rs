@@ -226,11 +226,11 @@ impl Leg for SimLeg {
         Ok(())
     }
 
-    fn can_splice(&self) -> bool {
+    fn prepare_splice(&mut self) -> bool {
         true
     }
 
-    fn fill(&self, pipe: &SimPipe, max: usize) -> Result<usize, Errno> {
+    fn fill(&mut self, pipe: &SimPipe, max: usize) -> Result<usize, Errno> {
         let (mut s, mut slots) = (self.0.borrow_mut(), pipe.0.borrow_mut());
         let mut n = 0;
         while slots.len() < SLOTS {
@@ -252,7 +252,7 @@ impl Leg for SimLeg {
         if n > 0 { Ok(n) } else { Err(Errno::AGAIN) }
     }
 
-    fn drain(&self, pipe: &SimPipe, len: usize) -> Result<usize, Errno> {
+    fn drain(&mut self, pipe: &SimPipe, len: usize) -> Result<usize, Errno> {
         let (mut s, mut slots) = (self.0.borrow_mut(), pipe.0.borrow_mut());
         let held: usize = slots.iter().map(Vec::len).sum();
         assert!(
@@ -301,6 +301,10 @@ impl Leg for SimLeg {
     fn unsent(&self) -> usize {
         let s = self.0.borrow();
         s.sent.len() - s.let_out
+    }
+
+    fn held(&self) -> usize {
+        0
     }
 
     fn is_unanswered(&self, _: Duration) -> bool {

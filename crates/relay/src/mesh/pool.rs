@@ -125,11 +125,15 @@ enum State {
 
 impl Spare {
     /// Gives the connection to a session by sending its hello, and returns the leg.
-    pub(crate) fn begin(self, hello: &Hello) -> Result<TcpLeg, Errno> {
+    pub(crate) fn begin(
+        self,
+        hello: &Hello,
+        metrics: &Arc<WorkerMetrics>,
+    ) -> Result<TcpLeg, Errno> {
         let (message, channel) = self.ready.hello(hello).map_err(|_| Errno::PROTO)?;
         // A connection that has sent almost nothing has room in its send buffer.
         match self.stream.send(&message)? {
-            n if n == message.len() => Ok(TcpLeg::new(self.stream, channel)),
+            n if n == message.len() => Ok(TcpLeg::new(self.stream, channel, metrics)),
             _ => Err(Errno::NOBUFS),
         }
     }

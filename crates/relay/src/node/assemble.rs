@@ -4,13 +4,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use taut_mesh::members::{Member, MemberName};
-use taut_mesh::tls::DialTls;
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, PathOptions, is_local};
 
 use super::StartError;
 use super::bind::{assign, bind};
 use super::holdings::Holdings;
+use super::kernel_tls::TlsPlace;
 use super::look_ups::resolve_all;
 use super::loops::find_loop;
 use super::mesh::Identity;
@@ -65,7 +65,7 @@ pub(super) fn assemble(
     names: &Names,
 ) -> Result<Assembly, StartError> {
     let identity = match &config.mesh {
-        Some(mesh) => Some(Identity::load(mesh)?),
+        Some(mesh) => Some(Identity::load(mesh, &TlsPlace::of(config))?),
         None => None,
     };
     let mut next = before.successor();
@@ -361,7 +361,7 @@ fn peers_of(
             name: member.name.clone(),
             keys: member.keys.clone(),
             targets,
-            tls: DialTls::new(&identity.key, &member.keys),
+            tls: identity.dial_tls(&member),
             own: identity.key.public(),
             options: legs
                 .of_members

@@ -10,6 +10,7 @@ use super::StartError;
 use super::assemble::{check_mesh_legs, legs_of};
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
+use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
@@ -28,6 +29,8 @@ pub struct Findings {
     pub errors: Vec<String>,
     /// What the node would start with, but what is probably not wanted.
     pub warnings: Vec<String>,
+    /// What the node would do here and not everywhere.
+    pub notes: Vec<String>,
 }
 
 /// Checks what a start of `config` needs: names, keys, lists, congestion controls, addresses and
@@ -53,8 +56,9 @@ pub fn check(config: &Config) -> Findings {
             note(error.into());
         }
     }
+    let place = TlsPlace::of(config);
     let relays = match &config.mesh {
-        Some(mesh) => Identity::load(mesh).and_then(|identity| identity.dialled(config)),
+        Some(mesh) => Identity::load(mesh, &place).and_then(|identity| identity.dialled(config)),
         None => Ok(Vec::new()),
     };
     let relays = relays.unwrap_or_else(|error| {
@@ -92,6 +96,7 @@ pub fn check(config: &Config) -> Findings {
     Findings {
         errors,
         warnings: doubts(config),
+        notes: config.mesh.iter().map(|_| place.to_string()).collect(),
     }
 }
 

@@ -9,6 +9,7 @@ use taut_mesh::dialler::{Dialler, Rejection};
 use taut_mesh::members::Member;
 use taut_mesh::tls::DialTls;
 
+use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use crate::config::{Config, MeshConfig};
 use crate::net::addr::Destination;
@@ -43,7 +44,7 @@ pub fn check_peers(config: &Config) -> Vec<PeerCheck> {
     let Some(mesh) = &config.mesh else {
         return Vec::new();
     };
-    let Ok(identity) = Identity::load(mesh) else {
+    let Ok(identity) = Identity::load(mesh, &TlsPlace::of(config)) else {
         return Vec::new();
     };
     let relays = identity.dialled(config).unwrap_or_default();

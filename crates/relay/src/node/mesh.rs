@@ -9,10 +9,11 @@ use std::sync::Arc;
 use taut_mesh::acceptor::Local;
 use taut_mesh::identity::{KeyError, PrivateKey, PublicKey};
 use taut_mesh::members::{MAX_FILE, Member, MemberName, Members, MembersError};
-use taut_mesh::tls::AcceptTls;
+use taut_mesh::tls::{AcceptTls, DialTls};
 
 use crate::config::{Config, MeshConfig};
 
+use super::kernel_tls::TlsPlace;
 use super::look_ups::dialled_relays;
 
 /// The reason why a node cannot be part of the mesh.
@@ -83,11 +84,13 @@ pub enum MeshError {
 pub(super) struct Identity {
     pub(super) key: PrivateKey,
     pub(super) local: Local,
+    /// The keys of legs may go to the kernel.
+    in_kernel: bool,
 }
 
 impl Identity {
     /// Reads the private key and the list of members.
-    pub(super) fn load(config: &MeshConfig) -> Result<Self, MeshError> {
+    pub(super) fn load(config: &MeshConfig, place: &TlsPlace) -> Result<Self, MeshError> {
         let key = PrivateKey::load(&config.private_key_file)?;
         let path = &config.members_file;
         let members = Arc::new(load_members(path)?);
@@ -97,9 +100,25 @@ impl Identity {
             path: path.clone(),
             key: key.public(),
         })?;
-        let tls = AcceptTls::new(&key, members.clone());
+        let in_kernel = matches!(place, TlsPlace::Kernel);
+        let tls = match in_kernel {
+            true => AcceptTls::for_kernel(&key, members.clone()),
+            false => AcceptTls::new(&key, members.clone()),
+        };
         let local = Local { name, tls, members };
-        Ok(Self { key, local })
+        Ok(Self {
+            key,
+            local,
+            in_kernel,
+        })
+    }
+
+    /// Returns what is needed to dial a relay.
+    pub(super) fn dial_tls(&self, member: &Member) -> DialTls {
+        match self.in_kernel {
+            true => DialTls::for_kernel(&self.key, &member.keys),
+            false => DialTls::new(&self.key, &member.keys),
+        }
     }
 
     /// Returns the relays that this node dials, without those that are no longer members: a configuration

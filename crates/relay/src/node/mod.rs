@@ -26,6 +26,7 @@ mod ended;
 mod error;
 mod handle;
 mod holdings;
+mod kernel_tls;
 mod look_ups;
 mod loops;
 mod members_watch;

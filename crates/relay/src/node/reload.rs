@@ -12,6 +12,7 @@ use super::assemble::{Assembly, Names, assemble};
 use super::control::without;
 use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
+use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use super::start::announce;
 use super::threads::{early_reader, start_resolver};
@@ -129,7 +130,7 @@ impl SharedHandle {
             return Ok(());
         };
         let mut mesh = Mesh::clone(mesh);
-        mesh.local = Identity::load(wanted)?.local;
+        mesh.local = Identity::load(wanted, &TlsPlace::of(config))?.local;
         let members = mesh.local.members.clone();
         mesh.peers
             .retain(|peer| members.by_name(peer.name.as_str()).is_some());

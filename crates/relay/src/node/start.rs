@@ -11,6 +11,7 @@ use super::descriptors::session_ceiling;
 use super::ended::{Ended, Report};
 use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
+use super::kernel_tls::TlsPlace;
 use super::look_ups::dialled_relays;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
@@ -51,6 +52,9 @@ impl Node {
         let leg = config.mesh.as_ref().map(MeshConfig::leg);
         if let Some(in_words) = leg.and_then(|leg| turbo.in_words(&leg)) {
             tracing::info!("legs between relays {in_words}");
+        }
+        if config.mesh.is_some() {
+            tracing::info!("{}", TlsPlace::of(config));
         }
         let registry = Arc::new(Registry::new(workers));
         let Assembly {

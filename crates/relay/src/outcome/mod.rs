@@ -1,6 +1,7 @@
 //! The end of a session, or the reason for its refusal.
 
 pub(crate) mod client_hello;
+pub(crate) mod kernel_tls;
 pub(crate) mod mesh;
 pub(crate) mod peer;
 pub(crate) mod proxy;

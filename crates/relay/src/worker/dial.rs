@@ -134,7 +134,7 @@ impl Worker {
             return;
         };
         let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
-        let leg = spare.begin(hello).and_then(|leg| {
+        let leg = spare.begin(hello, &self.io.metrics).and_then(|leg| {
             let poller = &self.io.poller;
             poller.modify(leg.stream(), token, Interest::StreamEdges)?;
             Ok(leg)

@@ -151,7 +151,7 @@ impl Worker {
             None => Some(None),
             Some(spare) => {
                 *tries_left = tries_left.saturating_sub(1);
-                spare.begin(hello).ok().map(Some)
+                spare.begin(hello, &self.io.metrics).ok().map(Some)
             }
         }
     }

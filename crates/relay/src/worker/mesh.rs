@@ -204,7 +204,8 @@ impl Worker {
         };
         match DialPlan::for_hello(&mesh, &member, *hello) {
             Ok((client, plan)) => {
-                self.open(TcpLeg::new(stream, channel), client, plan, &origin, early);
+                let leg = TcpLeg::new(stream, channel, &self.io.metrics);
+                self.open(leg, client, plan, &origin, early);
             }
             Err(refusal) => {
                 self.io.metrics.mesh_refused[refusal.index()].add(1);

@@ -60,6 +60,11 @@ impl Peer {
         }
     }
 
+    /// Returns the channel; the connection must be used elsewhere.
+    pub(crate) fn into_channel(self) -> Channel {
+        self.channel
+    }
+
     fn begin(stream: TcpStream, channel: Channel, opening: &[u8]) -> io::Result<Self> {
         let mut peer = Self::new(stream, channel);
         peer.stream.write_all(opening)?;
@@ -100,6 +105,13 @@ impl Peer {
     pub(crate) fn close(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.channel.close(&mut out).unwrap();
+        out
+    }
+
+    /// Returns the record that changes the key of this end's stream.
+    pub(crate) fn update_key(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.channel.update_key(&mut out).unwrap();
         out
     }
 

@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn a_fin_from_the_client_still_lets_the_reply_through() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.pair();
         client.write_all(b"request").unwrap();
@@ -35,7 +35,7 @@ fn a_fin_from_the_client_still_lets_the_reply_through() {
 
 #[test]
 fn a_fin_from_the_server_still_lets_the_upload_through() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.pair();
         server.write_all(b"go ahead").unwrap();
@@ -55,7 +55,7 @@ fn a_fin_from_the_server_still_lets_the_upload_through() {
 
 #[test]
 fn ends_without_a_byte_are_forwarded() {
-    for path in PATHS {
+    for path in paths() {
         for client_first in [true, false] {
             let rig = Rig::new(path);
             let (mut client, mut server) = rig.pair();
@@ -75,7 +75,7 @@ fn ends_without_a_byte_are_forwarded() {
 
 #[test]
 fn both_may_end_with_data_on_the_way_in_both_directions() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (client, server) = rig.pair();
         let (up, down) = (stream(16 * MIB, 3), stream(16 * MIB, 4));
@@ -97,7 +97,7 @@ fn both_may_end_with_data_on_the_way_in_both_directions() {
 
 #[test]
 fn a_fin_never_overtakes_bytes_that_a_slow_reader_has_not_taken() {
-    for path in PATHS {
+    for path in paths() {
         for from_client in [true, false] {
             let rig = Rig::new(path);
             let (client, server) = rig.tight_pair();
@@ -127,7 +127,7 @@ fn a_fin_never_overtakes_bytes_that_a_slow_reader_has_not_taken() {
 
 #[test]
 fn a_tail_is_delivered_to_a_slow_reader_after_both_have_ended() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.tight_pair();
         end_writing(&client);
@@ -147,7 +147,7 @@ fn a_tail_is_delivered_to_a_slow_reader_after_both_have_ended() {
 
 #[test]
 fn a_reset_from_either_end_reaches_the_other_as_a_reset() {
-    for path in PATHS {
+    for path in paths() {
         for from_client in [true, false] {
             let rig = Rig::new(path);
             let (mut client, mut server) = rig.pair();
@@ -167,7 +167,7 @@ fn a_reset_from_either_end_reaches_the_other_as_a_reset() {
 
 #[test]
 fn bytes_ahead_of_a_reset_are_delivered_and_then_the_reset() {
-    for path in PATHS {
+    for path in paths() {
         for from_client in [true, false] {
             let rig = Rig::new(path);
             let (client, server) = rig.pair();
@@ -189,7 +189,7 @@ fn bytes_ahead_of_a_reset_are_delivered_and_then_the_reset() {
 
 #[test]
 fn a_reset_with_a_slow_reader_never_looks_like_an_end() {
-    for path in PATHS {
+    for path in paths() {
         for from_client in [true, false] {
             let rig = Rig::new(path);
             let (client, server) = rig.tight_pair();
@@ -211,7 +211,7 @@ fn a_reset_with_a_slow_reader_never_looks_like_an_end() {
 
 #[test]
 fn a_reset_after_a_complete_stream_loses_nothing_of_it() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.tight_pair();
         let reply = stream(300 << 10, 9);
@@ -229,7 +229,7 @@ fn a_reset_after_a_complete_stream_loses_nothing_of_it() {
 
 #[test]
 fn a_client_that_stops_reading_for_good_stops_the_server() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (client, mut server) = rig.pair();
         drop(client);
@@ -242,7 +242,7 @@ fn a_client_that_stops_reading_for_good_stops_the_server() {
 
 #[test]
 fn urgent_data_stays_in_its_place_in_the_stream() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.pair();
         let (before, after) = (stream(300 << 10, 11), stream(300 << 10, 12));
@@ -264,7 +264,7 @@ fn urgent_data_stays_in_its_place_in_the_stream() {
 
 #[test]
 fn urgent_data_in_an_open_stream_delays_nothing() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.pair();
         let (before, after) = (stream(300 << 10, 14), stream(100_000, 15));

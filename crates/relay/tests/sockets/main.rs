@@ -7,6 +7,7 @@
 mod congestion;
 mod destinations;
 mod half_close;
+mod kernel_tls;
 mod limits;
 mod members;
 mod mesh;

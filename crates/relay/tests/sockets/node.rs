@@ -22,7 +22,7 @@ fn config(listen: &str, to: &str) -> Config {
 
 #[test]
 fn a_slow_reader_holds_the_writer_back() {
-    for path in PATHS {
+    for path in paths() {
         let rig = Rig::new(path);
         let (mut client, server) = rig.tight_pair();
         let bytes = stream(64 << 20, 1);

@@ -11,7 +11,7 @@ use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
 use taut_relay::outcome::session_end::End;
 
-use crate::mesh_rig::{FAR, Identities, NEAR, far_config, member, mesh_addr, near_config};
+use crate::mesh_rig::{FAR, Identities, NEAR, far_config, member, mesh_addr, near_config, ping};
 
 #[path = "../shared/wait.rs"]
 mod wait;
@@ -28,25 +28,59 @@ pub(crate) enum Path {
     Splice,
     /// The first 128 KiB are copied, the rest spliced.
     Both,
-    /// Through another relay, over a leg with TLS.
+    /// Through another relay, over a leg with TLS in both processes.
     Protected,
+    /// The same with TLS in the kernel, at both ends or one, from the first byte that is read.
+    KernelTls(Ends),
     /// Through another relay in a trusted network, over a leg without TLS.
     Trusted,
 }
 
-pub(crate) const PATHS: [Path; 5] = [
-    Path::Copy,
-    Path::Splice,
-    Path::Both,
-    Path::Protected,
-    Path::Trusted,
-];
+/// The relays with TLS in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Ends {
+    Both,
+    Near,
+    Far,
+}
+
+/// Returns the paths that this machine can have. Where TAUT_REQUIRE_KERNEL_TLS is set, those that need TLS
+/// in the kernel, which it must have.
+pub(crate) fn paths() -> Vec<Path> {
+    let with = [Ends::Both, Ends::Near, Ends::Far].map(Path::KernelTls);
+    let without = [
+        Path::Copy,
+        Path::Splice,
+        Path::Both,
+        Path::Protected,
+        Path::Trusted,
+    ];
+    match has_kernel_tls() {
+        true if is_kernel_tls_required() => with.to_vec(),
+        true => [&without[..], &with].concat(),
+        false => without.to_vec(),
+    }
+}
+
+/// Returns whether this kernel has TLS.
+pub(crate) fn has_kernel_tls() -> bool {
+    let result = taut_sys::kernel_tls::probe();
+    if let Err(error) = &result {
+        assert!(!is_kernel_tls_required(), "no TLS in this kernel: {error}");
+    }
+    result.is_ok()
+}
+
+fn is_kernel_tls_required() -> bool {
+    std::env::var_os("TAUT_REQUIRE_KERNEL_TLS").is_some()
+}
 
 pub(crate) struct Rig {
+    path: Path,
     /// The node that clients connect to.
     pub(crate) node: Node,
     /// The relay behind it, on some paths.
-    _far: Option<Node>,
+    pub(crate) far: Option<Node>,
     pub(crate) server: TcpListener,
     metrics: Vec<Metrics>,
 }
@@ -66,16 +100,17 @@ impl Rig {
         let to = server.local_addr().unwrap();
         let (node, far) = match path {
             Path::Copy | Path::Splice | Path::Both => (start(to, path, adjust), None),
-            Path::Protected | Path::Trusted => {
-                let (near, far) = start_mesh(to, matches!(path, Path::Trusted), adjust);
+            Path::Protected | Path::KernelTls(_) | Path::Trusted => {
+                let (near, far) = start_mesh(to, path, adjust);
                 (near, Some(far))
             }
         };
         let metrics = [Some(&node), far.as_ref()].into_iter().flatten();
         Self {
+            path,
             metrics: metrics.map(Node::metrics).collect(),
             node,
-            _far: far,
+            far,
             server,
         }
     }
@@ -91,6 +126,14 @@ impl Rig {
         for s in [&client, &server] {
             s.set_read_timeout(Some(PATIENCE)).unwrap();
             s.set_write_timeout(Some(PATIENCE)).unwrap();
+        }
+        self.begin(client, server)
+    }
+
+    /// Lets a relay that gives keys to the kernel do so: one that dials the next needs a byte from it first.
+    fn begin(&self, mut client: TcpStream, mut server: TcpStream) -> (TcpStream, TcpStream) {
+        if matches!(self.path, Path::KernelTls(_)) {
+            ping(&mut client, &mut server);
         }
         (client, server)
     }
@@ -109,7 +152,7 @@ impl Rig {
             s.set_read_timeout(Some(PATIENCE)).unwrap();
             s.set_write_timeout(Some(PATIENCE)).unwrap();
         }
-        (client, server)
+        self.begin(client, server)
     }
 
     /// Waits until the one session has ended with this cause, at every relay on its path, and nothing
@@ -156,12 +199,23 @@ pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)
 }
 
 /// Starts a relay that forwards to `to` through another one, and that one.
-fn start_mesh(to: SocketAddr, trusted: bool, mut adjust: impl FnMut(&mut Config)) -> (Node, Node) {
+fn start_mesh(to: SocketAddr, path: Path, mut adjust: impl FnMut(&mut Config)) -> (Node, Node) {
     let mut adjust = |config: &mut Config| {
+        let in_kernel = match path {
+            Path::KernelTls(Ends::Both) => true,
+            // Only the near relay has forwards.
+            Path::KernelTls(Ends::Near) => !config.forwards.is_empty(),
+            Path::KernelTls(Ends::Far) => config.forwards.is_empty(),
+            _ => false,
+        };
         let mesh = config.mesh.as_mut().unwrap();
         mesh.turbo = None;
-        if trusted {
+        mesh.kernel_tls = in_kernel;
+        if matches!(path, Path::Trusted) {
             mesh.trusted_networks = vec!["127.0.0.0/8".parse().unwrap()];
+        }
+        if matches!(path, Path::KernelTls(_)) {
+            config.data.splice_after = Some(0);
         }
         adjust(config);
     };

@@ -12,7 +12,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 use super::module::unless_it_loads;
 use super::{Answer, is_root};
-use crate::raw_sockopt;
+use crate::{kernel_tls, raw_sockopt};
 
 /// Probes splice(2) from a TCP socket into a pipe and from the pipe into a TCP socket, over a
 /// connection of this process with itself on 127.0.0.1.
@@ -113,6 +113,18 @@ pub fn bind_address_no_port() -> Answer {
         tcp_socket(AddressFamily::INET)
             .and_then(|s| set_ip_option(&s, libc::IP_BIND_ADDRESS_NO_PORT, 1)),
     )
+}
+
+/// Probes for TLS in the kernel with the cipher that relays use, on a connection of this process with
+/// itself on 127.0.0.1.
+pub fn kernel_tls() -> Answer {
+    unless_it_loads(&["tls"], || match kernel_tls::probe() {
+        Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => Answer::Unknown(e.to_string()),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
+            Answer::No("the kernel has no TLS (CONFIG_TLS)".to_owned())
+        }
+        outcome => Answer::of(outcome),
+    })
 }
 
 /// Probes for a range of source ports per socket (IP_LOCAL_PORT_RANGE).

@@ -8,6 +8,7 @@ use super::{Count, Encoded, Level};
 use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
+use crate::outcome::kernel_tls::{ControlRecord, FallBack};
 use crate::outcome::mesh::MeshRefusal;
 use crate::turbo::congestion_control::Leg;
 
@@ -15,7 +16,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 15] = [
+        let counters: [(&str, &str, Of); 17] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -91,6 +92,16 @@ impl Metrics {
                 "Sessions that other relays have asked for",
                 |w| &w.mesh_hellos,
             ),
+            (
+                "taut_relay_tls_legs",
+                "Legs of sessions to and from other relays with TLS",
+                |w| &w.tls_legs,
+            ),
+            (
+                "taut_relay_kernel_tls_legs",
+                "Those of them whose keys went to the kernel",
+                |w| &w.kernel_tls_legs,
+            ),
         ];
         for (name, help, of) in counters {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -130,6 +141,33 @@ impl Metrics {
         for refusal in MeshRefusal::ALL {
             let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
             count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
+        }
+        self.encode_kernel_tls(encoder)
+    }
+
+    /// Encodes the metrics of legs whose TLS could be, or is, in the kernel.
+    fn encode_kernel_tls(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let help =
+            "Legs with TLS whose keys the kernel did not get when splice was to begin, by cause";
+        let name = "taut_relay_kernel_tls_fall_backs";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for cause in FallBack::ALL {
+            let count = Count(self.sum(|w| &w.kernel_tls_fall_backs[cause.index()]));
+            count.encode(family.encode_family(&[("cause", cause.label())])?)?;
+        }
+        let help = "Bytes spliced from and to legs whose TLS is in the kernel";
+        let name = "taut_relay_kernel_tls_bytes";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let received = Count(self.sum(|w| &w.kernel_tls_received));
+        received.encode(family.encode_family(&[("direction", "received")])?)?;
+        let sent = Count(self.sum(|w| &w.kernel_tls_sent));
+        sent.encode(family.encode_family(&[("direction", "sent")])?)?;
+        let help = "Records without data on legs whose TLS is in the kernel, by kind";
+        let name = "taut_relay_kernel_tls_records";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for kind in ControlRecord::ALL {
+            let count = Count(self.sum(|w| &w.kernel_tls_records[kind.index()]));
+            count.encode(family.encode_family(&[("kind", kind.label())])?)?;
         }
         Ok(())
     }

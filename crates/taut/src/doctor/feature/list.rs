@@ -54,6 +54,8 @@ pub(crate) const FEATURES: &[Feature] = &[
         Slows, socket::bind_address_no_port)),
     of(Relay, ("local_port_range", "IP_LOCAL_PORT_RANGE", "a port range for the relay alone", "the host's range is shared",
         Fine, socket::local_port_range)),
+    of(Relay, ("kernel_tls", "TLS in the kernel", "splice between relays with TLS", "the relay encrypts and copies every byte between relays",
+        Fine, socket::kernel_tls)),
     of(Relay, ("cc_cubic", "congestion: cubic", "legs to the Internet", "the host's default is used",
         Fine, || socket::congestion_control("cubic"))),
     of(Relay, ("cc_reno", "congestion: reno", "comparison in experiments", "no comparison with reno",
