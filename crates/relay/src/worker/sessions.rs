@@ -26,8 +26,9 @@ use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::{End, Side};
 use crate::turbo::route_metrics::Visit;
 
-/// The age at which an upstream leg that the session dialled gets keepalive, which takes four system
-/// calls. No probe is due sooner: it is the least that `keepalive_idle` can be.
+/// The time after which a connected upstream leg that the session dialled gets keepalive, which takes
+/// four system calls. No probe is due sooner: it is the least that `keepalive_idle` can be. Client legs
+/// and legs from the pool have keepalive from the start.
 pub(super) const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(1);
 
 /// A worker's sessions.
