@@ -73,7 +73,7 @@ struct pipe_round {
 /* What a decision is bound by. */
 struct pipe_terms {
 	__u64	start;		/* the rate that the leg starts at when nothing is known */
-	__u64	limit;		/* the highest rate */
+	__u64	limit;		/* the highest rate of this connection */
 	__u64	known;		/* the leg's known rate; 0: none */
 	__u32	window;		/* the initial window in bytes */
 	__u32	reserved;

@@ -177,7 +177,7 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 	if (delivered)
 		p->proven = 0;
 	if (r->leg_delivery > known)
-		d->learn = r->leg_delivery < t->limit ? r->leg_delivery : t->limit;
+		d->learn = r->leg_delivery < RATE_MAX ? r->leg_delivery : RATE_MAX;
 	/* Above the rate that was asked for, somebody else's queue is a limit, too. */
 	if (p->rate >= t->limit || (standing && p->rate >= t->start))
 		return;

@@ -158,14 +158,44 @@ fn a_rate_that_is_not_used_does_not_grow() {
 }
 
 #[test]
-fn a_ceiling_bounds_the_rate_and_what_is_learnt() {
+fn a_ceiling_bounds_the_rate_of_a_connection() {
     let mut path = Path::new(100 * START, 20_000, 1 << 30);
     path.terms.limit = START * 3;
     for _ in 0..100 {
         path.round(u64::MAX);
     }
     assert_eq!(path.pace.rate, START * 3);
+    // The only connection of its leg.
     assert_eq!(path.terms.known, START * 3);
+}
+
+/// A round in which this connection delivers `delivery`, and its leg `leg_delivery`, bytes a second.
+fn undisturbed(delivery: u64, leg_delivery: u64) -> PipeRound {
+    PipeRound {
+        delivery,
+        leg_delivery,
+        delivered: 1000,
+        rtt_us: 20_000,
+        least_rtt_us: 20_000,
+        mss: MSS,
+        ..PipeRound::default()
+    }
+}
+
+#[test]
+fn a_ceiling_does_not_bound_what_the_connections_of_a_leg_teach_together() {
+    let mut path = Path::new(START, 20_000, 0);
+    path.terms.limit = START;
+    for connections in [2, 4, 5] {
+        let together = connections * START;
+        assert_eq!(path.judge(undisturbed(START, together)).learn, together);
+    }
+    // What is known is above the ceiling, and is not lowered to it.
+    assert_eq!(path.judge(undisturbed(START, 4 * START)).learn, 0);
+    assert_eq!(path.pace.rate, START);
+    // The highest rate of all.
+    let beyond = path.judge(undisturbed(START, 2 * NO_LIMIT));
+    assert_eq!(beyond.learn, NO_LIMIT);
 }
 
 #[test]
