@@ -325,7 +325,7 @@ static __always_inline void begin_round(const struct tcp_sock *tp, struct pipe *
 	begin_measurement(p, leg, now);
 }
 
-/* The rate of a connection that starts. */
+/* The rate of a connection that starts: at most its ceiling. */
 static __always_inline __u64 share_of(struct sock *sk, const struct pipe_leg *leg,
 				      const struct pipe_settings *set, __u64 now)
 {
@@ -333,10 +333,13 @@ static __always_inline __u64 share_of(struct sock *sk, const struct pipe_leg *le
 	__u64 least = least_rate(tp->mss_cache, least_rtt(tp));
 	__u64 rate = leg_rate(leg, set->rate, now);
 	__u64 share = leg_share(leg, rate, now);
+	__u64 limit = ceiling(sk);
 
 	if (least > rate)
 		least = rate;
-	return share > least ? share : least;
+	if (share < least)
+		share = least;
+	return share < limit ? share : limit;
 }
 
 /*

@@ -107,6 +107,12 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 	_Bool lossy, queued, standing, used, delivered;
 	__u64 waiting = 0;
 
+	/* The socket is paced at its ceiling, which may have been lowered. */
+	if (p->rate > t->limit) {
+		p->rate = t->limit;
+		p->proven = 0;
+	}
+
 	/* A mark counts as a loss (RFC 3168 5). */
 	lossy = ((__u64)r->lost + r->marked) * LOSS_ONE_IN > (__u64)r->delivered + r->lost;
 	used = r->delivery >= p->rate - p->rate / 4;

@@ -244,6 +244,41 @@ fn in_another_flows_queue_the_rate_neither_falls_nor_grows() {
     assert_eq!(path.pace.rate, START);
 }
 
+#[test]
+fn a_connection_with_a_ceiling_below_the_initial_rate_is_judged_by_its_ceiling() {
+    let ceiling = START / 4;
+    let mut path = Path::new(START, 20_000, 0);
+    path.terms.limit = ceiling;
+    // It uses all of its rate, and the leg delivers more than was known.
+    let learnt = path.judge(undisturbed(ceiling, 2 * START));
+    assert_eq!(learnt.learn, 2 * START);
+    assert_eq!(path.pace.rate, ceiling);
+    // In another flow's queue, all that it sends is delivered.
+    let crowded = PipeRound {
+        rtt_us: 90_000,
+        ..undisturbed(ceiling, ceiling)
+    };
+    for _ in 0..50 {
+        // As at a start, which is at the initial rate.
+        path.pace.rate = START;
+        assert_eq!(path.judge(crowded).capped, 0);
+    }
+    assert_eq!(path.pace.rate, ceiling);
+}
+
+#[test]
+fn a_raise_ends_with_a_ceiling_below_it() {
+    let mut path = Path::new(START, 20_000, 0);
+    assert_eq!(path.judge(undisturbed(START, START)).raised, 1);
+    path.terms.limit = START / 2;
+    let lossy = PipeRound {
+        lost: 500,
+        ..undisturbed(START / 2, START / 2)
+    };
+    assert_eq!(path.judge(lossy).taken_back, 0);
+    assert_eq!(path.pace.rate, START / 2);
+}
+
 /// The state of a leg with this many connections, the last of which starts now.
 fn share(active: i32, starting: i32, load: u64) -> u64 {
     let leg = PipeLeg {
