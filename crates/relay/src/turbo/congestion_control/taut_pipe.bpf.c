@@ -606,12 +606,7 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 	decide(&pace, &round, &terms, &decision);
 	p->pace = pace;
 	if (leg) {
-		if (decision.learn)
-			leg->rate = decision.learn;
-		if (decision.full)
-			leg->full = 1;
-		if (decision.learn || decision.full)
-			leg->stamp = now;
+		leg_learn(leg, &decision, now);
 		leg->window = tp->snd_cwnd * tp->mss_cache;
 	}
 	if (decision.lossy)

@@ -35,7 +35,7 @@ struct pipe_peer {
 /* The leg to one peer: what is known of it, and what all its connections do now. */
 struct pipe_leg {
 	__u64	rate;		/* bytes a second known to be delivered; 0: unknown */
-	__u64	stamp;		/* when it was learnt, ktime in nanoseconds */
+	__u64	stamp;		/* when `rate` or `full` was learnt, ktime in nanoseconds */
 	__u64	born;		/* when this entry was made, which identifies it */
 	__u64	bytes;		/* delivered so far */
 	__u64	span_began;	/* the current span of the measurement of the load, ktime */

@@ -37,16 +37,37 @@ static __always_inline __u64 least_rate(__u32 mss, __u32 rtt_us)
 	return WINDOW_MIN * (__u64)mss * USEC_PER_SEC / rtt;
 }
 
+/* Whether what was learnt of the leg still counts. Another CPU may have learnt it after `now`. */
+static __always_inline _Bool leg_fresh(const struct pipe_leg *leg, __u64 now)
+{
+	return now < leg->stamp + KNOWN_FOR;
+}
+
 /* The rate that a leg is known to carry, or the one that it starts at. */
 static __always_inline __u64 leg_rate(const struct pipe_leg *leg, __u64 start, __u64 now)
 {
-	return leg->rate && now - leg->stamp < KNOWN_FOR ? leg->rate : start;
+	return leg->rate && leg_fresh(leg, now) ? leg->rate : start;
 }
 
 /* Whether the leg is known to carry no more than its rate. */
 static __always_inline _Bool leg_full(const struct pipe_leg *leg, __u64 now)
 {
-	return leg->full && now - leg->stamp < KNOWN_FOR;
+	return leg->full && leg_fresh(leg, now);
+}
+
+/* Keeps what a decision says of the leg. Nothing of what was forgotten comes back with it. */
+static __always_inline void leg_learn(struct pipe_leg *leg, const struct pipe_decision *d,
+				      __u64 now)
+{
+	_Bool fresh = leg_fresh(leg, now);
+
+	if (!d->learn && !d->full)
+		return;
+	if (d->learn || !fresh)
+		leg->rate = d->learn;
+	if (d->full || !fresh)
+		leg->full = d->full;
+	leg->stamp = now;
 }
 
 /* Counts delivered bytes, and measures the leg's load. */

@@ -24,6 +24,7 @@ int pipe_decide(void *ctx)
 	if (!trial)
 		return 1;
 	decide(&trial->pace, &trial->round, &trial->terms, &trial->decision);
+	leg_learn(&trial->leg, &trial->decision, trial->now);
 	return 0;
 }
 

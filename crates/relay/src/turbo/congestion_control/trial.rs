@@ -279,6 +279,58 @@ fn a_raise_ends_with_a_ceiling_below_it() {
     assert_eq!(path.pace.rate, START / 2);
 }
 
+/// What is known at `now` of a leg that carried three times [`START`] and no more, after a round.
+fn learnt(pace: PipePace, round: PipeRound, now: u64) -> PipeLeg {
+    let trial = PipeTrial {
+        pace,
+        round,
+        terms: Path::new(START, 20_000, 0).terms,
+        leg: PipeLeg {
+            rate: 3 * START,
+            full: 1,
+            stamp: SECOND,
+            ..PipeLeg::default()
+        },
+        now,
+        ..PipeTrial::default()
+    };
+    run("pipe_decide", &trial).leg
+}
+
+#[test]
+fn what_was_forgotten_after_an_hour_does_not_come_back() {
+    let hour = 3600 * SECOND;
+    let pace = PipePace {
+        rate: START,
+        seeking: 1,
+        ..PipePace::default()
+    };
+    let more = undisturbed(START, 2 * START);
+    let now = SECOND + hour;
+    let leg = learnt(pace, more, now);
+    assert_eq!((leg.rate, leg.full, leg.stamp), (2 * START, 0, now));
+    let leg = learnt(pace, more, now - 1);
+    assert_eq!((leg.rate, leg.full, leg.stamp), (2 * START, 1, now - 1));
+
+    // A raise that is taken back says that the leg is full, and nothing of a rate.
+    let raised = PipePace {
+        proven: START / 2,
+        ..pace
+    };
+    let lossy = PipeRound { lost: 500, ..more };
+    let leg = learnt(raised, lossy, now);
+    assert_eq!((leg.rate, leg.full, leg.stamp), (0, 1, now));
+    let leg = learnt(raised, lossy, now - 1);
+    assert_eq!((leg.rate, leg.full, leg.stamp), (3 * START, 1, now - 1));
+
+    // A round that says nothing of the leg.
+    let idle = undisturbed(START / 8, START / 8);
+    assert_eq!(learnt(pace, idle, now).stamp, SECOND);
+    // Another CPU has learnt it since `now` was read.
+    let leg = learnt(pace, more, SECOND - 1);
+    assert_eq!((leg.rate, leg.full), (2 * START, 1));
+}
+
 /// The state of a leg with this many connections, the last of which starts now.
 fn share(active: i32, starting: i32, load: u64) -> u64 {
     let leg = PipeLeg {
