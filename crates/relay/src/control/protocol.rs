@@ -140,7 +140,7 @@ pub struct PeerStatus {
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
-    /// The rate that was found to reach it, in bytes a second; `None` if none was measured.
+    /// The rate that was found to reach it, in bytes a second; `None` if none was measured in the last hour.
     #[serde(default)]
     pub rate: Option<u64>,
     /// Connections with data under way to it.

@@ -12,9 +12,11 @@ mod name;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::{ErrorKind, Link};
+use rustix::time::{ClockId, clock_gettime};
 use taut_bpf::kernel::cong_control_arguments;
 use taut_bpf::{CounterMap, Error, Map, Object, Open};
 use taut_sys::socket::has_congestion_control;
@@ -30,6 +32,9 @@ pub type Counters = taut_bpf::Counters<Count>;
 
 /// The object file that the build script compiles from `taut_pipe.bpf.c`.
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/taut_pipe.bpf.o"));
+
+/// How long what was learnt of a peer counts.
+const KNOWN_FOR: Duration = Duration::from_secs(raw::PIPE_KNOWN_FOR_S as u64);
 
 /// How the leg to a peer starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +79,8 @@ impl Default for PipeOptions {
 /// What is known of the leg to a peer, and what its connections do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leg {
-    /// The rate that was found to reach the peer, in bytes a second; `None` if none was measured,
-    /// or long ago.
+    /// The rate that was found to reach the peer, in bytes a second; `None` if none was measured in the
+    /// last hour.
     pub rate: Option<u64>,
     /// The last congestion window of a connection that measured, in bytes; 0 before.
     pub window: u32,
@@ -142,6 +147,20 @@ pub struct Pipe {
 impl fmt::Debug for Pipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pipe").field("name", &self.name).finish()
+    }
+}
+
+// === impl Leg ===
+
+impl Leg {
+    /// Returns what the kernel's element says at `now`, a time of `CLOCK_MONOTONIC`, as its stamps are.
+    fn at(leg: &raw::PipeLeg, now: Duration) -> Self {
+        let age = now.saturating_sub(Duration::from_nanos(leg.stamp));
+        Self {
+            rate: (leg.rate != 0 && age < KNOWN_FOR).then_some(leg.rate),
+            window: leg.window,
+            active: u32::try_from(leg.active).unwrap_or(0),
+        }
     }
 }
 
@@ -263,11 +282,9 @@ impl Pipe {
     /// None in ordinary use.
     pub fn leg(&self, peer: IpAddr) -> Result<Option<Leg>, Error> {
         let leg = self.peers.get(&address::key(peer))?;
-        Ok(leg.map(|leg| Leg {
-            rate: (leg.rate != 0).then_some(leg.rate),
-            window: leg.window,
-            active: u32::try_from(leg.active).unwrap_or(0),
-        }))
+        // After the element: what is learnt later than `now` would have no age.
+        let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+        Ok(leg.map(|leg| Leg::at(&leg, now)))
     }
 
     /// Returns the rate in bytes a second that was found to reach `peer`. New connections use it
@@ -305,6 +322,26 @@ mod trial;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_known_rate_of_a_leg_is_unknown_after_an_hour() {
+        let learnt = Duration::from_secs(5);
+        let raw = raw::PipeLeg {
+            rate: 7,
+            stamp: 5_000_000_000,
+            window: 9,
+            active: 2,
+            ..raw::PipeLeg::default()
+        };
+        let rate = |now| Leg::at(&raw, now).rate;
+        let hour = Duration::from_secs(3600);
+        assert_eq!(rate(learnt), Some(7));
+        assert_eq!(rate(learnt + hour - Duration::from_nanos(1)), Some(7));
+        assert_eq!(rate(learnt + hour), None);
+        // The rest is not a finding that ages.
+        let old = Leg::at(&raw, learnt + hour);
+        assert_eq!((old.window, old.active), (9, 2));
+    }
 
     #[test]
     fn invalid_options_are_refused_before_the_kernel_is_asked() {

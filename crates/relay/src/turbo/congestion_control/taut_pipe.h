@@ -10,6 +10,7 @@
 #define PIPE_CA_NAME_MAX	16	/* TCP_CA_NAME_MAX, with the NUL */
 #define PIPE_FALLBACKS		3
 #define PIPE_PEERS		4096	/* remote addresses that are remembered */
+#define PIPE_KNOWN_FOR_S	3600	/* what was learnt of them; as the kernel keeps TCP metrics */
 
 /* Read-only after loading. */
 struct pipe_config {

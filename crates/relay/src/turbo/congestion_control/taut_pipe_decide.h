@@ -23,7 +23,7 @@
 #define CLEAR_ROUNDS		8
 #define WINDOW_MIN		10	/* segments, as any connection begins (RFC 6928) */
 #define LEAST_RTT_US		10000	/* for the least rate */
-#define KNOWN_FOR		(3600 * NSEC_PER_SEC)	/* as the kernel keeps TCP metrics */
+#define KNOWN_FOR		(PIPE_KNOWN_FOR_S * NSEC_PER_SEC)
 #define LOAD_SPAN		(50 * 1000 * 1000ULL)	/* ns */
 
 /*
