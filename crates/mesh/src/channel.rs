@@ -32,6 +32,9 @@ const FRAGMENT: usize = 1 << 14;
 /// What a record adds to its plaintext: header, content type and tag.
 const OVERHEAD: usize = 5 + 1 + 16;
 
+/// The length of a record with a close_notify alert.
+const CLOSE_NOTIFY: usize = OVERHEAD + 2;
+
 /// The length of a KeyUpdate record, which sealing may put first.
 const KEY_UPDATE: usize = 64;
 
@@ -51,6 +54,9 @@ pub struct Channel {
     closed: bool,
     /// This end has ended its stream.
     ended: bool,
+    /// A key has been changed since the handshake. rustls asks the peer to change its own as well and answers
+    /// such a request with the next bytes that are sent, so that neither key is final.
+    key_changed: bool,
     /// Why the connection cannot continue.
     failed: Option<Box<ChannelError>>,
     /// The keys may leave this process.
@@ -159,6 +165,7 @@ impl Channel {
             handshake: 0,
             closed: false,
             ended: false,
+            key_changed: false,
             failed: None,
             exportable: false,
             has_received: false,
@@ -224,6 +231,7 @@ impl Channel {
         out: &mut Vec<u8>,
     ) -> Result<Opened, ChannelError> {
         let arrived = cipher.len().saturating_sub(self.partial.len());
+        let was_established = self.is_established();
         self.partial.clear();
         let records = match &mut self.end {
             End::Dialler(end) => open(&mut **end, cipher, plain, out),
@@ -236,6 +244,12 @@ impl Channel {
         // rustls collects a message from any number of records, in the caller's buffer.
         if self.handshake > MAX_HANDSHAKE || rest.len() >= MAX_RECORD {
             return Err(ChannelError::LongHandshake);
+        }
+        // Any other record is a message of TLS itself, such as a KeyUpdate.
+        if was_established && !self.closed {
+            let end = if records.closed { CLOSE_NOTIFY } else { 0 };
+            let with_data = records.len + records.with_data * OVERHEAD;
+            self.key_changed |= records.consumed != with_data + end;
         }
         self.closed |= records.closed;
         self.has_received |= records.len > 0;
@@ -290,6 +304,7 @@ impl Channel {
             return Err(Error::HandshakeNotComplete.into());
         }
         let mut cipher = [0; KEY_UPDATE];
+        self.key_changed = true;
         let len = self.send(Outgoing::KeyUpdate, &mut cipher)?;
         out.extend_from_slice(&cipher[..len]);
         Ok(())
@@ -308,7 +323,7 @@ impl Channel {
     }
 
     /// Returns whether the keys may leave this process: the configuration allows it, this end may still send,
-    /// and the peer does not change its key any more. An accepting relay may do that (it drains) until it has
+    /// and no key has been changed or is going to be. An accepting relay may do that (it drains) until it has
     /// the hello, so a dialler waits for the first byte after it.
     pub fn is_exportable(&self) -> bool {
         let key_is_final = match self.end {
@@ -316,7 +331,7 @@ impl Channel {
             End::Acceptor(_) => true,
         };
         let is_usable = self.is_established() && !self.ended && self.failed.is_none();
-        self.exportable && key_is_final && is_usable
+        self.exportable && key_is_final && !self.key_changed && is_usable
     }
 
     /// Returns the number of bytes that are missing from the record that has not arrived completely, or from
@@ -408,6 +423,8 @@ enum Outgoing<'a> {
 #[derive(Default)]
 struct Records {
     consumed: usize,
+    /// The number of them that had data.
+    with_data: usize,
     len: usize,
     closed: bool,
 }
@@ -457,6 +474,7 @@ fn open<T: Tls>(
                 while let Some(record) = traffic.next_record() {
                     let record = record?;
                     let payload = record.payload;
+                    records.with_data += 1;
                     plain[records.len..][..payload.len()].copy_from_slice(payload);
                     records.len += payload.len();
                     records.consumed += record.discard;

@@ -67,20 +67,17 @@ fn the_keys_of_both_ends_are_the_same_and_continue_their_streams() {
 }
 
 #[test]
-fn a_dialler_keeps_its_keys_while_the_acceptor_may_change_its_own() {
+fn a_dialler_keeps_its_keys_until_the_acceptor_has_its_hello() {
     let (dial, accept) = for_kernel();
     let (mut dialler, mut acceptor) = pair_of(&dial, &accept);
-    seal(&mut dialler, b"hello").unwrap();
+    let hello = seal(&mut dialler, b"hello").unwrap();
     assert!(!dialler.is_exportable());
-    let mut update = Vec::new();
-    acceptor.update_key(&mut update).unwrap();
-    opened(&mut dialler, &update);
-    assert!(!dialler.is_exportable());
+    opened(&mut acceptor, &hello);
     let reply = seal(&mut acceptor, b"reply").unwrap();
     assert_eq!(opened(&mut dialler, &reply).0, b"reply");
-    assert!(dialler.is_exportable());
-    // The new key has been used once.
+    assert!(dialler.is_exportable() && acceptor.is_exportable());
     let (near, far) = (dialler.into_keys().unwrap(), acceptor.into_keys().unwrap());
+    assert_eq!(near.sending.key, far.receiving.key);
     assert_eq!(far.sending.key, near.receiving.key);
     assert_eq!((far.sending.sequence, near.receiving.sequence), (1, 1));
 
@@ -89,6 +86,33 @@ fn a_dialler_keeps_its_keys_while_the_acceptor_may_change_its_own() {
     let end = close(&mut acceptor);
     opened(&mut dialler, &end);
     assert!(dialler.is_exportable());
+}
+
+/// Its peer is asked to change its own key too, and says so with the next bytes that it sends.
+#[test]
+fn both_ends_keep_their_keys_once_one_has_been_changed() {
+    for (alone, with_end) in [(true, false), (false, false), (false, true)] {
+        let (dial, accept) = for_kernel();
+        let (mut dialler, mut acceptor) = pair_of(&dial, &accept);
+        let hello = seal(&mut dialler, b"hello").unwrap();
+        let mut stream = Vec::new();
+        acceptor.update_key(&mut stream).unwrap();
+        assert!(!acceptor.is_exportable());
+        if alone {
+            opened(&mut dialler, &stream);
+            stream.clear();
+        }
+        opened(&mut acceptor, &hello);
+        match with_end {
+            true => stream.extend(close(&mut acceptor)),
+            false => stream.extend(seal(&mut acceptor, b"reply").unwrap()),
+        }
+        opened(&mut dialler, &stream);
+        assert!(!dialler.is_exportable() && !acceptor.is_exportable());
+        let more = seal(&mut dialler, b"more").unwrap();
+        assert_eq!(opened(&mut acceptor, &more).0, b"more");
+        assert!(!dialler.is_exportable() && !acceptor.is_exportable());
+    }
 }
 
 #[test]

@@ -40,7 +40,10 @@ pub(crate) trait Leg {
     fn flush(&mut self) -> Result<(), Errno>;
     /// Returns whether the kernel can move this leg's bytes by splice. A protected leg gives it the keys for
     /// that, if it takes them.
-    fn prepare_splice(&mut self) -> bool;
+    ///
+    /// # Errors
+    /// The leg is lost: the kernel has taken some of its keys, and not all.
+    fn prepare_splice(&mut self) -> Result<bool, Errno>;
     /// Moves bytes into a pipe. A result of 0 means that [`Leg::peek`] or [`Leg::recv`] can tell what comes
     /// next.
     fn fill(&mut self, pipe: &Self::Pipe, max: usize) -> Result<usize, Errno>;
@@ -436,8 +439,8 @@ impl<P> Direction<P> {
             return self.collect_by_splice(from, to, io);
         }
         if io.splice_after().is_some_and(|after| self.moved >= after)
-            && from.prepare_splice()
-            && to.prepare_splice()
+            && from.prepare_splice().map_err(Fault::From)?
+            && to.prepare_splice().map_err(Fault::To)?
             && let Some(pipe) = io.take_pipe()
         {
             self.chunk = Chunk::Piped { pipe, left: 0 };

@@ -187,11 +187,12 @@ impl Leg for TcpLeg {
         }
     }
 
-    fn prepare_splice(&mut self) -> bool {
+    fn prepare_splice(&mut self) -> Result<bool, Errno> {
         self.move_to_kernel();
         match &self.tls {
-            Tls::None | Tls::Kernel(_) => true,
-            Tls::Process(_) | Tls::Broken => false,
+            Tls::None | Tls::Kernel(_) => Ok(true),
+            Tls::Process(_) => Ok(false),
+            Tls::Broken => Err(Errno::PROTO),
         }
     }
 

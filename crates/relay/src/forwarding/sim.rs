@@ -226,8 +226,8 @@ impl Leg for SimLeg {
         Ok(())
     }
 
-    fn prepare_splice(&mut self) -> bool {
-        true
+    fn prepare_splice(&mut self) -> Result<bool, Errno> {
+        Ok(true)
     }
 
     fn fill(&mut self, pipe: &SimPipe, max: usize) -> Result<usize, Errno> {

@@ -78,6 +78,8 @@ pub(crate) struct Pools {
     outcomes: VecDeque<DialOutcome>,
     /// A connection has become ready since the last [`Pools::has_gained`].
     gained: bool,
+    /// The node accepts no more sessions: only those that wait have connections dialled.
+    closed: bool,
 }
 
 /// The connections to one peer.
@@ -369,6 +371,15 @@ impl Pools {
             Ok(Progress::Withdrawn) => {
                 // Another process may accept connections at the same address, or none does.
                 terms.metrics.pool_withdrawn.add(1);
+                let is_young = self
+                    .conns
+                    .get(slot.0 as usize)
+                    .is_some_and(|conn| terms.now < conn.begun + terms.timeout);
+                let pool = self.conns.get(slot.0 as usize).map(|conn| conn.pool);
+                if let Some(pool) = pool.filter(|_| is_young) {
+                    // Otherwise, a peer that says so on every connection would be dialled without a pause.
+                    self.pools[pool].breaks(terms.now);
+                }
                 self.poll_at = Some(terms.now);
                 self.discard(slot, terms);
             }
@@ -402,7 +413,10 @@ impl Pools {
             // Dials that sessions wait for do not fill the pool.
             let waiting = u32::try_from(pool.waiters.len()).unwrap_or(u32::MAX);
             let coming = pool.under_way.saturating_sub(waiting);
-            let wanted = pool.sizer.dials_wanted(ready, coming, terms.now);
+            let wanted = match self.closed {
+                true => 0,
+                false => pool.sizer.dials_wanted(ready, coming, terms.now),
+            };
             let may = terms.dials_at_once().saturating_sub(pool.under_way);
             for _ in 0..wanted.min(may) {
                 self.dial(i, terms);
@@ -434,8 +448,9 @@ impl Pools {
         self.poll_at = self.poll_at.map(|_| terms.now);
     }
 
-    /// Closes ready connections and cancels dials, except dials that sessions wait for.
+    /// Closes ready connections, and dials no more but for sessions that wait.
     pub(crate) fn close(&mut self, terms: &mut PoolTerms<'_>) {
+        self.closed = true;
         self.poll_at = None;
         for i in 0..self.pools.len() {
             self.close_ready(i, terms);

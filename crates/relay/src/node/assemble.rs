@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use taut_mesh::members::{Member, MemberName};
+use taut_mesh::members::{Member, MemberName, Members};
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, PathOptions, is_local};
 
@@ -41,6 +41,8 @@ pub(super) struct Names {
     pub(super) checked: bool,
     /// Relays that are left out.
     pub(super) drained: BTreeSet<MemberName>,
+    /// The members; `None` to read their list.
+    pub(super) members: Option<Arc<Members>>,
 }
 
 impl Names {
@@ -49,6 +51,7 @@ impl Names {
         Self {
             checked: true,
             drained: BTreeSet::new(),
+            members: None,
         }
     }
 }
@@ -65,7 +68,13 @@ pub(super) fn assemble(
     names: &Names,
 ) -> Result<Assembly, StartError> {
     let identity = match &config.mesh {
-        Some(mesh) => Some(Identity::load(mesh, &TlsPlace::of(config))?),
+        Some(mesh) => {
+            let place = TlsPlace::of(config);
+            Some(match &names.members {
+                None => Identity::load(mesh, &place)?,
+                Some(members) => Identity::with_members(mesh, &place, members.clone())?,
+            })
+        }
         None => None,
     };
     let mut next = before.successor();

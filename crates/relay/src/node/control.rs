@@ -1,16 +1,18 @@
 //! What an operator asks of a running node.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::StartError;
-use super::handle::SharedHandle;
+use super::handle::{Present, SharedHandle};
 use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{BrokenStatus, ForwardStatus, PeerStatus, Status};
+use crate::counters::forward::MESH;
 use crate::metrics::Metrics;
 use crate::session_list::{SessionFilter, SessionRow};
 use crate::worker::Order;
@@ -87,52 +89,63 @@ impl SharedHandle {
     /// Closes the listeners of a forward, or opens them again with `undo`. Its sessions continue. It
     /// stays drained when the configuration is read again.
     pub(crate) fn drain_forward(&self, name: &str, undo: bool) -> Result<(), DrainError> {
-        {
-            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = {
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             let forward = present.config.forwards.iter().find(|f| is_named(f, name));
             let forward = forward.ok_or_else(|| DrainError::Unknown(name.to_owned()))?;
             if forward.transparent.is_some() {
                 return Err(DrainError::Transparent(name.to_owned()));
             }
-            if undo && !present.drained.remove(name) {
-                return Err(DrainError::NotDrained(name.to_owned()));
-            }
-            if !undo {
-                present.drained.insert(name.to_owned());
-            }
-        }
-        self.readopt().map_err(|error| {
-            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-            match undo {
-                true => present.drained.insert(name.to_owned()),
-                false => present.drained.remove(name),
-            };
-            error.into()
-        })
+            name.to_owned()
+        };
+        let unchanged = DrainError::NotDrained(name.clone());
+        self.change_drained(|present| &mut present.drained, &name, undo, unchanged)
     }
 
     /// Leads new sessions around the next relay `name`, or there again with `undo`. Sessions through it
     /// continue. It stays drained when the configuration is read again.
     pub(crate) fn drain_peer(&self, name: &str, undo: bool) -> Result<(), DrainError> {
         let named = {
-            let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             let dialled = dialled_relays(&present.config);
             let named = dialled.into_iter().find(|relay| relay.as_str() == name);
-            let named = named.ok_or_else(|| DrainError::UnknownPeer(name.to_owned()))?;
-            if undo && !present.drained_peers.remove(&named) {
-                return Err(DrainError::PeerNotDrained(name.to_owned()));
-            }
-            if !undo {
-                present.drained_peers.insert(named.clone());
-            }
-            named
+            named.ok_or_else(|| DrainError::UnknownPeer(name.to_owned()))?
         };
-        self.readopt().map_err(|error| {
+        let unchanged = DrainError::PeerNotDrained(name.to_owned());
+        self.change_drained(
+            |present| &mut present.drained_peers,
+            &named,
+            undo,
+            unchanged,
+        )
+    }
+
+    /// Adds `name` to a set of what is drained, or removes it with `undo`, and adopts the result. Returns
+    /// `unchanged` if there is nothing to undo.
+    fn change_drained<T: Ord + Clone>(
+        &self,
+        set: impl Fn(&mut Present) -> &mut BTreeSet<T>,
+        name: &T,
+        undo: bool,
+        unchanged: DrainError,
+    ) -> Result<(), DrainError> {
+        let change = |undo: bool| {
             let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            let set = set(&mut present);
             match undo {
-                true => present.drained_peers.insert(named),
-                false => present.drained_peers.remove(&named),
-            };
+                true => set.remove(name),
+                false => set.insert(name.clone()),
+            }
+        };
+        let changed = change(undo);
+        if undo && !changed {
+            return Err(unchanged);
+        }
+        self.adopt_drains().map_err(|error| {
+            // What was drained before stays drained.
+            if changed {
+                change(!undo);
+            }
             error.into()
         })
     }
@@ -175,7 +188,10 @@ impl SharedHandle {
                 to_client: stats.sum(|c| &c.client_bytes),
             }
         });
-        let mut forwards: Vec<_> = forwards.collect();
+        // A relay that no other dials has no sessions from the mesh.
+        let mut forwards: Vec<_> = forwards
+            .filter(|f| f.name != MESH || f.sessions > 0 || !f.listen.is_empty())
+            .collect();
         // A drained forward without a session has no counters any more.
         for (name, to) in &drained {
             if !forwards.iter().any(|forward| forward.name == *name) {
@@ -231,7 +247,7 @@ impl SharedHandle {
 }
 
 /// Returns `config` without the forwards that an operator has drained.
-pub(super) fn without(drained: &std::collections::BTreeSet<String>, config: &Config) -> Config {
+pub(super) fn without(drained: &BTreeSet<String>, config: &Config) -> Config {
     let mut config = config.clone();
     config.forwards.retain(|f| !drained.contains(&name_of(f)));
     config

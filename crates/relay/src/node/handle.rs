@@ -14,6 +14,7 @@ use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
 use super::loops::find_loop;
 use super::next_hop::read_own;
+use crate::access::OwnAddresses;
 use crate::condition::Tracker;
 use crate::config::Config;
 use crate::counters::registry::Registry;
@@ -42,6 +43,8 @@ pub(crate) struct SharedHandle {
     pub(super) registry: Arc<Registry>,
     /// What legs between relays use.
     pub(super) turbo: Arc<TurboStart>,
+    /// The addresses of this machine, which every configuration uses.
+    pub(super) own: OwnAddresses,
 }
 
 /// The present configuration, and the resources held for it.
@@ -131,19 +134,20 @@ impl SharedHandle {
     }
 
     /// Reads the addresses of this machine again, which sessions from the mesh and intercepted clients must
-    /// not reach.
-    pub(crate) fn read_own_addresses(&self) {
-        let own = {
-            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-            present.holdings.own.clone()
-        };
-        match read_own(&own) {
+    /// not reach. Returns whether that succeeded.
+    pub(crate) fn read_own_addresses(&self) -> bool {
+        match read_own(&self.own) {
             Ok(true) => tracing::info!("the addresses of this machine have changed"),
             Ok(false) => {}
-            Err(error) => tracing::error!(
-                "cannot read the addresses of this machine: {error}; sessions may reach its new ones"
-            ),
+            Err(error) => {
+                tracing::error!(
+                    "cannot read the addresses of this machine: {error}; sessions may reach its new ones; \
+                     trying again in a second"
+                );
+                return false;
+            }
         }
+        true
     }
 
     /// Stops early SYN.

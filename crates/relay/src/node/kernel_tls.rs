@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::OnceLock;
 
 use taut_sys::{Errno, kernel_tls};
 
@@ -26,8 +27,16 @@ impl TlsPlace {
         if !is_wanted || config.data.splice_after.is_none() {
             return Self::Process;
         }
+        // Once it has worked, it is there: a reload that is short of descriptors must not change the cipher.
+        static WORKS: OnceLock<()> = OnceLock::new();
+        if WORKS.get().is_some() {
+            return Self::Kernel;
+        }
         match kernel_tls::probe() {
-            Ok(()) => Self::Kernel,
+            Ok(()) => {
+                let _ = WORKS.set(());
+                Self::Kernel
+            }
             Err(error) => Self::Missing(error),
         }
     }

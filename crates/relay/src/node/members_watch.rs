@@ -77,21 +77,21 @@ impl SharedHandle {
                     before.iter().len()
                 );
             }
-            Ok(members) => match self.readopt() {
+            Ok(members) => match self.reload_members() {
                 Ok(()) => {
                     tracing::info!("{path} has changed: {} members", members.iter().len());
                 }
-                Err(error) => {
-                    let error = error.to_string();
-                    if refused_before.as_ref() != Some(&error) {
-                        tracing::error!(
-                            "{error}; keeping the former list of members, and trying again each second"
-                        );
-                    }
-                    refused = Some(error);
-                }
+                Err(error) => refused = Some(error.to_string()),
             },
-            Err(error) => tracing::error!("{error}; keeping the former list of members"),
+            Err(error) => refused = Some(error.to_string()),
+        }
+        if let Some(error) = refused
+            .as_ref()
+            .filter(|error| refused_before.as_ref() != Some(*error))
+        {
+            tracing::error!(
+                "{error}; keeping the former list of members, and trying again each second"
+            );
         }
         Some(KnownList { version, refused })
     }

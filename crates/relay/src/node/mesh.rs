@@ -91,9 +91,18 @@ pub(super) struct Identity {
 impl Identity {
     /// Reads the private key and the list of members.
     pub(super) fn load(config: &MeshConfig, place: &TlsPlace) -> Result<Self, MeshError> {
+        let members = load_members(&config.members_file)?;
+        Self::with_members(config, place, Arc::new(members))
+    }
+
+    /// Reads the private key; the members are these.
+    pub(super) fn with_members(
+        config: &MeshConfig,
+        place: &TlsPlace,
+        members: Arc<Members>,
+    ) -> Result<Self, MeshError> {
         let key = PrivateKey::load(&config.private_key_file)?;
         let path = &config.members_file;
-        let members = Arc::new(load_members(path)?);
         let own = members.by_key(&key.public());
         let name = own.map(|member| member.name.clone());
         let name = name.ok_or_else(|| MeshError::NotAMember {

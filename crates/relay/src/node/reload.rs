@@ -18,7 +18,7 @@ use super::start::announce;
 use super::threads::{early_reader, start_resolver};
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
-use crate::route::table::{Mesh, Route, Setup};
+use crate::route::table::{Mesh, Peer, Route, Setup};
 use crate::worker::Order;
 use crate::worker::mailbox::Message;
 
@@ -29,30 +29,46 @@ impl SharedHandle {
     ///
     /// # Errors [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<Vec<String>, StartError> {
-        self.adopt(Some(config))
+        self.adopt(Source::Config(config))
     }
 
-    /// Adopts the present configuration again: reads the files that it names, and leaves out the forwards
-    /// and relays that are drained now.
+    /// Reads the list of members again.
     ///
     /// # Errors [`StartError`]; nothing has changed then.
-    pub(super) fn readopt(&self) -> Result<(), StartError> {
-        self.adopt(None).map(drop)
+    pub(super) fn reload_members(&self) -> Result<(), StartError> {
+        self.adopt(Source::Members).map(drop)
     }
 
-    fn adopt(&self, config: Option<&Config>) -> Result<Vec<String>, StartError> {
+    /// Leaves out what is drained now. The files are those of the present configuration; the list of members
+    /// stays what it is.
+    ///
+    /// # Errors [`StartError`]; nothing has changed then.
+    pub(super) fn adopt_drains(&self) -> Result<(), StartError> {
+        self.adopt(Source::Drains).map(drop)
+    }
+
+    fn adopt(&self, source: Source<'_>) -> Result<Vec<String>, StartError> {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         // The log is reopened first, even if the reload fails: it may have been rotated.
         self.reopen_log();
+        let config = match source {
+            Source::Config(config) => config,
+            Source::Members | Source::Drains => &present.config,
+        };
         if !self.accepts() {
-            self.adopt_members(config.unwrap_or(&present.config))?;
+            if !matches!(source, Source::Drains) {
+                self.adopt_members(config)?;
+            }
             return Ok(Vec::new());
         }
+        let setup = self.shared.setup();
+        let members = setup.mesh.as_ref().map(|mesh| mesh.local.members.clone());
         let names = Names {
-            checked: config.is_some(),
+            checked: matches!(source, Source::Config(_)),
             drained: present.drained_peers.clone(),
+            members: members.filter(|_| matches!(source, Source::Drains)),
         };
-        let mut config = config.unwrap_or(&present.config).clone();
+        let mut config = config.clone();
         let mut notes = Vec::new();
         let mut note = |note: String| {
             tracing::warn!("{note}");
@@ -93,6 +109,7 @@ impl SharedHandle {
 
         // Nothing below fails. The node may have been told to drain meanwhile.
         if self.shared.ordered() != Order::Run {
+            self.adopt_members(&config)?;
             return Ok(notes);
         }
         holdings.setup = Some(setup.clone());
@@ -130,10 +147,18 @@ impl SharedHandle {
             return Ok(());
         };
         let mut mesh = Mesh::clone(mesh);
-        mesh.local = Identity::load(wanted, &TlsPlace::of(config))?.local;
-        let members = mesh.local.members.clone();
-        mesh.peers
-            .retain(|peer| members.by_name(peer.name.as_str()).is_some());
+        let identity = Identity::load(wanted, &TlsPlace::of(config))?;
+        let current = |peer: &Arc<Peer>| {
+            let member = identity.local.members.by_name(peer.name.as_str())?;
+            Some(Arc::new(Peer {
+                keys: member.keys.clone(),
+                tls: identity.dial_tls(member),
+                own: identity.key.public(),
+                ..Peer::clone(peer)
+            }))
+        };
+        mesh.peers = mesh.peers.iter().filter_map(current).collect();
+        mesh.local = identity.local;
         let setup = Arc::new(Setup {
             mesh: Some(Arc::new(mesh)),
             ..Setup::clone(&setup)
@@ -170,6 +195,17 @@ impl SharedHandle {
         let reader = early_reader(config, setup, table.clone(), self.mailboxes.clone())?;
         Ok(Watch::Replace(Some(reader)))
     }
+}
+
+/// What is adopted.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// A configuration, and the files that it names.
+    Config(&'a Config),
+    /// The list of members; the configuration stays.
+    Members,
+    /// What an operator has drained; the configuration and the list of members stay.
+    Drains,
 }
 
 /// The action for the early SYN thread.

@@ -139,6 +139,7 @@ impl Node {
         let shared = Arc::new(SharedHandle {
             shared,
             mailboxes,
+            own: holdings.own.clone(),
             present: Mutex::new(Present {
                 config: config.clone(),
                 holdings,

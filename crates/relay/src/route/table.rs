@@ -55,6 +55,14 @@ pub(crate) struct Route {
     pub(crate) check: Option<Duration>,
 }
 
+impl Setup {
+    /// Returns whether `peer` still is a relay that this one dials, with the same keys.
+    pub(crate) fn has_peer(&self, peer: &Peer) -> bool {
+        let present = self.mesh.as_ref().and_then(|mesh| mesh.peer(&peer.name));
+        present.is_some_and(|present| present.keys == peer.keys && present.own == peer.own)
+    }
+}
+
 impl Route {
     /// Returns the next hops: the forward's own, and those of its server names.
     pub(crate) fn next_hops(&self) -> impl Iterator<Item = &NextHop> {
@@ -124,7 +132,7 @@ pub(crate) enum Upstream {
 }
 
 /// A relay that this one dials.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Peer {
     /// The index of the peer's pool at every worker.
     pub(crate) id: usize,

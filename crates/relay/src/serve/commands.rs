@@ -75,7 +75,8 @@ impl Commands {
                 forward: None,
                 peer: None,
                 undo: true,
-            } => return Err("a relay that drains cannot go back; start another".into()),
+            } => return Err("name the forward or relay that is drained no longer; a relay that drains as a whole \
+                        cannot go back, start another".into()),
             Request::Drain {
                 forward: Some(_),
                 peer: Some(_),

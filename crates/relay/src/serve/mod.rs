@@ -33,7 +33,8 @@ const DRAIN_REPORT: Duration = Duration::from_secs(5);
 /// The interval at which the file of members is checked for a change.
 const MEMBERS_EVERY: Duration = Duration::from_secs(1);
 
-/// The interval at which the addresses of this machine are read if the kernel does not report changes.
+/// The interval at which the addresses of this machine are read if the kernel does not report changes, or
+/// reading has failed.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
 
 /// The number of concurrent look-ups; further ones wait.
@@ -243,13 +244,13 @@ async fn watch_addresses(node: Arc<SharedHandle>) {
     loop {
         // Also at the start: an address may have been added since the configuration was read.
         let node = node.clone();
-        let _ = tokio::task::spawn_blocking(move || node.read_own_addresses()).await;
+        let read = tokio::task::spawn_blocking(move || node.read_own_addresses()).await;
         match &changes {
-            Ok(changes) => {
+            Ok(changes) if matches!(read, Ok(true)) => {
                 changes.next().await;
                 changes.drain();
             }
-            Err(_) => sleep(ADDRESSES_EVERY).await,
+            _ => sleep(ADDRESSES_EVERY).await,
         }
     }
 }

@@ -107,7 +107,14 @@ impl Worker {
         while let Some(outcome) = self.mesh.pools.next_outcome() {
             match outcome {
                 DialOutcome::Serve(waiter, spare) => {
-                    if self.sessions.is_waiting(waiter) {
+                    let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);
+                    let peer = plan.and_then(DialPlan::peer);
+                    let mesh = self.setup.mesh.as_ref();
+                    let is_peer =
+                        peer.is_some_and(|p| mesh.is_some_and(|mesh| mesh.peer(&p.name).is_some()));
+                    if self.sessions.is_waiting(waiter) && !is_peer {
+                        self.ask_relay(waiter.0, false, Errno::HOSTUNREACH);
+                    } else if self.sessions.is_waiting(waiter) {
                         // A relay that refuses this one's key says so only after the handshake. If the
                         // session has another way, it takes that.
                         let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);

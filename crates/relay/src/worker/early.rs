@@ -18,7 +18,7 @@ use crate::event::token::Token;
 use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::{End, Side};
-use crate::route::table::Route;
+use crate::route::table::{Peer, Route};
 
 /// A worker's upstream legs that wait for their client.
 pub(super) struct EarlyLegs {
@@ -234,8 +234,13 @@ impl Worker {
     /// Registers the session of a client whose upstream leg this worker has, and gives it the leg.
     pub(super) fn join_early(&mut self, client: Client, connection: FourTuple) {
         let leg = self.early.legs.remove(&connection);
-        // The listener may belong to another forward by now. Dropping the leg resets it.
-        let Some(leg) = leg.filter(|leg| leg.route == client.route.id) else {
+        // The listener may belong to another forward by now, and the relay may have been revoked. Dropping the
+        // leg resets it.
+        let is_current = |leg: &EarlyLeg| {
+            let is_peer = |peer: &Arc<Peer>| self.setup.has_peer(peer);
+            leg.route == client.route.id && leg.plan.peer().is_none_or(is_peer)
+        };
+        let Some(leg) = leg.filter(is_current) else {
             return self.start(client);
         };
         if let Some(peer) = leg.plan.peer() {

@@ -122,7 +122,10 @@ impl Bench {
     fn move_to(mut self, engine: Engine) -> Self {
         if engine == Engine::Kernel {
             self = self.begun();
-            assert!(self.leg.prepare_splice(), "the keys stay in this process");
+            assert!(
+                self.leg.prepare_splice().unwrap(),
+                "the keys stay in this process"
+            );
             assert_eq!(self.metrics.kernel_tls_legs.get(), 1);
         }
         self
@@ -562,7 +565,7 @@ fn a_leg_whose_keys_may_not_leave_this_process_is_not_spliced() {
         panic!("not in this process");
     };
     tls.channel = dialler;
-    assert!(!bench.leg.prepare_splice());
+    assert!(!bench.leg.prepare_splice().unwrap());
     assert!(matches!(bench.leg.tls, Tls::Process(_)));
 }
 
@@ -573,7 +576,7 @@ fn a_kernel_without_tls_leaves_the_keys_in_this_process() {
     }
     let mut bench = Bench::new().begun();
     for _ in 0..3 {
-        assert!(!bench.leg.prepare_splice());
+        assert!(!bench.leg.prepare_splice().unwrap());
     }
     let missing = FallBack::Missing.index();
     assert_eq!(bench.metrics.kernel_tls_fall_backs[missing].get(), 1);
@@ -595,7 +598,7 @@ fn a_leg_reads_to_the_end_of_a_record_before_the_kernel_gets_its_keys() {
             wait_for(bench.leg.stream(), PollFlags::IN);
             got.extend(bench.recv_what_is_there());
         }
-        bench.leg.prepare_splice();
+        bench.leg.prepare_splice().unwrap();
         if is_partial {
             assert!(matches!(bench.leg.tls, Tls::Process(_)), "at {at}");
             bench.peer.stream.write_all(&wire[at..]).unwrap();
@@ -616,7 +619,7 @@ fn a_leg_reads_to_the_end_of_a_record_before_the_kernel_gets_its_keys() {
             bench.peer.stream.write_all(&wire[at..]).unwrap();
         }
         if engines().contains(&Engine::Kernel) {
-            assert!(bench.leg.prepare_splice(), "at {at}");
+            assert!(bench.leg.prepare_splice().unwrap(), "at {at}");
         }
         while got.len() < 3000 {
             wait_for(bench.leg.stream(), PollFlags::IN);
@@ -632,7 +635,7 @@ fn a_leg_with_sealed_bytes_that_wait_keeps_its_keys_until_they_are_sent() {
     let bytes = stream(1 << 20, 10);
     let sent = bench.send_what_fits(&bytes);
     assert!(bench.leg.held() > 0);
-    bench.leg.prepare_splice();
+    bench.leg.prepare_splice().unwrap();
     assert!(matches!(bench.leg.tls, Tls::Process(_)));
     let mut got = Vec::new();
     while bench.leg.flush() == Err(Errno::AGAIN) {
@@ -640,7 +643,7 @@ fn a_leg_with_sealed_bytes_that_wait_keeps_its_keys_until_they_are_sent() {
     }
     if engines().contains(&Engine::Kernel) {
         // Also while TCP has not sent them all.
-        assert!(bench.leg.prepare_splice());
+        assert!(bench.leg.prepare_splice().unwrap());
         assert_eq!(bench.leg.held(), 0);
     }
     let tail = bench.send_what_fits(b"the tail");
@@ -820,11 +823,11 @@ fn a_key_that_the_relay_behind_changes_as_it_drains_is_followed_before_the_kerne
     bench.peer.stream.write_all(&update).unwrap();
     wait_for(bench.leg.stream(), PollFlags::IN);
     // It has arrived, and has not been read.
-    bench.leg.prepare_splice();
+    bench.leg.prepare_splice().unwrap();
     assert!(matches!(bench.leg.tls, Tls::Process(_)));
     let mut bench = bench.begun();
     if engines().contains(&Engine::Kernel) {
-        assert!(bench.leg.prepare_splice());
+        assert!(bench.leg.prepare_splice().unwrap());
     }
     bench.peer.send(b"reply");
     bench.peer.end();
