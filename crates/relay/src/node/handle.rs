@@ -183,15 +183,15 @@ impl SharedHandle {
 
     /// Sets the rates and windows of legs to other relays.
     pub(super) fn start_legs(&self, config: &Config, setup: &Setup) {
-        let Some(mesh) = &config.mesh else {
+        let (Some(mesh), Some(of_setup)) = (&config.mesh, &setup.mesh) else {
             return;
         };
-        let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
-        let addresses = peers.flat_map(|peer| {
+        let addresses = of_setup.peers.iter().flat_map(|peer| {
             let addrs = peer.addrs().into_iter();
             addrs.map(|addr| (peer.name.clone(), addr.0.ip()))
         });
-        self.turbo.adopt(mesh, addresses.collect());
+        let members = &of_setup.local.members;
+        self.turbo.adopt(mesh, members, addresses.collect());
     }
 
     /// Looks up a destination again. The destination keeps its addresses if the look-up fails or

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use taut_mesh::members::MemberName;
+use taut_mesh::members::{MemberName, Members};
 use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control, receive_buffer_for};
 
 use crate::config::{LegConfig, MeshConfig, Turbo};
 use crate::turbo::congestion_control::{Counters, Leg, LegStart, Pipe, PipeOptions};
-use crate::turbo::peers::Peers;
+use crate::turbo::peers::{Peers, figures};
 use crate::turbo::route_metrics::segments_of;
 
 pub mod congestion_control;
@@ -63,8 +63,13 @@ impl TurboStart {
     }
 
     /// Adopts what `mesh` says of the rates and windows of legs. `dialled` are the addresses of the relays
-    /// that this one dials.
-    pub(crate) fn adopt(&self, mesh: &MeshConfig, dialled: Vec<(MemberName, IpAddr)>) {
+    /// that this one dials; other members may dial this one.
+    pub(crate) fn adopt(
+        &self,
+        mesh: &MeshConfig,
+        members: &Members,
+        dialled: Vec<(MemberName, IpAddr)>,
+    ) {
         let Some(pipe) = self.pipe() else {
             return;
         };
@@ -77,7 +82,8 @@ impl TurboStart {
             Some((rule.name.clone(), start_of(turbo)))
         });
         let of_members: HashMap<_, _> = of_members.collect();
-        let changes = self.peers().adopt(of_members, dialled);
+        let present = |member: &MemberName| members.by_name(member.as_str()).is_some();
+        let changes = self.peers().adopt(of_members, dialled, present);
         self.set(changes);
     }
 
@@ -154,8 +160,9 @@ impl TurboStart {
         let Some(pipe) = self.pipe() else {
             return Vec::new();
         };
-        self.peers()
-            .figures(|address| pipe.leg(address).ok().flatten())
+        // Connections that prove themselves do not wait while the kernel is asked.
+        let addresses = self.peers().addresses();
+        figures(addresses, |address| pipe.leg(address).ok().flatten())
     }
 
     /// Returns the initial window, in segments, for routes to other relays, if routes have to set

@@ -3,7 +3,9 @@
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 use taut_mesh::acceptor::Rejection;
+use taut_mesh::members::MemberName;
 
+use super::scopes::MAX_LABELS;
 use super::{Count, Encoded, Level};
 use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
@@ -194,31 +196,7 @@ impl Metrics {
                 self.routes.without(),
             )?;
         }
-        type OfLeg = fn(&Leg) -> u64;
-        let legs = self.turbo.legs();
-        let gauges: [(&str, &str, OfLeg); 3] = [
-            (
-                "taut_relay_leg_rate_bytes",
-                "Bytes a second that were found to reach a relay, where its legs start; 0 if unknown",
-                |leg| leg.rate.unwrap_or(0),
-            ),
-            (
-                "taut_relay_leg_window_bytes",
-                "Congestion window of a leg to a relay, as last measured",
-                |leg| u64::from(leg.window),
-            ),
-            (
-                "taut_relay_leg_active",
-                "Connections with data under way to a relay",
-                |leg| u64::from(leg.active),
-            ),
-        ];
-        for (name, help, of) in gauges {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (member, leg) in &legs {
-                Level(of(leg)).encode(family.encode_family(&[("peer", member.as_str())])?)?;
-            }
-        }
+        encode_legs(&self.turbo.legs(), encoder)?;
         let Some(counters) = self.turbo.counters() else {
             return Ok(());
         };
@@ -229,5 +207,70 @@ impl Metrics {
             Count(count).encode(family.encode_family(&[("event", event)])?)?;
         }
         Ok(())
+    }
+}
+
+/// Encodes what `taut_pipe` knows of the legs to the first [`MAX_LABELS`] relays.
+fn encode_legs(legs: &[(MemberName, Leg)], encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+    type OfLeg = fn(&Leg) -> u64;
+    let gauges: [(&str, &str, OfLeg); 3] = [
+        (
+            "taut_relay_leg_rate_bytes",
+            "Bytes a second that were found to reach a relay, where its legs start; 0 if unknown",
+            |leg| leg.rate.unwrap_or(0),
+        ),
+        (
+            "taut_relay_leg_window_bytes",
+            "Congestion window of a leg to a relay, as last measured",
+            |leg| u64::from(leg.window),
+        ),
+        (
+            "taut_relay_leg_active",
+            "Connections with data under way to a relay",
+            |leg| u64::from(leg.active),
+        ),
+    ];
+    for (name, help, of) in gauges {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (member, leg) in legs.iter().take(MAX_LABELS) {
+            Level(of(leg)).encode(family.encode_family(&[("peer", member.as_str())])?)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+mod tests {
+    use prometheus_client::collector::Collector;
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Legs(Vec<(MemberName, Leg)>);
+
+    impl Collector for Legs {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Encoded {
+            encode_legs(&self.0, &mut encoder)
+        }
+    }
+
+    #[test]
+    fn the_number_of_series_of_legs_is_bounded() {
+        let leg = Leg {
+            rate: None,
+            window: 1,
+            active: 2,
+        };
+        let legs = (0..MAX_LABELS + 5).map(|i| (format!("r{i}").parse().unwrap(), leg));
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Legs(legs.collect())));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let series = text.lines().filter(|line| line.contains("{peer="));
+        assert_eq!(series.count(), 3 * MAX_LABELS);
+        assert!(text.contains("{peer=\"r0\"} 0\n"), "an unknown rate is 0");
     }
 }

@@ -19,7 +19,7 @@ use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 
 /// The maximum number of forwards, and of peers, with series of their own.
-const MAX_LABELS: usize = 1000;
+pub(super) const MAX_LABELS: usize = 1000;
 
 /// The label of the others.
 const OTHER: &str = "other";
