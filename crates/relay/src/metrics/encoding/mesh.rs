@@ -215,17 +215,17 @@ fn encode_legs(legs: &[(MemberName, Leg)], encoder: &mut DescriptorEncoder<'_>) 
     type OfLeg = fn(&Leg) -> u64;
     let gauges: [(&str, &str, OfLeg); 3] = [
         (
-            "taut_relay_leg_rate_bytes",
-            "Bytes a second that were found to reach a relay, where its legs start; 0 if unknown",
+            "taut_relay_peer_rate_bytes",
+            "Bytes a second that were found to reach a relay, over all connections to it; 0 if unknown",
             |leg| leg.rate.unwrap_or(0),
         ),
         (
-            "taut_relay_leg_window_bytes",
-            "Congestion window of a leg to a relay, as last measured",
+            "taut_relay_peer_window_bytes",
+            "Congestion window of a connection to a relay, as last measured",
             |leg| u64::from(leg.window),
         ),
         (
-            "taut_relay_leg_active",
+            "taut_relay_peer_connections",
             "Connections with data under way to a relay",
             |leg| u64::from(leg.active),
         ),
