@@ -39,7 +39,7 @@ pub struct PeerCheck {
 
 /// Dials each address of every relay that a node with `config` would dial, and waits until the relay has
 /// accepted this one's key. No session is begun. Blocks for as long as the resolver and the relays take.
-/// Returns nothing without a mesh, or if [`check`](super::check) finds an error in its files.
+/// Returns nothing without a mesh, or if [`check`](super::check()) finds an error in its files.
 pub fn check_peers(config: &Config) -> Vec<PeerCheck> {
     let Some(mesh) = &config.mesh else {
         return Vec::new();
