@@ -1,5 +1,6 @@
 //! Runs a node as a process: signals, metrics over HTTP, and periodic look-ups of names.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -102,6 +103,8 @@ async fn serve(
     // Installed first, so that a signal during the start is not lost.
     let mut stop = Stop::listen()?;
     let hangup = signal(SignalKind::hangup())?;
+    // Before the start reads the addresses, so that no change is missed.
+    let addresses = Changes::listen(&[MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr]);
 
     let mut taken = Takeover::begin(config).await?;
     inherited.extend(taken.sockets());
@@ -140,7 +143,7 @@ async fn serve(
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(watch_members(node.handle()));
-    tokio::spawn(watch_addresses(node.handle()));
+    tokio::spawn(watch_addresses(node.handle(), addresses));
     tokio::spawn(checks::run(node.handle()));
     tokio::spawn(report_conditions(node.handle(), node.metrics()));
     let reload: Reload = {
@@ -233,16 +236,14 @@ async fn watch_members(node: Arc<SharedHandle>) {
 }
 
 /// Follows the addresses of this machine.
-async fn watch_addresses(node: Arc<SharedHandle>) {
-    let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
-    let changes = Changes::listen(&groups);
+async fn watch_addresses(node: Arc<SharedHandle>, changes: io::Result<Changes>) {
     if let Err(error) = &changes {
         tracing::warn!(
             "cannot follow the addresses of this machine: {error}; they are read every second"
         );
     }
     loop {
-        // Also at the start: an address may have been added since the configuration was read.
+        // Also at the start, in case the notifications cannot be had.
         let node = node.clone();
         let read = tokio::task::spawn_blocking(move || node.read_own_addresses()).await;
         match &changes {
