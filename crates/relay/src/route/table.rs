@@ -56,6 +56,13 @@ pub(crate) struct Route {
 }
 
 impl Setup {
+    /// Returns whether sessions may be forwarded to the relay of this name.
+    pub(crate) fn leads_to(&self, name: &MemberName) -> bool {
+        self.mesh
+            .as_ref()
+            .is_some_and(|mesh| mesh.peer(name).is_some())
+    }
+
     /// Returns whether `peer` still is a relay that this one dials, with the same keys.
     pub(crate) fn has_peer(&self, peer: &Peer) -> bool {
         let present = self.mesh.as_ref().and_then(|mesh| mesh.peer(&peer.name));

@@ -53,7 +53,7 @@ impl Worker {
         let mesh = self.setup.mesh.as_ref();
         let patience = mesh.map(|mesh| mesh.pool.patience);
         // The list of members may have changed while the session waited.
-        let is_peer = mesh.is_some_and(|mesh| mesh.peer(&peer.name).is_some());
+        let is_peer = self.setup.leads_to(&peer.name);
         let is_broken = self.mesh.pools.is_broken(peer.id, self.io.now);
         if *tries_left == 0 || !is_peer || (may_leave && is_broken) {
             let Some(plan) = entry.plan.fall_back(pick) else {
@@ -109,9 +109,7 @@ impl Worker {
                 DialOutcome::Serve(waiter, spare) => {
                     let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);
                     let peer = plan.and_then(DialPlan::peer);
-                    let mesh = self.setup.mesh.as_ref();
-                    let is_peer =
-                        peer.is_some_and(|p| mesh.is_some_and(|mesh| mesh.peer(&p.name).is_some()));
+                    let is_peer = peer.is_some_and(|peer| self.setup.leads_to(&peer.name));
                     if self.sessions.is_waiting(waiter) && !is_peer {
                         self.ask_relay(waiter.0, false, Errno::HOSTUNREACH);
                     } else if self.sessions.is_waiting(waiter) {
