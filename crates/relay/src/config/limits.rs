@@ -31,6 +31,13 @@ pub struct InboundLimits {
     pub times: taut_mesh::acceptor::Limits,
 }
 
+impl PoolLimits {
+    /// Returns how long a peer may leave a dial unanswered: a dial takes two round trips, a hello one.
+    pub fn dial_patience(self) -> Duration {
+        2 * self.patience
+    }
+}
+
 impl Default for PoolLimits {
     fn default() -> Self {
         Self {

@@ -99,6 +99,8 @@ struct Pool {
     /// When the peer is taken for working again. A dial has succeeded, but a peer that refuses this relay's
     /// key says so a round trip later.
     whole_at: Option<Instant>,
+    /// When a dial last succeeded.
+    last_success: Option<Instant>,
     /// The configuration no longer has this peer; the pool only serves sessions that already wait.
     retired: bool,
 }
@@ -396,7 +398,7 @@ impl Pools {
                     terms.metrics.pool_expired.add(1);
                     self.discard(slot, terms);
                 }
-                Some(_) => self.on_lost(slot, Errno::TIMEDOUT, terms),
+                Some(_) => self.on_slow_dial(slot, terms),
                 None => {}
             }
         }
@@ -422,6 +424,26 @@ impl Pools {
                 self.dial(i, terms);
             }
             self.dial_for_waiters(i, terms);
+        }
+    }
+
+    /// Handles a dial that has taken long: first long enough to doubt the peer, then too long.
+    fn on_slow_dial(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
+        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
+            return;
+        };
+        let end = conn.begun + terms.timeout;
+        if terms.now >= end {
+            return self.on_lost(slot, Errno::TIMEDOUT, terms);
+        }
+        self.deadlines.set(slot, conn.deadline, Some(end));
+        conn.deadline = Some(end);
+        let (peer, begun) = (conn.pool, conn.begun);
+        // The sessions that wait for the dial cannot be relied on to report this: their clients may give up first. If
+        // a later dial has succeeded, only this one has lost its SYN.
+        if self.pools[peer].last_success.is_none_or(|at| at < begun) {
+            terms.metrics.pool_dials_slow.add(1);
+            self.on_fault(peer, Errno::TIMEDOUT, terms);
         }
     }
 
@@ -483,7 +505,7 @@ impl Pools {
         });
         match dialled {
             Ok(stream) => {
-                let deadline = terms.now + terms.timeout;
+                let deadline = terms.now + terms.limits.dial_patience().min(terms.timeout);
                 vacant.insert(Conn {
                     stream,
                     to: addr,
@@ -564,6 +586,7 @@ impl Pools {
         pool.dial_ended();
         let time = terms.now - conn.begun;
         pool.sizer.dial_succeeded(time);
+        pool.last_success = Some(terms.now);
         if pool.broken && pool.whole_at.is_none() {
             pool.whole_at = Some(terms.now + time);
         }
@@ -650,6 +673,7 @@ impl Pool {
             next_addr: 0,
             broken: false,
             whole_at: None,
+            last_success: None,
             retired: false,
         }
     }

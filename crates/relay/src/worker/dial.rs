@@ -51,7 +51,7 @@ impl Worker {
             return;
         };
         let mesh = self.setup.mesh.as_ref();
-        let patience = mesh.map(|mesh| mesh.pool.patience);
+        let patience = mesh.map(|mesh| mesh.pool.dial_patience());
         // The list of members may have changed while the session waited.
         let is_peer = self.setup.leads_to(&peer.name);
         let is_broken = self.mesh.pools.is_broken(peer.id, self.io.now);
@@ -82,8 +82,7 @@ impl Worker {
                 }
                 if let Some(entry) = self.sessions.get_mut(slot) {
                     let wait = match patience.filter(|_| may_leave) {
-                        // A dial takes two round trips, the hello one.
-                        Some(patience) => (2 * patience).min(entry.timeouts.connect),
+                        Some(patience) => patience.min(entry.timeouts.connect),
                         None => entry.timeouts.connect,
                     };
                     entry.session.awaits(self.io.now + wait);

@@ -102,6 +102,23 @@ fn a_session_goes_around_a_relay_that_does_not_answer() {
 }
 
 #[test]
+fn a_relay_that_answers_no_dial_is_avoided_before_a_session_has_waited_for_it() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ways = Ways::new(silent.local_addr().unwrap(), Identities::new(), |near| {
+        near.timeouts.connect = Duration::from_secs(600);
+        near.workers = Some(1);
+        near.mesh.as_mut().unwrap().pool.patience = Duration::from_millis(50);
+    });
+    wait_until("a doubt", || {
+        count(&ways.near, "taut_relay_pool_dials_slow_total") > 0
+    });
+    ways.expect_the_second();
+    let of_the_second = count(&ways.near, "taut_relay_pool_hits_total")
+        + count(&ways.near, "taut_relay_pool_misses_total");
+    assert_eq!(of_the_second, 3, "no session has asked for the first");
+}
+
+#[test]
 fn a_session_goes_around_a_relay_with_another_key() {
     let ids = Identities::new();
     let first = start_first(&ids, 77, vec![member("near", &[NEAR])]);

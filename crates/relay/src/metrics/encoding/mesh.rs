@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 17] = [
+        let counters: [(&str, &str, Of); 18] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -58,6 +58,11 @@ impl Metrics {
                 "taut_relay_pool_dials_failed",
                 "Dials to other relays that failed",
                 |w| &w.pool_dials_failed,
+            ),
+            (
+                "taut_relay_pool_dials_slow",
+                "Dials to other relays that were unanswered for so long that the relay was taken for broken",
+                |w| &w.pool_dials_slow,
             ),
             (
                 "taut_relay_pool_dials_postponed",
