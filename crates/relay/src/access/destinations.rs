@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 use super::forms::Forms;
+use super::nat64::Nat64Prefix;
 use super::own::OwnAddresses;
 use super::rule::{Pattern, Rule};
 use super::verdict::DestinationVerdict;
@@ -30,6 +31,7 @@ pub struct Destinations {
     deny: Vec<Rule>,
     own: OwnAddresses,
     mesh: Vec<IpNet>,
+    nat64: Vec<Nat64Prefix>,
 }
 
 // === impl Destinations ===
@@ -56,6 +58,12 @@ impl Destinations {
     /// reach.
     pub fn set_mesh(&mut self, mesh: impl IntoIterator<Item = IpNet>) {
         self.mesh = mesh.into_iter().map(canonical).collect();
+    }
+
+    /// Sets the prefixes of this network's NAT64. An address in one of them is checked as the IPv4
+    /// address, too, that it is translated to.
+    pub fn set_nat64(&mut self, prefixes: &[Nat64Prefix]) {
+        self.nat64 = prefixes.to_vec();
     }
 
     /// Checks a destination that a client named, before any look-up.
@@ -101,7 +109,7 @@ impl Destinations {
             _ => None,
         };
         let port = addr.port();
-        let forms = Forms::of(addr.ip());
+        let forms = Forms::of(addr.ip(), &self.nat64);
         if self.deny.iter().any(|rule| denies(rule, port, forms, name)) {
             return DestinationVerdict::DeniedRule;
         }
@@ -142,7 +150,7 @@ impl Destinations {
     }
 
     fn allowed(&self, port: u16, forms: Forms, name: Option<&str>) -> DestinationVerdict {
-        let public = forms.alike().any(blocks::is_public);
+        let public = blocks::is_public(forms.host());
         let mut verdict = DestinationVerdict::NotListed;
         for rule in self.allow.iter().filter(|rule| rule.ports.contains(port)) {
             match &rule.pattern {

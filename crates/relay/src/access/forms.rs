@@ -2,13 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::nat64::Nat64Prefix;
+
 /// An address and the IPv4 addresses embedded in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Forms {
     /// The address to connect to. Never IPv4-mapped, because Linux connects those over IPv4.
     pub(super) addr: IpAddr,
-    /// The IPv4 host that a NAT64 with the well-known prefix translates `addr` to: the same
-    /// destination in another form (RFC 6052 2.1).
+    /// The IPv4 host that a NAT64 translates `addr` to, if its prefix is well known or configured: the
+    /// same destination in another form (RFC 6052 2.1).
     pub(super) translated: Option<Ipv4Addr>,
     /// IPv4 addresses that a tunnel or translator on the path may derive from `addr`. A rule that
     /// denies one of them denies `addr`; a rule that allows one does not allow `addr`, because many
@@ -19,8 +21,14 @@ pub(super) struct Forms {
 // === impl Forms ===
 
 impl Forms {
-    pub(super) fn of(addr: IpAddr) -> Self {
+    /// Returns the forms of `addr`. `nat64` are the prefixes of this network's NAT64, besides the well-known
+    /// one.
+    pub(super) fn of(addr: IpAddr, nat64: &[Nat64Prefix]) -> Self {
         let addr = addr.to_canonical();
+        let translated = |v6| {
+            let mut prefixes = nat64.iter().chain(&[Nat64Prefix::WELL_KNOWN]);
+            prefixes.find_map(|prefix| prefix.translate(v6))
+        };
         let (translated, embedded) = match addr {
             IpAddr::V4(_) => (None, [None; 2]),
             IpAddr::V6(v6) => (translated(v6), embedded(v6)),
@@ -30,6 +38,11 @@ impl Forms {
             translated,
             embedded,
         }
+    }
+
+    /// Returns the address of the host itself, behind a NAT64 if `addr` leads to one.
+    pub(super) fn host(self) -> IpAddr {
+        self.translated.map_or(self.addr, IpAddr::V4)
     }
 
     /// Returns the forms that lead to the same host. A rule that allows one of them allows `addr`.
@@ -44,11 +57,6 @@ impl Forms {
     }
 }
 
-/// Returns the IPv4 address in an address of 64:ff9b::/96 (RFC 6052 2.1).
-fn translated(v6: Ipv6Addr) -> Option<Ipv4Addr> {
-    (v6.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0]).then(|| last_32(v6))
-}
-
 fn embedded(v6: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let s = v6.segments();
     let o = v6.octets();
@@ -60,7 +68,7 @@ fn embedded(v6: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
             Some(Ipv4Addr::new(o[4], o[5], o[6], o[7])),
             Some(Ipv4Addr::from(!u32::from(last_32(v6)))),
         ],
-        // NAT64 with a network's own prefix (RFC 8215) of 48 or 96 bits (RFC 6052 2.2).
+        // NAT64 with a network's own prefix (RFC 8215), if it is not configured, of 48 or 96 bits (RFC 6052 2.2).
         [0x64, 0xff9b, 1, ..] => [
             Some(Ipv4Addr::new(o[6], o[7], o[9], o[10])),
             Some(last_32(v6)),
@@ -97,12 +105,12 @@ mod tests {
             "2001:0:a9fe:102::1",
             "2001:0:1:2:3:4:5601:fefd",
         ] {
-            let forms = Forms::of(text.parse().unwrap());
+            let forms = Forms::of(text.parse().unwrap(), &[]);
             assert!(forms.all().any(|form| form == v4), "{text}: {forms:?}");
         }
         for text in ["::", "::1", "2001:db8::a9fe:102"] {
             let addr = text.parse().unwrap();
-            assert_eq!(Forms::of(addr).all().collect::<Vec<_>>(), [addr]);
+            assert_eq!(Forms::of(addr, &[]).all().collect::<Vec<_>>(), [addr]);
         }
     }
 }

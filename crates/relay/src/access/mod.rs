@@ -17,6 +17,7 @@ mod destinations;
 mod forms;
 pub mod identity;
 mod name;
+mod nat64;
 mod own;
 mod rule;
 pub mod session_quota;
@@ -25,6 +26,7 @@ mod verdict;
 
 pub use destinations::Destinations;
 pub(crate) use name::host_name;
+pub use nat64::{Nat64Error, Nat64Prefix};
 pub use own::OwnAddresses;
 pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};

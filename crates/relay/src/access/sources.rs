@@ -56,7 +56,7 @@ impl Sources {
     /// Checks the address that a client connected from. An IPv4-mapped address is checked as IPv4;
     /// an address made by a NAT64 is checked in both forms.
     pub fn check(&self, client: IpAddr) -> SourceVerdict {
-        let forms = Forms::of(client);
+        let forms = Forms::of(client, &[]);
         let within = |net: &IpNet| forms.alike().any(|form| net.contains(&form));
         if self.deny.iter().any(within) {
             return SourceVerdict::Denied;

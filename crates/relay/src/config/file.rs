@@ -53,6 +53,7 @@ pub(super) struct Section {
     early_syn_devices: Option<OneOrMany>,
     intercept_mark: Option<Spanned<u32>>,
     intercept_by: Option<Spanned<String>>,
+    nat64: Option<Spanned<OneOrMany>>,
     pub(super) mesh: Option<Spanned<mesh::MeshSection>>,
     #[serde(default)]
     pub(super) forward: Vec<ForwardSection>,
@@ -95,6 +96,8 @@ pub(super) struct ForwardSection {
 
 /// The range of `resolve`. More frequent look-ups would burden the resolver to no purpose.
 const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
+/// The largest number of prefixes of a NAT64.
+const MAX_NAT64: usize = 16;
 /// The range of keepalive times that the kernel accepts, in whole seconds.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
 /// The range of `user_timeout`. The kernel counts it in milliseconds, in 31 bits.
@@ -226,6 +229,18 @@ impl Section {
         }
         if let Some(method) = self.intercept_by {
             config.intercept.method = Some(transparent::method(&method)?);
+        }
+        if let Some(prefixes) = self.nat64 {
+            let at = prefixes.span().start;
+            let prefixes = prefixes.into_inner().into_vec();
+            if prefixes.len() > MAX_NAT64 {
+                let message = format!("relay.nat64: at most {MAX_NAT64} prefixes are allowed");
+                return Err((at, message));
+            }
+            let prefixes = prefixes.iter().enumerate();
+            let prefixes =
+                prefixes.map(|(i, text)| parse(text, at, || format!("relay.nat64[{i}]")));
+            config.nat64 = prefixes.collect::<Result<_, _>>()?;
         }
         let mesh_at = self.mesh.as_ref().map_or(0, |mesh| mesh.span().start);
         if let Some(mesh) = self.mesh {

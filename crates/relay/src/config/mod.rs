@@ -8,8 +8,8 @@ use std::time::Duration;
 use taut_mesh::members::MemberName;
 use taut_sys::socket::{Keepalive, PathOptions};
 
-use crate::access::Sources;
 use crate::access::identity::Identity;
+use crate::access::{Nat64Prefix, Sources};
 use crate::early_syn::{Devices, Limits};
 use crate::net::addr::{Destination, Listen};
 use crate::session_log;
@@ -61,6 +61,8 @@ pub struct Config {
     pub early_syn: EarlySynConfig,
     /// Interception, for transparent forwards.
     pub intercept: InterceptConfig,
+    /// The prefixes of this network's NAT64, besides the well-known one.
+    pub nat64: Vec<Nat64Prefix>,
     /// The node's part in a mesh of relays; `None`: none.
     pub mesh: Option<MeshConfig>,
     /// The forwards. Never empty, unless the node has a mesh port.
@@ -323,6 +325,7 @@ impl Config {
             },
             early_syn: EarlySynConfig::default(),
             intercept: InterceptConfig::default(),
+            nat64: Vec::new(),
             mesh: None,
             forwards,
         }

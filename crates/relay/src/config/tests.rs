@@ -25,7 +25,7 @@ fn every_field_is_read() {
         "[relay]\nworkers = 3\nmax_sessions = 100\nmetrics = \"127.0.0.1:9464\"\n\
          connect_timeout = \"3s\"\nhalf_closed_timeout = \"1m\"\nflush_timeout = \"2s\"\n\
          drain_timeout = \"0s\"\nresolve_interval = \"5m\"\nkeepalive_idle = \"20s\"\n\
-         splice_after = \"64KiB\"\npipe_size = \"1MiB\"\nmax_pipes = 7\n\
+         splice_after = \"64KiB\"\npipe_size = \"1MiB\"\nmax_pipes = 7\nnat64 = \"2001:db8:64::/96\"\n\
          [[relay.forward]]\nlisten = [\"127.0.0.1:1\", \"[::1]:1\"]\nto = \"[::1]:80\"\n\
          client_congestion = \"bbr\"\nupstream_congestion = \"cubic\"\n",
     )
@@ -45,6 +45,7 @@ fn every_field_is_read() {
         max_pipes: 7,
     };
     assert_eq!(config.data, data);
+    assert_eq!(config.nat64, ["2001:db8:64::/96".parse().unwrap()]);
     assert_eq!(config.forwards[0].listen.len(), 2);
     assert_eq!(config.forwards[0].client_congestion.as_deref(), Some("bbr"));
     assert_eq!(
@@ -237,6 +238,10 @@ fn values_out_of_range_are_refused() {
         ("keepalive_idle = \"10h\"", "relay.keepalive_idle"),
         ("connect_timeout = \"soon\"", "relay.connect_timeout"),
         ("splice_after = \"many\"", "relay.splice_after"),
+        (
+            "nat64 = [\"64:ff9b::/96\", \"2001:db8::/33\"]",
+            "relay.nat64[1]",
+        ),
     ] {
         let e = error(&format!("[relay]\n{line}\n{FORWARD}"));
         assert!(

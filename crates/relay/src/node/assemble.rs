@@ -14,7 +14,7 @@ use super::kernel_tls::TlsPlace;
 use super::look_ups::resolve_all;
 use super::loops::find_loop;
 use super::mesh::Identity;
-use super::next_hop::{access, next_hop, original, read_own};
+use super::next_hop::{Locality, access, next_hop, original, read_own};
 use crate::config::{Config, Forward, LegConfig};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
@@ -130,7 +130,10 @@ pub(super) fn assemble(
                 upstream,
                 &peers,
                 members,
-                &next.own,
+                &Locality {
+                    own: &next.own,
+                    nat64: &config.nat64,
+                },
             )?,
         };
         let name = match &forward.name {
@@ -184,8 +187,12 @@ pub(super) fn assemble(
                 inherited,
             )?;
             assign(&mut listeners, opened, &Purpose::Mesh, &mesh_legs.default);
+            let locality = Locality {
+                own: &next.own,
+                nat64: &config.nat64,
+            };
             let (access, rules) =
-                access(mesh, &listen, &peers, &identity.local.members, &next.own)?;
+                access(mesh, &listen, &peers, &identity.local.members, &locality)?;
             Some(Arc::new(Mesh {
                 local: identity.local,
                 trusted: mesh.trusted_networks.clone(),

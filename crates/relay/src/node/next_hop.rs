@@ -10,11 +10,17 @@ use taut_mesh::members::{MemberName, Members};
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
-use crate::access::{Destinations, OwnAddresses, Rule};
+use crate::access::{Destinations, Nat64Prefix, OwnAddresses, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
 use crate::route::table::{Direct, NextHop, OriginalDst, Peer, Rules, Upstream, Way};
+
+/// What the checks of destinations know of this machine and its network.
+pub(super) struct Locality<'a> {
+    pub(super) own: &'a OwnAddresses,
+    pub(super) nat64: &'a [Nat64Prefix],
+}
 
 /// Returns the next hop of a forward to `to`. `targets` are the addresses of `to`, if this node dials it.
 pub(super) fn next_hop(
@@ -60,10 +66,10 @@ pub(super) fn original(
     options: LegOptions,
     peers: &[Arc<Peer>],
     members: Option<&Members>,
-    own: &OwnAddresses,
+    locality: &Locality<'_>,
 ) -> Result<NextHop, StartError> {
     let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
-    access.set_own(own.clone());
+    locality.apply(&mut access);
     access.set_mesh(relay_addresses(peers, members).map(Into::into));
     let options = Arc::new(options);
     let upstream = match forward.via.is_empty() {
@@ -97,7 +103,7 @@ pub(super) fn access(
     listen: &[ListenAddr],
     peers: &[Arc<Peer>],
     members: &Members,
-    own: &OwnAddresses,
+    locality: &Locality<'_>,
 ) -> Result<(Destinations, HashMap<MemberName, Rules>), StartError> {
     let relays: Vec<IpAddr> = listen
         .iter()
@@ -108,7 +114,7 @@ pub(super) fn access(
         let deny = [&mesh.deny, deny].concat();
         let mut access = Destinations::new(allow.to_vec(), deny)?;
         access.set_mesh(relays.iter().map(|&ip| ip.into()));
-        access.set_own(own.clone());
+        locality.apply(&mut access);
         Ok::<_, StartError>(access)
     };
     let rules = mesh.rules.iter().map(|rule| {
@@ -121,6 +127,15 @@ pub(super) fn access(
     });
     let rules = rules.collect::<Result<_, _>>()?;
     Ok((destinations(&mesh.allow, &[])?, rules))
+}
+
+// === impl Locality ===
+
+impl Locality<'_> {
+    fn apply(&self, access: &mut Destinations) {
+        access.set_own(self.own.clone());
+        access.set_nat64(self.nat64);
+    }
 }
 
 /// Returns the addresses of the relays that this node dials.

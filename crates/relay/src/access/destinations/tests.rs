@@ -180,6 +180,19 @@ fn this_machine_and_the_mesh_are_not_reached_by_accident() {
 }
 
 #[test]
+fn an_address_of_the_networks_nat64_is_checked_as_the_ipv4_address_behind_it() {
+    let mut d = allow(&["*:*", "192.0.2.0/24:80"]);
+    let inside = "[2001:4860:64::10.0.0.1]:80";
+    assert_eq!(at(&d, inside), DestinationVerdict::Allowed, "unknown");
+    d.set_nat64(&["2001:4860:64::/96".parse().unwrap()]);
+    let public = "[2001:4860:64::8.8.8.8]:80";
+    assert_eq!(at(&d, public), DestinationVerdict::Allowed);
+    let metadata = "[2001:4860:64::169.254.169.254]:80";
+    assert_ne!(at(&d, metadata), DestinationVerdict::Allowed);
+    assert_ne!(at(&d, inside), DestinationVerdict::Allowed);
+}
+
+#[test]
 fn a_denial_wins_over_every_permission() {
     let deny = rules(&["*:25", "1.1.1.0/24:*", "*.evil.example:*"]);
     let d = Destinations::new(rules(&["*:*", "10.0.0.0/8:*", "1.1.1.1:443"]), deny).unwrap();
