@@ -1,11 +1,8 @@
-//! `taut mesh`: the identities of relays.
+//! `taut mesh`: the identities of relays. One file a subcommand.
 
-use std::io::Write as _;
-use std::path::PathBuf;
+mod keys;
 
 use clap::{Args as ClapArgs, Subcommand};
-use taut_relay::identity::PrivateKey;
-use taut_sys::random;
 
 use crate::Failure;
 
@@ -26,24 +23,13 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Write a new private key to FILE, for its owner only, and print its public key
-    Keygen {
-        /// The file; it must not exist
-        file: PathBuf,
-    },
-    /// Print the public key of the private key in FILE
-    Pubkey {
-        /// The file with the private key
-        file: PathBuf,
-    },
+    Keygen(keys::KeygenArgs),
+    Pubkey(keys::PubkeyArgs),
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let key = match &args.action {
-        Action::Keygen { file } => PrivateKey::create(file, &random::bytes()),
-        Action::Pubkey { file } => PrivateKey::load(file),
-    };
-    let key = key.map_err(|e| Failure::Run(e.to_string()))?;
-    writeln!(std::io::stdout(), "{}", key.public())
-        .map_err(|e| Failure::Run(format!("cannot print the public key: {e}")))
+    match &args.action {
+        Action::Keygen(args) => keys::keygen(args),
+        Action::Pubkey(args) => keys::pubkey(args),
+    }
 }

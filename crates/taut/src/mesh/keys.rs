@@ -1,0 +1,38 @@
+//! `taut mesh keygen` and `taut mesh pubkey`: the keys by which a relay proves its identity.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use taut_relay::identity::{KeyError, PrivateKey};
+use taut_sys::random;
+
+use crate::Failure;
+
+/// Write a new private key to FILE, for its owner only, and print its public key
+#[derive(ClapArgs)]
+pub(super) struct KeygenArgs {
+    /// The file; it must not exist
+    file: PathBuf,
+}
+
+/// Print the public key of the private key in FILE
+#[derive(ClapArgs)]
+pub(super) struct PubkeyArgs {
+    /// The file with the private key
+    file: PathBuf,
+}
+
+pub(super) fn keygen(args: &KeygenArgs) -> Result<(), Failure> {
+    print(PrivateKey::create(&args.file, &random::bytes()))
+}
+
+pub(super) fn pubkey(args: &PubkeyArgs) -> Result<(), Failure> {
+    print(PrivateKey::load(&args.file))
+}
+
+fn print(key: Result<PrivateKey, KeyError>) -> Result<(), Failure> {
+    let key = key.map_err(|e| Failure::Run(e.to_string()))?;
+    writeln!(std::io::stdout(), "{}", key.public())
+        .map_err(|e| Failure::Run(format!("cannot print the public key: {e}")))
+}
