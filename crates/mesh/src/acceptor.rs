@@ -60,6 +60,11 @@ pub enum Event {
         /// The start of the client's stream.
         early: Vec<u8>,
     },
+    /// The connection carries rows between the two relays ([`crate::rows`]).
+    Rows {
+        /// The start of the stream.
+        early: Vec<u8>,
+    },
 }
 
 /// The state of one accepted connection up to its hello.
@@ -236,6 +241,12 @@ impl Acceptor {
             space[..n].copy_from_slice(&bytes[..n]);
             bytes = &bytes[n..];
             if let Some(message) = self.framer.advance(n).map_err(wire::rejection)? {
+                if Hello::is_for_rows(&message, &local.name)? {
+                    self.stage = Stage::Done;
+                    return Ok(Event::Rows {
+                        early: bytes.to_vec(),
+                    });
+                }
                 let hello = Hello::decode(&message, &local.name)?;
                 self.stage = Stage::Done;
                 return Ok(Event::Hello {

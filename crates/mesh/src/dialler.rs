@@ -6,6 +6,7 @@ use crate::channel::{Channel, ChannelError, sealed_len};
 use crate::deadline::after;
 use crate::hello::Hello;
 use crate::identity::PublicKey;
+use crate::members::MemberName;
 pub use crate::rejection::Rejection;
 use crate::tls::DialTls;
 
@@ -155,8 +156,20 @@ impl Ready {
     ///
     /// # Errors
     /// [`ChannelError`] if the channel cannot seal.
-    pub fn hello(mut self, hello: &Hello) -> Result<(Vec<u8>, Option<Channel>), ChannelError> {
-        let message = hello.encode();
+    pub fn hello(self, hello: &Hello) -> Result<(Vec<u8>, Option<Channel>), ChannelError> {
+        self.give(hello.encode())
+    }
+
+    /// Returns the bytes that make the connection one for rows ([`crate::rows`]) with the relay `receiver`;
+    /// frames follow them, through the returned channel if the connection is protected.
+    ///
+    /// # Errors
+    /// [`ChannelError`] if the channel cannot seal.
+    pub fn rows(self, receiver: &MemberName) -> Result<(Vec<u8>, Option<Channel>), ChannelError> {
+        self.give(Hello::for_rows(receiver))
+    }
+
+    fn give(mut self, message: Vec<u8>) -> Result<(Vec<u8>, Option<Channel>), ChannelError> {
         let Some(channel) = &mut self.channel else {
             return Ok((message, None));
         };

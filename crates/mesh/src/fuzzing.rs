@@ -12,6 +12,7 @@ use crate::hello::{Hello, Target};
 use crate::identity::{KeyError, PrivateKey};
 use crate::members::{MAX_ADDRESSES, MAX_KEYS, MAX_MEMBERS, Member, MemberName, Members};
 use crate::proxy::{self, Header, MAX_HEADER, Progress, ProxyError, Reader};
+use crate::rows::{Exchange, MemberId, RowMessage, Table};
 use crate::tls::{AcceptTls, DialTls};
 use crate::wire::MAX_HELLO;
 
@@ -261,6 +262,10 @@ fn send(acceptor: &mut Acceptor, data: &[u8], size: usize, now: Instant) -> Opti
                 assert!(early.len() <= plain.len());
                 found = Some(*hello);
             }
+            Ok(Event::Rows { early }) => {
+                assert!(refused.is_none() && found.is_none() && acceptor.is_proven());
+                assert!(early.len() <= plain.len());
+            }
             Err(cause) => {
                 assert_eq!(*refused.get_or_insert(cause), cause);
                 assert!(!acceptor.is_proven() && acceptor.closed() == Some(cause));
@@ -360,6 +365,30 @@ pub fn members_file(data: &[u8]) {
         }
         assert!(member.addresses.len() <= MAX_ADDRESSES);
         assert!(member.addresses.iter().all(|target| target.check().is_ok()));
+    }
+}
+
+/// Reads `data` as what a member sends on a link for rows, and as one row.
+pub fn rows(data: &[u8]) {
+    let now = Instant::now();
+    let mut table = Table::new(&MESH.local.name, &MESH.local.members);
+    let mut exchange = Exchange::new(now);
+    let link = exchange.open(now).expect("a first link");
+    for piece in data.chunks(7) {
+        if exchange.receive(link, piece, now, &mut table).is_err() {
+            break;
+        }
+    }
+    // Nothing is signed by a member.
+    assert_eq!(table.rows().count(), 0);
+    let mut sent = 0;
+    while let Some((_, bytes)) = exchange.poll(now, &table) {
+        sent += bytes.len();
+    }
+    assert!(sent < 1024);
+    if let Ok(message) = RowMessage::decode(data) {
+        assert_eq!(message.encode(), data);
+        assert!(table.learn(message, now).is_err());
     }
 }
 

@@ -18,6 +18,9 @@ pub const MAX_ROUTE: usize = 8;
 /// The number of relays that a session may pass, by default.
 pub const DEFAULT_HOPS: u8 = 8;
 
+/// The purpose of a connection that carries rows.
+const ROWS: u8 = 1;
+
 /// The client, destination and route of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -126,6 +129,35 @@ impl Hello {
         let len = message.len();
         proxy::set_length(&mut message, len);
         message
+    }
+
+    /// Returns the hello of a connection that carries no session but rows ([`crate::rows`]) between its two
+    /// relays, for the relay `receiver`.
+    pub fn for_rows(receiver: &MemberName) -> Vec<u8> {
+        let mut message = proxy::bare_start(Command::Local);
+        proxy::push_tlv(&mut message, kind::VERSION, &[VERSION]);
+        proxy::push_tlv(&mut message, kind::RECEIVER, receiver.as_str().as_bytes());
+        proxy::push_tlv(&mut message, kind::PURPOSE, &[ROWS]);
+        let len = message.len();
+        proxy::set_length(&mut message, len);
+        message
+    }
+
+    /// Checks that a message that arrived at the relay `own` is a hello [for rows](Self::for_rows). Returns
+    /// `false` if it is that of a session, which [`Hello::decode`] checks.
+    pub(crate) fn is_for_rows(bytes: &[u8], own: &MemberName) -> Result<bool, Rejection> {
+        let fields = Fields::parse(bytes)?;
+        if fields.frame.command != Command::Local {
+            return Ok(false);
+        }
+        fields.check_version()?;
+        if fields.optional_field(kind::RECEIVER)? != Some(own.as_str().as_bytes()) {
+            return Err(Rejection::Misdirected);
+        }
+        match fields.field(kind::PURPOSE)? {
+            [ROWS] => Ok(true),
+            _ => Err(Rejection::BadFrame),
+        }
     }
 
     /// Decodes a message that arrived at the relay `own`.

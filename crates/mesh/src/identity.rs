@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use base64ct::{Base64, Encoding};
 use rustix::fs::OFlags;
+use rustls::SignatureScheme;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
@@ -20,6 +21,9 @@ use crate::crypto::provider;
 
 /// Length of a public key, and of the seed of a private key, in bytes.
 const KEY_LEN: usize = 32;
+
+/// Length of a signature (RFC 8032 section 5.1.6), in bytes.
+pub const SIGNATURE_LEN: usize = 64;
 
 /// The largest accepted size of a private key file in bytes: a key and ample comments.
 const MAX_FILE: u64 = 16 * 1024;
@@ -158,6 +162,21 @@ impl PublicKey {
         Self(bytes)
     }
 
+    /// Returns whether the owner of this key has signed `message` in this context, see [`PrivateKey::sign`].
+    pub fn verifies(&self, context: &str, message: &[u8], signature: &[u8; SIGNATURE_LEN]) -> bool {
+        let algorithms = provider().signature_verification_algorithms.mapping;
+        let ed25519 = algorithms
+            .iter()
+            .find(|(scheme, _)| *scheme == SignatureScheme::ED25519)
+            .and_then(|(_, algorithms)| algorithms.first());
+        ed25519.is_some_and(|algorithm| {
+            let message = in_context(context, message);
+            algorithm
+                .verify_signature(&self.0, &message, signature)
+                .is_ok()
+        })
+    }
+
     /// Returns the key in a SubjectPublicKeyInfo, or `None` if that has another algorithm.
     pub(crate) fn from_spki(der: &[u8]) -> Option<Self> {
         let bytes = der.strip_prefix(&SPKI_PREFIX)?;
@@ -269,11 +288,28 @@ impl PrivateKey {
         self.public
     }
 
+    /// Signs `message` in a context, which says what the signature is made for: a signature in one context
+    /// is none in another, and none of a handshake (RFC 8446 section 4.4.3 begins with 64 spaces).
+    pub fn sign(&self, context: &str, message: &[u8]) -> [u8; SIGNATURE_LEN] {
+        let signer = self.signing.choose_scheme(&[SignatureScheme::ED25519]);
+        let signed = signer.and_then(|signer| signer.sign(&in_context(context, message)).ok());
+        let signature = signed.and_then(|bytes| bytes.try_into().ok());
+        // `from_der` accepts only keys of Ed25519, whose signatures need no randomness and cannot fail.
+        signature.expect("a signature of Ed25519")
+    }
+
     /// Returns the key and its certificate, a raw public key (RFC 7250).
     pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
         let spki = [&SPKI_PREFIX[..], &self.public.0].concat();
         Arc::new(CertifiedKey::new(vec![spki.into()], self.signing.clone()))
     }
+}
+
+/// Returns what is signed: the length of the context, the context, the message.
+fn in_context(context: &str, message: &[u8]) -> Vec<u8> {
+    let context = context.as_bytes();
+    let len = u8::try_from(context.len()).expect("a context is a short constant");
+    [&[len], context, message].concat()
 }
 
 impl fmt::Debug for PrivateKey {

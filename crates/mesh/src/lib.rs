@@ -97,6 +97,7 @@ mod name;
 pub mod pool;
 pub mod proxy;
 mod rejection;
+pub mod rows;
 #[cfg(test)]
 mod sim;
 pub mod tls;

@@ -15,6 +15,7 @@ pub(crate) mod kind {
     pub(crate) const RECEIVER: u8 = 0xe1;
     pub(crate) const HOPS: u8 = 0xe2;
     pub(crate) const ROUTE: u8 = 0xe3;
+    pub(crate) const PURPOSE: u8 = 0xe4;
 }
 
 /// A hello whose form was checked, and its fields.

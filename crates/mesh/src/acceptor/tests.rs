@@ -37,6 +37,32 @@ fn trusting(now: Instant, members: &Members) -> Acceptor {
     Acceptor::new(now, &Limits::default(), members.by_name("b").cloned())
 }
 
+// === connections for rows ===
+
+#[test]
+fn a_connection_for_rows_is_one_of_a_member_and_for_this_relay() {
+    let (now, local) = (Instant::now(), relay("a", 1, &members()));
+    let arrive = |message: &[u8]| {
+        let mut acceptor = trusting(now, &local.members);
+        let outcome = quiet(&mut acceptor, message, now, &local);
+        (outcome, acceptor)
+    };
+    let own = Hello::for_rows(&"a".parse().unwrap());
+    let (outcome, acceptor) = arrive(&[&own[..], b"frames"].concat());
+    let early = b"frames".to_vec();
+    assert_eq!(outcome, Ok(Event::Rows { early }));
+    assert_eq!(acceptor.member().unwrap().name.as_str(), "b");
+    let (outcome, _) = arrive(&Hello::for_rows(&"c".parse().unwrap()));
+    assert_eq!(outcome, Err(Rejection::Misdirected));
+    // Its last byte is the purpose.
+    let mut other = own.clone();
+    *other.last_mut().unwrap() = 2;
+    assert_eq!(arrive(&other).0, Err(Rejection::BadFrame));
+    let mut stranger = Acceptor::new(now, &Limits::default(), None);
+    let outcome = quiet(&mut stranger, &own, now, &local);
+    assert_eq!(outcome, Err(Rejection::Unprotected));
+}
+
 // === accepted sessions ===
 
 proptest! {
@@ -82,6 +108,7 @@ proptest! {
                 Event::More => {}
                 Event::Proven => proven += 1,
                 Event::Hello { hello, early } => break (hello, early),
+                Event::Rows { .. } => unreachable!("it is a session"),
             }
             prop_assert!(!rest.is_empty());
         };

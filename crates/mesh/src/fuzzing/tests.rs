@@ -7,6 +7,7 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::proxy::Command;
+use crate::rows::Frame;
 use crate::sim::{any_addr, any_hello, any_target};
 
 /// A mutation of bytes, as in transit or by a fuzzer.
@@ -245,6 +246,25 @@ fn texts_of_lists_of_members() {
     let text = (vec(line, 0..9), any_changes())
         .prop_map(|(lines, changes)| changed(lines.join("\n").into_bytes(), &changes));
     drive(10_000, text, members_file);
+}
+
+#[test]
+fn rows_and_what_travels_with_them() {
+    drive(3_000, raw(), rows);
+    let row = crate::rows::sim::any_row().prop_map(|row| {
+        let signed = row.sign(&MESH.b.name, &PrivateKey::from_seed(&[9; 32]));
+        RowMessage::whole(MemberId::of(&MESH.b.name), &signed, Duration::ZERO).encode()
+    });
+    let row = row.boxed();
+    let mutated = (row.clone(), any_changes()).prop_map(|(row, changes)| changed(row, &changes));
+    drive(2_000, mutated, rows);
+    let framed = row.prop_map(|row| Frame::Row(row).encode());
+    let ping = any::<[u8; 8]>().prop_map(|nonce| Frame::Ping(nonce).encode());
+    let summary = vec(any::<u8>(), 0..40).prop_map(|bytes| Frame::Summary(bytes).encode());
+    let stream = vec(prop_oneof![framed, ping, summary], 0..4);
+    let stream =
+        (stream, any_changes()).prop_map(|(frames, changes)| changed(frames.concat(), &changes));
+    drive(2_000, stream, rows);
 }
 
 #[test]

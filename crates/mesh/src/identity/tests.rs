@@ -327,3 +327,19 @@ fn a_public_key_without_its_private_key_proves_nothing() {
     assert_eq!(ready.err(), Some(Rejection::UnknownKey));
     assert!(!acceptor.is_proven());
 }
+
+#[test]
+fn a_signature_is_of_one_key_one_context_and_one_message() {
+    let (key, other) = (
+        PrivateKey::from_seed(&[1; 32]),
+        PrivateKey::from_seed(&[2; 32]),
+    );
+    let signature = key.sign("context", b"message");
+    assert!(key.public().verifies("context", b"message", &signature));
+    assert!(!other.public().verifies("context", b"message", &signature));
+    assert!(!key.public().verifies("contextm", b"essage", &signature));
+    assert!(!key.public().verifies("context", b"massage", &signature));
+    let mut changed = signature;
+    changed[40] ^= 1;
+    assert!(!key.public().verifies("context", b"message", &changed));
+}

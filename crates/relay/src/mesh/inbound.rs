@@ -466,6 +466,10 @@ impl InboundConn {
             match event {
                 Event::More | Event::Proven => {}
                 Event::Hello { hello, early } => return Ok(Some((hello, early))),
+                // This relay keeps no rows.
+                Event::Rows { .. } => {
+                    return Err(InboundEnd::Rejected(Rejection::BadFrame, Vec::new()));
+                }
             }
         }
         // A handshake and a hello take a few reads; a peer must not keep the worker.
