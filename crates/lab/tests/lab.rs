@@ -279,7 +279,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, incast, descheduled, relay-peers, mesh-peers, failover, soak, snoop-soak, snoop-hazards"
+            "pied-piper, internet, neighbours, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, incast, descheduled, relay-peers, mesh-peers, failover, soak, snoop-soak, snoop-hazards"
         ),
         "{}",
         said(&output)
@@ -328,6 +328,22 @@ fn blocks_of_a_guest_that_is_away_are_read_with_and_without_the_module() {
     for key in [
         "goodput_over_rto200_1_sender",
         "goodput_over_small_rto_20_senders",
+    ] {
+        assert!(outcome["headline"][key].as_f64().unwrap() > 0.0, "{key}");
+    }
+}
+
+#[test]
+fn a_file_takes_every_way_over_the_internet() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("internet", &dir.path().join("internet.json"));
+    // The experiment would have failed if a file differed from the server's.
+    for key in [
+        "speedup_4mb",
+        "speedup_4mb_over_e2e_turbo",
+        "baseline_speedup_4mb",
+        "relays_turbo_over_cubic_4mb",
+        "times_ideal_4mb_taut",
     ] {
         assert!(outcome["headline"][key].as_f64().unwrap() > 0.0, "{key}");
     }

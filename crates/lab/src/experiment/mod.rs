@@ -7,11 +7,14 @@ pub mod consolidate;
 pub mod descheduled;
 mod descriptors;
 pub mod failover;
+mod flows;
 pub mod guests;
 pub mod idle_sessions;
 pub mod incast;
+pub mod internet;
 pub mod long_fat;
 pub mod mesh_peers;
+pub mod neighbours;
 pub mod observe_cost;
 pub mod outcome;
 mod peer_networks;
@@ -71,6 +74,8 @@ pub struct Experiment {
 /// Every experiment.
 pub const ALL: &[Experiment] = &[
     pied_piper::EXPERIMENT,
+    internet::EXPERIMENT,
+    neighbours::EXPERIMENT,
     consolidate::EXPERIMENT,
     applications::EXPERIMENT,
     idle_sessions::EXPERIMENT,

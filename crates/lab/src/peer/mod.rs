@@ -3,6 +3,7 @@
 
 pub mod curl;
 pub mod haproxy;
+pub mod mesh_pair;
 pub mod nginx;
 pub mod nginx_stream;
 pub mod program;

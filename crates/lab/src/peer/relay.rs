@@ -62,6 +62,9 @@ pub struct Mesh {
     pub pool_min: u32,
     /// Whether mesh legs skip slow start and have large windows.
     pub turbo: bool,
+    /// The congestion control of mesh legs; `None` for the default of `turbo`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub congestion_control: Option<String>,
     /// The rate at which mesh legs start, with `turbo`.
     #[serde(serialize_with = "as_tc_writes_it")]
     pub rate: BitsPerSecond,
@@ -331,6 +334,7 @@ mod tests {
             allow: vec!["10.0.0.3/32:80".to_owned()],
             pool_min: 4,
             turbo: false,
+            congestion_control: Some("cubic".to_owned()),
             rate: BitsPerSecond::giga(1),
         };
         let forward = Forward {
@@ -353,6 +357,7 @@ mod tests {
             allow = ["10.0.0.3/32:80"]
             pool_min = 4
             turbo = false
+            congestion_control = "cubic"
             rate = "1gbit"
             [[relay.forward]]
             listen = "10.0.0.1:8080"

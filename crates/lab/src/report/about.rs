@@ -34,6 +34,26 @@ const KNOWN: &[About] = &[
         ],
     },
     About {
+        name: "internet",
+        title: "The Internet, or a cloud",
+        story: "A client downloads files of several sizes over an Internet path that loses segments, with \
+            Cubic, with Cubic and large windows, and with BBR; and over two relays with a clean cloud leg \
+            between them, with four ways of sending on that leg. Round trips, rates and losses have \
+            published sources. After “Pied Piper” (2.3, 4.2 and 4.3).",
+        figures: &[
+            ("total", "Figures 2 and 3; for the mesh’s ways Figure 11"),
+            ("times_ideal", "Figure 5a"),
+        ],
+    },
+    About {
+        name: "neighbours",
+        title: "What a mesh does to its neighbours",
+        story: "Cubic flows of others fill the link between two relays’ hosts. Then as many flows of the \
+            mesh join, or as many Cubic flows, for comparison. After “Pied Piper” (6.3, “Inside the \
+            cloud”).",
+        figures: &[],
+    },
+    About {
         name: "consolidate",
         title: "A guest that waits for its core",
         story: "A client on a fast network sends to a guest that shares one core with other guests and with \

@@ -13,7 +13,8 @@ use std::path::Path;
 
 use super::download::Way;
 use super::route;
-use crate::peer::relay::{self, Forward, Member, Mesh, Node};
+use crate::peer::mesh_pair::{MeshLeg, MeshPair};
+use crate::peer::relay::{self, Forward, Node};
 use crate::peer::{PeerError, Service};
 use taut_netlab::world::{Host, World};
 
@@ -111,63 +112,35 @@ impl Relays {
 
     /// Starts two nodes of a mesh, with a forward for each way on the near one.
     fn mesh(&mut self, site: Site<'_>, pair: Pair, ways: &[Way]) -> Result<(), PeerError> {
-        let Some(&first) = ways.first() else {
+        if ways.is_empty() {
             return Ok(());
-        };
+        }
         let (near, far) = (site.world.host("near"), site.world.host("far"));
-        let door = SocketAddr::from((far.addr(), pair.mesh_port));
-        let file = |what: &str| site.world.dir().join(format!("{}-{what}", pair.name));
-        let (near_key, far_key) = (file("near.key"), file("far.key"));
-        let members_file = file("members.toml");
-        let member = |host: &Host, key: &Path, addresses| -> Result<Member, PeerError> {
-            Ok(Member {
-                name: host.name().to_owned(),
-                keys: vec![relay::make_key(key)?],
-                addresses,
-            })
-        };
-        let members = [
-            member(near, &near_key, Vec::new())?,
-            member(far, &far_key, vec![door])?,
-        ];
-        relay::write_members(&members_file, &members)?;
-        let mesh = Mesh {
-            private_key_file: near_key,
-            members_file,
-            listen: None,
-            allow: Vec::new(),
-            pool_min: POOL,
-            turbo: pair.turbo,
-            rate: route::LEGS[1].rate(),
-        };
         let mut metrics = relay::METRICS;
         metrics.set_port(metrics.port() + pair.metrics);
-
-        let far_node = Node {
-            metrics,
-            mesh: Some(Mesh {
-                private_key_file: far_key,
-                listen: Some(door),
-                allow: vec![format!("{}/32:{}", site.server.ip(), site.server.port())],
-                ..mesh.clone()
-            }),
-            forwards: Vec::new(),
-        };
-        self.run(site, far, pair.name, far_node, door)?;
-
         let forward = |way: &Way| Forward {
             via: vec![far.name().to_owned()],
             early_syn: true,
             client_congestion: (*way == Way::TautBbr).then(|| "bbr".to_owned()),
             ..Forward::new(entrance(near, *way), site.server)
         };
-        let near_node = Node {
+        let mesh = MeshPair {
+            name: pair.name,
+            near,
+            far,
+            server: site.server,
+            mesh_port: pair.mesh_port,
             metrics,
-            mesh: Some(mesh),
+            pool: POOL,
+            leg: MeshLeg {
+                turbo: pair.turbo,
+                congestion_control: None,
+                rate: route::LEGS[1].rate(),
+            },
             forwards: ways.iter().map(forward).collect(),
         };
-        let relay = self.run(site, near, pair.name, near_node, entrance(near, first))?;
-        relay::wait_for_pool(relay, near, metrics, POOL)?;
+        let running = mesh.start(site.world, site.taut)?;
+        self.services.extend([running.near, running.far]);
         let entrances = ways.iter().map(|way| (*way, entrance(near, *way)));
         self.entrances.extend(entrances);
         Ok(())
@@ -180,11 +153,10 @@ impl Relays {
         name: &str,
         node: Node,
         addr: SocketAddr,
-    ) -> Result<&Service, PeerError> {
+    ) -> Result<(), PeerError> {
         let service = relay::start(host, site.taut, name, node, addr, site.world.dir())?;
-        let number = self.services.len();
         self.services.push(service);
-        Ok(&self.services[number])
+        Ok(())
     }
 }
 

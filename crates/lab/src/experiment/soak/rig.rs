@@ -196,6 +196,7 @@ impl Rig {
             allow: Vec::new(),
             pool_min: POOL,
             turbo: true,
+            congestion_control: None,
             rate: RATE,
         };
         let mut forwards = Vec::new();

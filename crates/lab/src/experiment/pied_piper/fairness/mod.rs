@@ -2,7 +2,6 @@
 //! 14 and 15). One comes from the near relay's host, the other from the far server, and both are
 //! requested at the same moment.
 
-mod flow;
 pub(super) mod share;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,10 +15,10 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use super::download::{Size, Way};
 use super::route::Setting;
 use super::stage::Stage;
+use crate::experiment::flows::Flow;
 use crate::experiment::progress::Progress;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::nginx;
-use flow::Flow;
 use share::Contest;
 
 /// The largest difference between the starts of the two flows; the seed decides which starts first.

@@ -1,0 +1,127 @@
+//! `neighbours`: turbo flows beside Cubic flows of others on the link between two relays (pied-piper
+//! 6.3, "Inside the cloud").
+
+mod contest;
+mod figures;
+mod stage;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
+use super::outcome::{Environment, Outcome};
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request};
+use crate::peer::program;
+use contest::{Case, Contest, Kind};
+
+/// The entry in the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "neighbours",
+    about: "turbo flows between two relays beside Cubic flows of others on the same 100 Mbit/s link: how they share it",
+    has_parts: false,
+    run,
+};
+
+/// The number of worlds side by side. Each fills its link all the time.
+const LANES: usize = 2;
+/// The bytes of all flows of a contest together.
+const BYTES: usize = 320_000_000;
+const BYTES_QUICK: usize = 240_000_000;
+/// Contests of each case.
+const RUNS: usize = 5;
+
+/// All contests of each case, in order.
+type Contests = BTreeMap<Case, Vec<Contest>>;
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let programs = program::versions(&[program::NGINX, program::CURL])?;
+    let (cases, bytes, runs) = match request.quick {
+        true => (Case::of(&[2], &[Kind::Cubic, Kind::Turbo]), BYTES_QUICK, 1),
+        false => (Case::of(&[1, 2, 4], &Kind::ALL), BYTES, RUNS),
+    };
+    let jobs = plan(&cases, request.runs.unwrap_or(runs), request.seed);
+    let progress = Progress::new("neighbours: contests", jobs.len() as u64);
+    let contests = measure(jobs, bytes, request, &progress)?;
+    drop(progress);
+    let environment = Environment {
+        links: BTreeMap::from([("near-far".to_owned(), stage::describe())]),
+        programs,
+        ..Environment::here()
+    };
+    Ok(figures::outcome(&contests, environment, request))
+}
+
+/// Returns the contests in a random order, so that a drift of the machine affects all cases equally.
+/// Each has the number of its measurement.
+fn plan(cases: &[Case], runs: usize, seed: u64) -> VecDeque<(Case, u64)> {
+    let mut random = Pcg64Mcg::seed_from_u64(seed);
+    let mut jobs = VecDeque::new();
+    for run in 0..runs as u64 {
+        let mut round: Vec<_> = cases.iter().map(|case| (*case, run)).collect();
+        for i in (1..round.len()).rev() {
+            round.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
+        }
+        jobs.extend(round);
+    }
+    jobs
+}
+
+fn measure(
+    jobs: VecDeque<(Case, u64)>,
+    bytes: usize,
+    request: &Request,
+    progress: &Progress,
+) -> Result<Contests, ExperimentError> {
+    let lanes = LANES.min(jobs.len());
+    let jobs = Mutex::new(jobs);
+    let contests = Mutex::new(Contests::new());
+    let lane = || loop {
+        let job = jobs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front();
+        let Some((case, run)) = job else {
+            return Ok(());
+        };
+        let contest = contest::hold(case, run, bytes, request)?;
+        let mut all = contests.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(case).or_default().push(contest);
+        drop(all);
+        progress.step();
+    };
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        let results: Vec<Result<(), ExperimentError>> = lanes
+            .into_iter()
+            .map(|lane| {
+                lane.join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+            .collect();
+        results.into_iter().collect::<Result<Vec<()>, _>>()
+    })?;
+    Ok(contests
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_is_contested_as_often_as_the_others() {
+        let cases = Case::of(&[1, 2, 4], &Kind::ALL);
+        let jobs = plan(&cases, 3, 7);
+        for case in &cases {
+            let runs: Vec<u64> = jobs
+                .iter()
+                .filter_map(|(of, run)| (of == case).then_some(*run))
+                .collect();
+            assert_eq!(runs, [0, 1, 2], "{case:?}");
+        }
+    }
+}
