@@ -5,7 +5,8 @@
 //! A connection begins with a handshake of TLS 1.3 in which both ends prove their keys ([`tls`],
 //! [`channel`]). When a session needs the connection, one [`hello`] names its client and destination, and
 //! the client's bytes follow. The hello is a header of the PROXY protocol ([`proxy`]). [`acceptor`] and
-//! [`dialler`] are the two ends; [`pool`] decides how many connections to hold ready.
+//! [`dialler`] are the two ends. [`pool`] decides how many connections to hold ready, [`ways`] which relay a
+//! session asks for one, and [`onward`] where a session goes that another relay requests.
 //! `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.
 //!
 //! This crate has no sockets and no clock: bytes and `now` are arguments. The randomness of TLS is the
@@ -94,6 +95,7 @@ pub mod hello;
 pub mod identity;
 pub mod members;
 mod name;
+pub mod onward;
 pub mod pool;
 pub mod proxy;
 mod rejection;
@@ -101,4 +103,5 @@ pub mod rows;
 #[cfg(test)]
 mod sim;
 pub mod tls;
+pub mod ways;
 mod wire;

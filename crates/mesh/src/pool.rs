@@ -1,278 +1,311 @@
-//! The size of a pool of ready connections to one relay, and the times of dials.
+//! The pool of connections to one relay: what it dials, holds ready and gives away.
 //!
-//! A connection that a session takes is replaced at once, which takes the set-up time S. If sessions
-//! arrive at random at rate λ, the number of dials in progress is Poisson distributed with mean a = λS,
-//! whatever the distribution of S (Palm's theorem; the "(s-1, s) policy" of Feeney and Sherbrooke,
-//! Management Science 12/5, 1966). An arrival finds the pool empty if all of its n connections are being
-//! dialled, so n is the mean plus some standard deviations, √a each:
-//!
-//! ```text
-//! n = ⌈a + 3√a⌉ + 1            P(empty) = P(Poisson(a) ≥ n) < 0.5 %  for every a
-//! ```
-//!
-//! λ follows rising arrivals within seconds and takes a minute to fall. A falling target closes no
-//! connection: connections are used or expire, so none is dialled a second time because the target
-//! fluctuates. Every miss raises the target by one at once, because bursty arrivals are not Poisson.
-//!
-//! A connection may also be wanted for a client whose handshake is still under way (early SYN). That is a
-//! demand of its own: the pool holds what sessions need and what such clients need, and the latter may
-//! take a connection only while the former remains ([`Sizer::reserve`]). A client that gets none takes
-//! part in the demand of sessions, so under a flood of handshakes that never end the reserve grows
-//! to what the real clients need.
+//! A relay dials connections to its peers before sessions need them, and uses each once (pied-piper 3.2,
+//! improvement 3). [`Pool`] decides for one peer how many dials to begin and when, which session gets a
+//! connection, and whether the peer works ([`breaker`]). How large a pool should be is the matter of
+//! [`sizer`], and the pauses after failed dials that of [`backoff`]. The caller has the sockets: it does what
+//! the pool decides and reports what became of it.
 
 mod backoff;
+mod breaker;
+mod sizer;
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use self::backoff::Backoff;
-use crate::deadline::{FOREVER, after};
+use self::breaker::Breaker;
+pub use self::sizer::{Bounds, Sizer, expiry};
 
-/// Time constant of the estimated arrival rate.
-const RISE: Duration = Duration::from_secs(2);
+/// The number of dials to one peer that may be in progress, unless the upper limit of the pool is larger.
+/// Further sessions wait for one of these dials: more dials would not help a slow peer, and a full peer
+/// refuses them.
+pub const DIALS_AT_ONCE: u32 = 64;
 
-/// Time constant of the decay of the peak rate and of the size learnt from misses.
-const DECAY: Duration = Duration::from_secs(60);
-
-/// Time without arrivals after which traffic counts as ended.
-const QUIET: Duration = Duration::from_secs(300);
-
-/// Standard deviations of the number of dials in progress that the pool holds above their mean.
-const DEVIATIONS: f64 = 3.0;
-
-/// The assumed set-up time before the first measurement.
-const FIRST_SETUP: Duration = Duration::from_millis(200);
-
-/// Upper limit of a measured set-up time: a lost SYN does not change the path's round trip.
-const MAX_SETUP: Duration = Duration::from_secs(3);
-
-/// Weight of a new measurement in the smoothed set-up time (RFC 6298 section 2).
-const ALPHA: f64 = 1.0 / 8.0;
-
-/// The limits of a pool's size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Lower limit, also without traffic.
-    pub floor: u32,
-    /// Upper limit of connections, including dials in progress. The floor wins if it is larger.
-    pub ceiling: u32,
-}
-
-/// Decides how many connections to one relay to hold ready.
+/// The connections to one peer. `C` stands for a ready connection, `W` for a session that waits for one.
+///
+/// `take*` and `wait` serve a session; `may_*` and `*_wanted` say what to dial; `on_*` report what has become
+/// of a dial, a connection or the peer.
 #[derive(Debug)]
-pub struct Sizer {
+pub struct Pool<C, W> {
     bounds: Bounds,
-    /// What sessions take.
-    sessions: Demand,
-    /// What is taken for clients whose handshake is still under way.
-    early: Demand,
-    /// Smoothed time from dial to ready, in seconds; `None` before the first.
-    setup: Option<f64>,
-    backoff: Backoff,
+    sizer: Sizer,
+    breaker: Breaker,
+    /// Connections that are ready for use, the youngest last.
+    ready: VecDeque<C>,
+    dialling: u32,
+    /// Of these, dials for clients whose handshake is still under way.
+    ahead: u32,
+    waiting: VecDeque<W>,
+    /// The next address of the peer to dial; counts up without end.
+    next_address: usize,
+    /// When a dial last succeeded.
+    last_success: Option<Instant>,
+    retired: bool,
 }
 
-/// The estimated demand for connections.
-#[derive(Debug)]
-struct Demand {
-    /// Arrivals per second, at `updated`.
-    rate: f64,
-    /// The recent peak of the rate, at `updated`.
-    peak: f64,
-    /// The size that would have sufficed at recent misses, at `updated`.
-    enough: f64,
-    /// The time to which the three values above refer.
-    updated: Instant,
-    /// The last arrival; `None` before the first.
-    last_arrival: Option<Instant>,
+/// How a session that waits gets its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Dial a connection for it now.
+    Dial,
+    /// A connection that was dialled ahead is on its way.
+    DialledAhead,
+    /// Too many dials are in progress. It gets the connection of one of them, or one that is dialled later.
+    Postponed,
 }
 
-// === impl Bounds ===
-
-impl Bounds {
-    fn clamp(self, n: f64) -> u32 {
-        // The cast of a float saturates.
-        (n as u32).min(self.ceiling).max(self.floor)
-    }
+/// What becomes of a connection that is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given<W> {
+    /// This session has waited longest, and gets it.
+    To(W),
+    /// The pool holds it for a later session.
+    Kept,
+    /// The pool of a peer that is not dialled any more has no use for it: close it.
+    Surplus,
 }
 
-// === impl Sizer ===
+// === impl Pool ===
 
-impl Sizer {
-    /// Creates the sizer of a pool at `now`. `seed` randomises the waits after failures; it should differ
+impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
+    /// Creates an empty pool at `now`. `seed` randomises the pauses after failed dials; it should differ
     /// between pools.
     pub fn new(bounds: Bounds, now: Instant, seed: u64) -> Self {
         Self {
             bounds,
-            sessions: Demand::new(now),
-            early: Demand::new(now),
-            setup: None,
-            backoff: Backoff::new(seed),
+            sizer: Sizer::new(bounds, now, seed),
+            breaker: Breaker::default(),
+            ready: VecDeque::new(),
+            dialling: 0,
+            ahead: 0,
+            waiting: VecDeque::new(),
+            next_address: 0,
+            last_success: None,
+            retired: false,
         }
     }
 
-    /// Sets other bounds. Keeps the estimates of the traffic.
-    pub fn set_bounds(&mut self, bounds: Bounds) {
+    /// Adopts other bounds for a peer that is dialled, also for one that was retired.
+    pub fn adopt(&mut self, bounds: Bounds) {
         self.bounds = bounds;
+        self.sizer.set_bounds(bounds);
+        self.retired = false;
     }
 
-    /// Records a session that needs a connection at `now`, whether it found one or not.
-    pub fn arrived(&mut self, now: Instant) {
-        self.sessions.arrived(now);
+    /// Records that the peer is not dialled any more, but for sessions that already wait. Returns the ready
+    /// connections, to be closed.
+    pub fn retire(&mut self) -> VecDeque<C> {
+        self.retired = true;
+        self.drain()
     }
 
-    /// Records a client that has completed its handshake, and for which a connection was wanted, and
-    /// perhaps taken, before that. A client without one then needs one for its session, and
-    /// [`arrived`](Sizer::arrived) counts it as well.
-    ///
-    /// Anyone can forge the segment with which a handshake begins. So what was wanted for clients that
-    /// never complete it is not recorded.
-    pub fn arrived_early(&mut self, now: Instant) {
-        self.early.arrived(now);
+    /// Returns whether the peer is not dialled any more.
+    pub fn is_retired(&self) -> bool {
+        self.retired
     }
 
-    /// Records that a session found no ready connection at `now`. Call it after
-    /// [`arrived`](Sizer::arrived).
-    pub fn missed(&mut self, now: Instant) {
-        // While the relay is unreachable, the pool is empty whatever its size.
-        if self.backoff.is_failing() {
-            return;
+    /// Removes all ready connections, to be closed.
+    pub fn drain(&mut self) -> VecDeque<C> {
+        std::mem::take(&mut self.ready)
+    }
+
+    /// Returns the number of ready connections.
+    pub fn ready(&self) -> u32 {
+        count(self.ready.len())
+    }
+
+    /// Returns the number of dials in progress.
+    pub fn dialling(&self) -> u32 {
+        self.dialling
+    }
+
+    /// Returns the number of sessions that wait for a connection.
+    pub fn waiting(&self) -> u32 {
+        count(self.waiting.len())
+    }
+
+    // === sessions ===
+
+    /// Returns a ready connection for a session that arrives at `now`; `None` if it must
+    /// [`wait`](Self::wait) for one.
+    pub fn take(&mut self, now: Instant) -> Option<C> {
+        self.sizer.arrived(now);
+        // The youngest connection is the least likely to have died unnoticed.
+        let taken = self.ready.pop_back();
+        if taken.is_none() {
+            self.sizer.missed(now);
         }
-        let needed = self.bounds.clamp(self.sessions.size(self.setup(), now));
-        // Only one more: the rate may be about to show the same need.
-        let enough = needed.saturating_add(1).min(self.bounds.ceiling);
-        self.sessions.missed(f64::from(enough), now);
+        taken
     }
 
-    /// Records that a connection became ready, `setup` after it was dialled.
-    pub fn dial_succeeded(&mut self, setup: Duration) {
-        let sample = setup.min(MAX_SETUP).as_secs_f64();
-        self.setup = Some(match self.setup {
-            Some(mean) => mean + ALPHA * (sample - mean),
-            None => sample,
-        });
-        self.backoff.succeeded();
+    /// Returns a ready connection for a client whose handshake is still under way, if sessions can spare one.
+    pub fn take_early(&mut self, now: Instant) -> Option<C> {
+        if self.ready() <= self.sizer.reserve(now) {
+            return None;
+        }
+        self.ready.pop_back()
     }
 
-    /// Records that a dial failed at `now`: refused, timed out, or turned away.
-    pub fn dial_failed(&mut self, now: Instant) {
-        self.backoff.failed(now);
+    /// Records a client that has completed its handshake, for which a connection was wanted before.
+    pub fn on_early_client(&mut self, now: Instant) {
+        self.sizer.arrived_early(now);
     }
 
-    /// Returns how many connections should be ready or being dialled at `now`. Between calls of the other
-    /// functions the number only falls.
-    pub fn target(&self, now: Instant) -> u32 {
-        let setup = self.setup();
-        self.bounds
-            .clamp(self.sessions.size(setup, now) + self.early.size(setup, now))
+    /// Adds a session that waits for a connection.
+    pub fn wait(&mut self, session: W) -> Wait {
+        self.waiting.push_back(session);
+        if self.ahead > 0 {
+            self.ahead -= 1;
+            Wait::DialledAhead
+        } else if self.dialling < self.dials_at_once() {
+            Wait::Dial
+        } else {
+            Wait::Postponed
+        }
     }
 
-    /// Returns how many ready connections to leave to sessions when one is wanted at `now` for a
-    /// client whose handshake is still under way: what sessions alone need, and at least half of the
-    /// floor.
-    ///
-    /// So an arriving session finds the pool empty as seldom as the formula says, however many
-    /// handshakes begin that never end.
-    pub fn reserve(&self, now: Instant) -> u32 {
-        let bounds = Bounds {
-            floor: self.bounds.floor.div_ceil(2),
-            ..self.bounds
+    /// Removes a session that no longer waits.
+    pub fn forget(&mut self, session: W) {
+        self.waiting.retain(|&waiting| waiting != session);
+    }
+
+    // === dials ===
+
+    /// Returns how many connections to dial at `now` so that the pool has its size.
+    pub fn dials_wanted(&self, now: Instant) -> u32 {
+        if self.retired {
+            return 0;
+        }
+        // Dials that sessions wait for do not fill the pool.
+        let coming = self.dialling.saturating_sub(self.waiting());
+        let wanted = self.sizer.dials_wanted(self.ready(), coming, now);
+        wanted.min(self.dials_at_once().saturating_sub(self.dialling))
+    }
+
+    /// Returns whether to dial one more connection because sessions wait.
+    pub fn is_dial_awaited(&self) -> bool {
+        self.dialling < self.waiting() && self.dialling < self.dials_at_once()
+    }
+
+    /// Returns whether to dial a connection at `now` for a client whose handshake is still under way. If so,
+    /// the dial counts as one that a later session [waits](Wait::DialledAhead) for.
+    pub fn may_dial_ahead(&mut self, now: Instant) -> bool {
+        // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
+        // not exceed the size of the pool, and it must respect the peer's back-off.
+        let has_room = self.dialling.saturating_add(self.ready()) < self.bounds.ceiling.max(1);
+        let may = !self.retired && has_room && self.sizer.retry_at().is_none_or(|at| now >= at);
+        self.ahead += u32::from(may);
+        may
+    }
+
+    /// Records that a dial begins. Returns the number of the address to dial, modulo that of the peer's
+    /// addresses.
+    pub fn on_dial(&mut self) -> usize {
+        self.dialling += 1;
+        self.next_address
+    }
+
+    /// Records that the dial of address number `tried` has failed at `now`. Returns the session that has
+    /// waited longest: the failure is its own.
+    pub fn on_dial_failed(&mut self, tried: usize, now: Instant) -> Option<W> {
+        self.dial_ended();
+        // Dials that failed together advance the address only once: a second step could lead back
+        // to the address that failed.
+        if self.next_address == tried {
+            self.next_address = tried.wrapping_add(1);
+        }
+        self.on_failure(now);
+        self.waiting.pop_front()
+    }
+
+    /// Records that a dial has succeeded at `now`, `setup` after it began. If the connection is of use,
+    /// [`give`](Self::give) it.
+    pub fn on_dial_succeeded(&mut self, setup: Duration, now: Instant) {
+        self.dial_ended();
+        self.sizer.dial_succeeded(setup);
+        self.breaker.dial_succeeded(setup, now);
+        self.last_success = Some(now);
+    }
+
+    /// Returns whether a dial has succeeded at or after `begun`. If not, a dial that began then and is still
+    /// unanswered has not merely lost its SYN.
+    pub fn has_connected_since(&self, begun: Instant) -> bool {
+        self.last_success.is_some_and(|at| at >= begun)
+    }
+
+    /// Gives a connection that has become ready to a session, or to the pool.
+    pub fn give(&mut self, connection: C) -> Given<W> {
+        if let Some(session) = self.waiting.pop_front() {
+            return Given::To(session);
+        }
+        if self.retired {
+            return Given::Surplus;
+        }
+        self.ready.push_back(connection);
+        Given::Kept
+    }
+
+    /// Removes a ready connection that has expired or died. Returns whether the pool had it.
+    pub fn remove(&mut self, connection: C) -> bool {
+        let before = self.ready.len();
+        self.ready.retain(|&ready| ready != connection);
+        self.ready.len() < before
+    }
+
+    // === the peer ===
+
+    /// Returns whether the peer cannot be reached as far as is known, so that a session that has another
+    /// route should take it. The pool goes on to dial the peer, with pauses. If the pool dials no connection
+    /// of its own, one session tries the peer after each pause.
+    pub fn is_broken(&self, now: Instant) -> bool {
+        let is_tried = || {
+            let pauses = self.sizer.retry_at().is_some_and(|at| now < at);
+            self.dialling > 0 || pauses || self.sizer.target(now) > 0
         };
-        bounds.clamp(self.sessions.size(self.setup(), now))
-    }
-
-    /// Returns how many connections to dial at `now`, with `ready` connections held and `dialling` in
-    /// progress. After a failure it is 0 until [`retry_at`](Sizer::retry_at), then one at a time until
-    /// one succeeds.
-    pub fn dials_wanted(&self, ready: u32, dialling: u32, now: Instant) -> u32 {
-        let missing = self
-            .target(now)
-            .saturating_sub(ready.saturating_add(dialling));
-        match self.backoff.retry_at() {
-            None => missing,
-            Some(at) if now >= at && dialling == 0 => missing.min(1),
-            Some(_) => 0,
+        match self.breaker.state(now) {
+            breaker::State::Closed => false,
+            breaker::State::Proving => true,
+            breaker::State::Open => self.ready.is_empty() && is_tried(),
         }
     }
 
-    /// Returns when to dial again after a failure, or `None` if the last dial succeeded.
+    /// Records that the peer does not work: a connection to it was lost as soon as it was ready, or the peer
+    /// has announced that it is draining.
+    pub fn on_failure(&mut self, now: Instant) {
+        self.sizer.dial_failed(now);
+        self.breaker.failed();
+    }
+
+    /// Records that the peer has left a session unanswered, or has refused this relay's key. Returns the
+    /// ready connections, to be closed, since they may be as useless; `None` if the peer is known to be
+    /// broken.
+    pub fn on_fault(&mut self, now: Instant) -> Option<VecDeque<C>> {
+        if self.breaker.state(now) == breaker::State::Open {
+            return None;
+        }
+        self.on_failure(now);
+        Some(self.drain())
+    }
+
+    /// Returns the pause of the pool after a failure, as its end, or `None` if the last dial succeeded.
     pub fn retry_at(&self) -> Option<Instant> {
-        self.backoff.retry_at()
+        self.sizer.retry_at()
     }
 
-    /// Returns the time from dial to ready, in seconds.
-    fn setup(&self) -> f64 {
-        self.setup.unwrap_or(FIRST_SETUP.as_secs_f64())
-    }
-}
-
-// === impl Demand ===
-
-impl Demand {
-    fn new(now: Instant) -> Self {
-        Self {
-            rate: 0.0,
-            peak: 0.0,
-            enough: 0.0,
-            updated: now,
-            last_arrival: None,
-        }
+    fn dials_at_once(&self) -> u32 {
+        self.bounds.ceiling.max(DIALS_AT_ONCE)
     }
 
-    fn arrived(&mut self, now: Instant) {
-        self.decay(now);
-        // An exponentially decaying average: each arrival adds its share of one time constant.
-        self.rate += 1.0 / RISE.as_secs_f64();
-        self.peak = self.peak.max(self.rate);
-        self.last_arrival = Some(now);
-    }
-
-    fn missed(&mut self, enough: f64, now: Instant) {
-        self.decay(now);
-        self.enough = enough;
-    }
-
-    fn is_quiet(&self, now: Instant) -> bool {
-        self.last_arrival
-            .is_none_or(|at| now.saturating_duration_since(at) >= QUIET)
-    }
-
-    /// Returns the number of connections that meets the demand, a whole number, if one is ready
-    /// `setup` seconds after it was dialled.
-    fn size(&self, setup: f64, now: Instant) -> f64 {
-        if self.is_quiet(now) {
-            return 0.0;
-        }
-        let factor = self.decay_factor(now, DECAY);
-        let dialling = self.peak * factor * setup;
-        let needed = (dialling + DEVIATIONS * dialling.sqrt()).ceil() + 1.0;
-        needed.max((self.enough * factor).ceil())
-    }
-
-    fn decay(&mut self, now: Instant) {
-        self.rate *= self.decay_factor(now, RISE);
-        let factor = self.decay_factor(now, DECAY);
-        self.peak = (self.peak * factor).max(self.rate);
-        self.enough *= factor;
-        self.updated = self.updated.max(now);
-    }
-
-    /// Returns the factor of exponential decay from `updated` to `now` with this time constant.
-    fn decay_factor(&self, now: Instant, constant: Duration) -> f64 {
-        let elapsed = now.saturating_duration_since(self.updated);
-        (-elapsed.as_secs_f64() / constant.as_secs_f64()).exp()
+    /// Records the end of a dial, with or without success.
+    fn dial_ended(&mut self) {
+        self.dialling -= 1;
+        // Dials are alike: whichever ends first serves whoever waits first.
+        self.ahead = self.ahead.min(self.dialling);
     }
 }
 
-/// Returns when a connection that became ready at `now` expires: after `max_age`, ±20 % by `random`, so
-/// that connections made together do not all expire together.
-pub fn expiry(now: Instant, max_age: Duration, random: u64) -> Instant {
-    // Limited first, because the multiplication could overflow.
-    let max_age = max_age.min(FOREVER);
-    after(now, max_age.mul_f64(0.8 + 0.4 * unit(random)))
-}
-
-/// Converts random bits to a number from 0 to 1.
-fn unit(random: u64) -> f64 {
-    random as f64 / u64::MAX as f64
+fn count(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

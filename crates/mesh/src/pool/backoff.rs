@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-use super::unit;
+use super::sizer::unit;
 
 /// Upper limit of the wait after a first failure. A wait is random, from half of its limit to the limit.
 const FIRST: Duration = Duration::from_millis(200);

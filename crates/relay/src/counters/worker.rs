@@ -1,13 +1,13 @@
 //! One worker's counters.
 
 use taut_mesh::acceptor::Rejection;
+use taut_mesh::onward::Refusal;
 
 use super::counter::Counter;
 use super::histogram::Histogram;
 use super::last_addr::LastAddr;
 use crate::outcome::client_hello::HelloRefusal;
 use crate::outcome::kernel_tls::{ControlRecord, FallBack};
-use crate::outcome::mesh::MeshRefusal;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
@@ -75,7 +75,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_rejected: [Counter; Rejection::ALL.len()],
     /// The source of the connection that was rejected last.
     pub(crate) mesh_last_rejected: LastAddr,
-    pub(crate) mesh_refused: [Counter; MeshRefusal::ALL.len()],
+    pub(crate) mesh_refused: [Counter; Refusal::ALL.len()],
     /// Legs of sessions with TLS, and those of them whose keys went to the kernel.
     pub(crate) tls_legs: Counter,
     pub(crate) kernel_tls_legs: Counter,

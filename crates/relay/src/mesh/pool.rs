@@ -1,8 +1,9 @@
 //! A worker's pools of connections to other relays. They are established and proven before a
 //! session needs them, and each is used once (pied-piper 3.2, improvement 3).
 //!
-//! [`Sizer`] decides how many connections a pool should have. This module dials them, watches them
-//! while idle, replaces old ones and hands them to sessions. Nothing blocks on a connect.
+//! [`Pool`] decides for each peer what to dial and when, and which session gets a connection. This module
+//! dials the connections, watches them while idle, replaces old ones and hands them to sessions. Nothing
+//! blocks on a connect.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use slab::Slab;
 use taut_mesh::dialler::{Dialler, Ready, Rejection};
 use taut_mesh::hello::Hello;
 use taut_mesh::identity::PublicKey;
-use taut_mesh::pool::{Bounds, Sizer, expiry};
+use taut_mesh::pool::{Bounds, Given, Pool, Wait, expiry};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
 use taut_sys::{Errno, random};
@@ -29,11 +30,6 @@ use crate::route::table::{Mesh, Peer};
 
 /// The interval at which sizes are checked without an event.
 const POLL_EVERY: Duration = Duration::from_secs(1);
-
-/// The number of dials to one peer that a worker may have in progress, unless its share of
-/// `pool_max` is larger. Further sessions wait for one of these dials: more dials would not help a
-/// slow peer, and a full peer refuses them.
-const DIALS_AT_ONCE: u32 = 64;
 
 /// A session that waits for a connection.
 pub(crate) type Waiter = (Slot, Generation);
@@ -70,7 +66,7 @@ pub(crate) struct PoolTerms<'a> {
 /// All pools of a worker.
 #[derive(Default)]
 pub(crate) struct Pools {
-    pools: Vec<Pool>,
+    pools: Vec<PeerPool>,
     conns: Slab<Conn>,
     generation: Generation,
     deadlines: Deadlines,
@@ -83,26 +79,9 @@ pub(crate) struct Pools {
 }
 
 /// The connections to one peer.
-struct Pool {
+struct PeerPool {
     peer: Arc<Peer>,
-    sizer: Sizer,
-    /// Connections that are ready for use, the youngest last.
-    ready: VecDeque<Slot>,
-    under_way: u32,
-    /// Of these, dials for clients whose handshake is still under way.
-    ahead: u32,
-    waiters: VecDeque<Waiter>,
-    /// The next address of the peer to dial; counts up without end.
-    next_addr: usize,
-    /// The last dial failed or the peer left a session unanswered, and no dial has succeeded since.
-    broken: bool,
-    /// When the peer is taken for working again. A dial has succeeded, but a peer that refuses this relay's
-    /// key says so a round trip later.
-    whole_at: Option<Instant>,
-    /// When a dial last succeeded.
-    last_success: Option<Instant>,
-    /// The configuration no longer has this peer; the pool only serves sessions that already wait.
-    retired: bool,
+    pool: Pool<Slot, Waiter>,
 }
 
 struct Conn {
@@ -110,7 +89,7 @@ struct Conn {
     to: SocketAddr,
     generation: Generation,
     pool: usize,
-    /// The pool's `next_addr` when the connection was dialled.
+    /// The number of the address, as the pool counts them.
     addr: usize,
     state: State,
     /// The key of this relay when the connection was dialled.
@@ -143,15 +122,6 @@ impl Spare {
     }
 }
 
-// === impl PoolTerms ===
-
-impl PoolTerms<'_> {
-    /// Returns the number of dials to one peer that may be in progress.
-    fn dials_at_once(&self) -> u32 {
-        self.limits.max.max(DIALS_AT_ONCE)
-    }
-}
-
 // === impl Pools ===
 
 impl Pools {
@@ -160,7 +130,7 @@ impl Pools {
         Self {
             pools: peers
                 .iter()
-                .map(|peer| Pool::new(peer, limits, now))
+                .map(|peer| PeerPool::new(peer, limits, now))
                 .collect(),
             poll_at: (!peers.is_empty()).then_some(now),
             ..Self::default()
@@ -171,59 +141,47 @@ impl Pools {
     /// and keeps those of remaining ones.
     pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &mut PoolTerms<'_>) {
         for i in 0..self.pools.len() {
-            let pool = &mut self.pools[i];
-            match peers.iter().find(|peer| peer.id == i) {
+            let PeerPool { peer: known, pool } = &mut self.pools[i];
+            let closed = match peers.iter().find(|peer| peer.id == i) {
                 Some(peer) => {
                     // Connections that this relay's former key proved last only until their peers forget
                     // that key.
-                    let has_new_key = pool.peer.own != peer.own;
-                    pool.peer = peer.clone();
-                    pool.retired = false;
-                    pool.sizer.set_bounds(bounds(terms.limits));
-                    if has_new_key {
-                        self.close_ready(i, terms);
-                    }
+                    let has_new_key = known.own != peer.own;
+                    *known = peer.clone();
+                    pool.adopt(bounds(terms.limits));
+                    has_new_key.then(|| pool.drain())
                 }
-                None => {
-                    pool.retired = true;
-                    self.close_ready(i, terms);
-                }
-            }
+                None => Some(pool.retire()),
+            };
+            self.close_all(closed.into_iter().flatten(), i, terms);
         }
         // Peers are numbered in this order, without gaps.
         let mut new: Vec<_> = peers.iter().filter(|p| p.id >= self.pools.len()).collect();
         new.sort_by_key(|peer| peer.id);
         let new = new
             .into_iter()
-            .map(|p| Pool::new(p, terms.limits, terms.now));
+            .map(|p| PeerPool::new(p, terms.limits, terms.now));
         self.pools.extend(new);
         self.poll_at = (!peers.is_empty()).then_some(terms.now);
     }
 
     /// Returns a ready connection for a session, if there is one.
     pub(crate) fn take(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        self.pools[peer].sizer.arrived(terms.now);
         self.poll_at = Some(terms.now);
-        let spare = self.pop_ready(peer, terms);
-        match spare.is_some() {
+        let slot = self.pools[peer].pool.take(terms.now);
+        match slot.is_some() {
             true => terms.metrics.pool_hits.add(1),
-            false => {
-                self.pools[peer].sizer.missed(terms.now);
-                terms.metrics.pool_misses.add(1);
-            }
+            false => terms.metrics.pool_misses.add(1),
         }
-        spare
+        self.take_out(slot?, peer, terms)
     }
 
     /// Returns a ready connection for a client whose handshake is still under way, if sessions can
     /// spare one.
     pub(crate) fn take_early(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        let pool = self.pools.get(peer)?;
-        if pool.ready.len() <= pool.sizer.reserve(terms.now) as usize {
-            return None;
-        }
+        let slot = self.pools.get_mut(peer)?.pool.take_early(terms.now)?;
         self.poll_at = Some(terms.now);
-        self.pop_ready(peer, terms)
+        self.take_out(slot, peer, terms)
     }
 
     /// Records a client that has completed its handshake, for which a connection was wanted before.
@@ -234,19 +192,22 @@ impl Pools {
         has_one: bool,
         terms: &mut PoolTerms<'_>,
     ) {
-        if let Some(pool) = self.pools.get_mut(peer) {
-            pool.sizer.arrived_early(terms.now);
+        if let Some(PeerPool { pool, .. }) = self.pools.get_mut(peer) {
+            pool.on_early_client(terms.now);
             self.poll_at = Some(terms.now);
             terms.metrics.pool_hits.add(u64::from(has_one));
         }
     }
 
-    fn pop_ready(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        let pool = &mut self.pools[peer];
-        // The youngest connection is the least likely to have died unnoticed.
-        let slot = pool.ready.pop_back()?;
+    /// Removes a connection that a session gets.
+    fn take_out(&mut self, slot: Slot, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
         terms.metrics.pool_ready.sub(1);
-        pool.peer.stats.worker(terms.worker).ready.sub(1);
+        self.pools[peer]
+            .peer
+            .stats
+            .worker(terms.worker)
+            .ready
+            .sub(1);
         self.remove(slot)?.into_spare()
     }
 
@@ -258,44 +219,29 @@ impl Pools {
     /// Dials a connection for `waiter`, now or when another dial completes, or waits for one that was
     /// dialled ahead. A [`DialOutcome`] reports the result.
     pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &mut PoolTerms<'_>) {
-        let pool = &mut self.pools[peer];
-        pool.waiters.push_back(waiter);
-        if pool.ahead > 0 {
-            pool.ahead -= 1;
-        } else if pool.under_way < terms.dials_at_once() {
-            self.dial(peer, terms);
-        } else {
-            terms.metrics.pool_dials_postponed.add(1);
+        match self.pools[peer].pool.wait(waiter) {
+            Wait::Dial => self.dial(peer, terms),
+            Wait::DialledAhead => {}
+            Wait::Postponed => terms.metrics.pool_dials_postponed.add(1),
         }
     }
 
-    /// Returns whether the peer cannot be reached as far as is known, so that a session that has another
-    /// route should take it. The pool goes on to dial the peer, with pauses. If the pool dials no connection
-    /// of its own, one session tries the peer after each pause.
+    /// Returns whether the peer cannot be reached as far as is known ([`Pool::is_broken`]).
     pub(crate) fn is_broken(&self, peer: usize, now: Instant) -> bool {
-        let Some(pool) = self.pools.get(peer).filter(|pool| pool.broken) else {
-            return false;
-        };
-        if let Some(at) = pool.whole_at {
-            return now < at;
-        }
-        let is_tried = pool.under_way > 0 || pool.sizer.retry_at().is_some_and(|at| now < at);
-        pool.ready.is_empty() && (is_tried || pool.sizer.target(now) > 0)
+        self.pools
+            .get(peer)
+            .is_some_and(|peer| peer.pool.is_broken(now))
     }
 
     /// Records that the peer has left a session unanswered, or has refused this relay's key: connections to
     /// it that look alive may be as useless.
     pub(crate) fn on_fault(&mut self, peer: usize, fault: Errno, terms: &mut PoolTerms<'_>) {
-        if self
-            .pools
-            .get(peer)
-            .is_none_or(|pool| pool.broken && pool.whole_at.is_none())
-        {
+        let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
+        let Some(useless) = pool.and_then(|pool| pool.on_fault(terms.now)) else {
             return;
-        }
-        self.close_ready(peer, terms);
-        let pool = &mut self.pools[peer];
-        pool.breaks(terms.now);
+        };
+        self.close_all(useless, peer, terms);
+        let pool = &self.pools[peer];
         let failure = PeerFailure::of(fault, true);
         pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
         tracing::debug!(peer = %pool.peer.name, %fault, "a relay does not work");
@@ -304,18 +250,15 @@ impl Pools {
 
     /// Removes a session that no longer waits.
     pub(crate) fn forget(&mut self, peer: usize, waiter: Waiter) {
-        if let Some(pool) = self.pools.get_mut(peer) {
-            pool.waiters.retain(|&w| w != waiter);
+        if let Some(PeerPool { pool, .. }) = self.pools.get_mut(peer) {
+            pool.forget(waiter);
         }
     }
 
     /// Dials for waiting sessions, up to the limit.
     fn dial_for_waiters(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
         // A dial that fails at once removes a waiter, so the loop ends.
-        while let pool = &self.pools[peer]
-            && (pool.under_way as usize) < pool.waiters.len()
-            && pool.under_way < terms.dials_at_once()
-        {
+        while self.pools[peer].pool.is_dial_awaited() {
             self.dial(peer, terms);
         }
     }
@@ -323,18 +266,10 @@ impl Pools {
     /// Dials a connection for a client whose handshake is still under way, if the pool has room for one
     /// more. Returns whether it does.
     pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> bool {
-        let Some(pool) = self.pools.get(peer).filter(|pool| !pool.retired) else {
-            return false;
-        };
-        // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
-        // not exceed the size of the pool, and it must respect the peer's back-off.
-        let ready = u32::try_from(pool.ready.len()).unwrap_or(u32::MAX);
-        let room = pool.under_way.saturating_add(ready) < terms.limits.max.max(1);
-        let may = pool.sizer.retry_at().is_none_or(|at| terms.now >= at);
-        if !room || !may {
+        let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
+        if !pool.is_some_and(|pool| pool.may_dial_ahead(terms.now)) {
             return false;
         }
-        self.pools[peer].ahead += 1;
         self.dial(peer, terms);
         true
     }
@@ -380,7 +315,7 @@ impl Pools {
                 let pool = self.conns.get(slot.0 as usize).map(|conn| conn.pool);
                 if let Some(pool) = pool.filter(|_| is_young) {
                     // Otherwise, a peer that says so on every connection would be dialled without a pause.
-                    self.pools[pool].breaks(terms.now);
+                    self.pools[pool].pool.on_failure(terms.now);
                 }
                 self.poll_at = Some(terms.now);
                 self.discard(slot, terms);
@@ -407,20 +342,15 @@ impl Pools {
         }
         self.poll_at = (!self.pools.is_empty()).then(|| terms.now + POLL_EVERY);
         for i in 0..self.pools.len() {
-            let pool = &mut self.pools[i];
-            if pool.retired {
+            let pool = &self.pools[i].pool;
+            if pool.is_retired() {
                 continue;
             }
-            let ready = u32::try_from(pool.ready.len()).unwrap_or(u32::MAX);
-            // Dials that sessions wait for do not fill the pool.
-            let waiting = u32::try_from(pool.waiters.len()).unwrap_or(u32::MAX);
-            let coming = pool.under_way.saturating_sub(waiting);
             let wanted = match self.closed {
                 true => 0,
-                false => pool.sizer.dials_wanted(ready, coming, terms.now),
+                false => pool.dials_wanted(terms.now),
             };
-            let may = terms.dials_at_once().saturating_sub(pool.under_way);
-            for _ in 0..wanted.min(may) {
+            for _ in 0..wanted {
                 self.dial(i, terms);
             }
             self.dial_for_waiters(i, terms);
@@ -441,7 +371,7 @@ impl Pools {
         let (peer, begun) = (conn.pool, conn.begun);
         // The sessions that wait for the dial cannot be relied on to report this: their clients may give up first. If
         // a later dial has succeeded, only this one has lost its SYN.
-        if self.pools[peer].last_success.is_none_or(|at| at < begun) {
+        if !self.pools[peer].pool.has_connected_since(begun) {
             terms.metrics.pool_dials_slow.add(1);
             self.on_fault(peer, Errno::TIMEDOUT, terms);
         }
@@ -475,31 +405,41 @@ impl Pools {
         self.closed = true;
         self.poll_at = None;
         for i in 0..self.pools.len() {
-            self.close_ready(i, terms);
+            let ready = self.pools[i].pool.drain();
+            self.close_all(ready, i, terms);
         }
     }
 
-    /// Closes the ready connections of a pool.
-    fn close_ready(&mut self, i: usize, terms: &mut PoolTerms<'_>) {
-        while let Some(slot) = self.pools[i].ready.pop_front() {
+    /// Closes connections that were ready.
+    fn close_all(
+        &mut self,
+        ready: impl IntoIterator<Item = Slot>,
+        peer: usize,
+        terms: &mut PoolTerms<'_>,
+    ) {
+        for slot in ready {
             terms.metrics.pool_ready.sub(1);
-            self.pools[i].peer.stats.worker(terms.worker).ready.sub(1);
+            self.pools[peer]
+                .peer
+                .stats
+                .worker(terms.worker)
+                .ready
+                .sub(1);
             self.remove(slot);
         }
     }
 
     fn dial(&mut self, i: usize, terms: &mut PoolTerms<'_>) {
-        let pool = &mut self.pools[i];
-        pool.under_way += 1;
-        let addrs = pool.peer.addrs();
-        let tried = pool.next_addr;
+        let PeerPool { peer, pool } = &mut self.pools[i];
+        let addrs = peer.addrs();
+        let tried = pool.on_dial();
         let addr = addrs[tried % addrs.len()].0;
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.conns.vacant_entry();
         let slot = Slot(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
         let token = Token::Spare(slot, generation).encode();
-        let dialled = Stream::connect(addr, &pool.peer.options).and_then(|stream| {
+        let dialled = Stream::connect(addr, &peer.options).and_then(|stream| {
             terms.poller.add(&stream, token, Interest::StreamEdges)?;
             Ok(stream)
         });
@@ -513,7 +453,7 @@ impl Pools {
                     pool: i,
                     addr: tried,
                     state: State::Connecting,
-                    own: pool.peer.own,
+                    own: peer.own,
                     begun: terms.now,
                     deadline: Some(deadline),
                 });
@@ -532,21 +472,14 @@ impl Pools {
         connected: bool,
         terms: &mut PoolTerms<'_>,
     ) {
-        let pool = &mut self.pools[i];
-        pool.dial_ended();
-        // Dials that failed together advance the address only once: a second step could lead back
-        // to the address that failed.
-        if pool.next_addr == tried {
-            pool.next_addr = tried.wrapping_add(1);
-        }
-        pool.breaks(terms.now);
+        let PeerPool { peer, pool } = &mut self.pools[i];
+        let waiter = pool.on_dial_failed(tried, terms.now);
         terms.metrics.pool_dials_failed.add(1);
         let failure = PeerFailure::of(error, connected);
-        pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-        tracing::debug!(peer = %pool.peer.name, %error, "cannot connect to a relay");
-        if let Some(waiter) = pool.waiters.pop_front() {
-            self.outcomes.push_back(DialOutcome::Fail(waiter, error));
-        }
+        peer.stats.worker(terms.worker).failed[failure.index()].add(1);
+        tracing::debug!(peer = %peer.name, %error, "cannot connect to a relay");
+        let failed = waiter.map(|waiter| DialOutcome::Fail(waiter, error));
+        self.outcomes.extend(failed);
     }
 
     /// Handles the end of a connection, ready or not.
@@ -564,10 +497,10 @@ impl Pools {
             self.poll_at = Some(terms.now);
             self.discard(slot, terms);
             if refused {
-                let pool = &mut self.pools[pool];
-                pool.breaks(terms.now);
+                let PeerPool { peer, pool } = &mut self.pools[pool];
+                pool.on_failure(terms.now);
                 let failure = PeerFailure::of(error, true);
-                pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
+                peer.stats.worker(terms.worker).failed[failure.index()].add(1);
             }
         } else {
             let connected = matches!(conn.state, State::Handshaking(_));
@@ -582,38 +515,35 @@ impl Pools {
         let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
         };
-        let pool = &mut self.pools[conn.pool];
-        pool.dial_ended();
+        let i = conn.pool;
+        let PeerPool { peer, pool } = &mut self.pools[i];
         let time = terms.now - conn.begun;
-        pool.sizer.dial_succeeded(time);
-        pool.last_success = Some(terms.now);
-        if pool.broken && pool.whole_at.is_none() {
-            pool.whole_at = Some(terms.now + time);
-        }
+        pool.on_dial_succeeded(time, terms.now);
         terms.metrics.dial_mesh.observe(time);
-        pool.peer.stats.worker(terms.worker).dialled.add(1);
+        peer.stats.worker(terms.worker).dialled.add(1);
         // The list of members, or this relay's key, may have changed during the handshake.
         let key = match &conn.state {
             State::Ready(ready) => ready.peer(),
             _ => None,
         };
-        if key.is_some_and(|key| !pool.peer.keys.contains(&key) || pool.peer.own != conn.own) {
-            let peer = conn.pool;
+        if key.is_some_and(|key| !peer.keys.contains(&key) || peer.own != conn.own) {
             self.remove(slot);
-            self.dial_for_waiters(peer, terms);
+            self.dial_for_waiters(i, terms);
             return;
         }
-        if let Some(waiter) = pool.waiters.pop_front() {
-            let peer = conn.pool;
-            let spare = self.remove(slot).and_then(Conn::into_spare);
-            self.outcomes
-                .extend(spare.map(|s| DialOutcome::Serve(waiter, s)));
-            self.dial_for_waiters(peer, terms);
-            return;
-        }
-        if pool.retired {
-            self.remove(slot);
-            return;
+        match pool.give(slot) {
+            Given::To(waiter) => {
+                let spare = self.remove(slot).and_then(Conn::into_spare);
+                self.outcomes
+                    .extend(spare.map(|s| DialOutcome::Serve(waiter, s)));
+                self.dial_for_waiters(i, terms);
+                return;
+            }
+            Given::Surplus => {
+                self.remove(slot);
+                return;
+            }
+            Given::Kept => {}
         }
         let until = expiry(
             terms.now,
@@ -622,23 +552,18 @@ impl Pools {
         );
         self.deadlines.set(slot, conn.deadline, Some(until));
         conn.deadline = Some(until);
-        pool.ready.push_back(slot);
         self.gained = true;
         terms.metrics.pool_ready.add(1);
-        pool.peer.stats.worker(terms.worker).ready.add(1);
+        peer.stats.worker(terms.worker).ready.add(1);
     }
 
     /// Removes a ready connection from its pool and closes it.
     fn discard(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
         if let Some(conn) = self.remove(slot) {
-            self.pools[conn.pool].ready.retain(|&p| p != slot);
+            let PeerPool { peer, pool } = &mut self.pools[conn.pool];
+            pool.remove(slot);
             terms.metrics.pool_ready.sub(1);
-            self.pools[conn.pool]
-                .peer
-                .stats
-                .worker(terms.worker)
-                .ready
-                .sub(1);
+            peer.stats.worker(terms.worker).ready.sub(1);
         }
     }
 
@@ -660,36 +585,13 @@ enum Progress {
     Withdrawn,
 }
 
-impl Pool {
+impl PeerPool {
     fn new(peer: &Arc<Peer>, limits: PoolLimits, now: Instant) -> Self {
         let seed = u64::from_ne_bytes(random::bytes());
         Self {
             peer: peer.clone(),
-            sizer: Sizer::new(bounds(limits), now, seed),
-            ready: VecDeque::new(),
-            under_way: 0,
-            ahead: 0,
-            waiters: VecDeque::new(),
-            next_addr: 0,
-            broken: false,
-            whole_at: None,
-            last_success: None,
-            retired: false,
+            pool: Pool::new(bounds(limits), now, seed),
         }
-    }
-
-    /// Records that the peer does not work.
-    fn breaks(&mut self, now: Instant) {
-        self.sizer.dial_failed(now);
-        self.broken = true;
-        self.whole_at = None;
-    }
-
-    /// Records the end of a dial, with or without success.
-    fn dial_ended(&mut self) {
-        self.under_way -= 1;
-        // Dials are alike: whichever ends first serves whoever waits first.
-        self.ahead = self.ahead.min(self.under_way);
     }
 }
 

@@ -2,7 +2,6 @@
 
 pub(crate) mod client_hello;
 pub(crate) mod kernel_tls;
-pub(crate) mod mesh;
 pub(crate) mod peer;
 pub(crate) mod proxy;
 pub mod refusal;

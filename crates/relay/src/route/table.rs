@@ -1,7 +1,8 @@
 //! The present configuration of a node: the route of each listener's connections, and the mesh.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,12 @@ use taut_mesh::acceptor::Local;
 use taut_mesh::hello::Target;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::{Member, MemberName};
+use taut_mesh::onward::Policy;
 use taut_mesh::tls::DialTls;
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
-use crate::access::{Destinations, Sources};
+use crate::access::{DestinationVerdict, Destinations, Sources};
 use crate::config::{InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::counters::peer::PeerStats;
@@ -244,10 +246,33 @@ impl Mesh {
     pub(crate) fn access_of(&self, member: &MemberName) -> &Destinations {
         self.rules.get(member).map_or(&self.access, |r| &r.access)
     }
+}
 
-    /// Returns whether this member may speak for this client.
-    pub(crate) fn may_speak_for(&self, member: &MemberName, client: IpAddr) -> bool {
+impl Policy for Mesh {
+    fn may_speak_for(&self, member: &MemberName, client: IpAddr) -> bool {
         let rules = self.rules.get(member);
         rules.is_none_or(|r| r.clients.check(client).is_allowed())
     }
+
+    fn leads_to(&self, relay: &MemberName) -> bool {
+        self.peer(relay).is_some()
+    }
+
+    fn may_reach(&self, member: &MemberName, destination: SocketAddr) -> bool {
+        let verdict = self.access_of(member).check_addr(destination, None);
+        is_allowed(&destination, verdict)
+    }
+
+    fn may_look_up(&self, member: &MemberName, host: &str, port: u16) -> bool {
+        let verdict = self.access_of(member).check_name(host, port);
+        is_allowed(&format_args!("{host}:{port}"), verdict)
+    }
+}
+
+fn is_allowed(destination: &impl Display, verdict: DestinationVerdict) -> bool {
+    let allowed = verdict.is_allowed();
+    if !allowed {
+        tracing::debug!(%destination, cause = verdict.label(), "not an allowed destination");
+    }
+    allowed
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use taut_mesh::ways::{Prospect, Step};
 use taut_sys::Errno;
 use taut_sys::epoll::Interest;
 
@@ -44,31 +45,34 @@ impl Worker {
         };
         let waiter = (slot, entry.generation);
         let may_leave = entry.plan.has_another_way();
-        let DialPlan::Ask {
-            peer, tries_left, ..
-        } = &mut entry.plan
-        else {
+        let DialPlan::Ask { peer, attempt, .. } = &mut entry.plan else {
             return;
         };
         let mesh = self.setup.mesh.as_ref();
         let patience = mesh.map(|mesh| mesh.pool.dial_patience());
-        // The list of members may have changed while the session waited.
-        let is_peer = self.setup.leads_to(&peer.name);
-        let is_broken = self.mesh.pools.is_broken(peer.id, self.io.now);
-        if *tries_left == 0 || !is_peer || (may_leave && is_broken) {
-            let Some(plan) = entry.plan.fall_back(pick) else {
-                self.end(slot, End::of_connect(last), Close::Reset);
-                return;
-            };
-            entry.change_plan(plan, self.io.worker);
-            self.io.metrics.fall_backs.add(1);
-            self.dial(slot, true, last);
-            return;
-        }
-        *tries_left -= 1;
+        let prospect = Prospect {
+            // The list of members may have changed while the session waited.
+            is_peer: self.setup.leads_to(&peer.name),
+            is_broken: self.mesh.pools.is_broken(peer.id, self.io.now),
+            may_leave,
+        };
         let peer = peer.id;
+        let takes = match attempt.step(at_first, prospect) {
+            Step::Take => true,
+            Step::Dial => false,
+            Step::Leave => {
+                let Some(plan) = entry.plan.fall_back(pick) else {
+                    self.end(slot, End::of_connect(last), Close::Reset);
+                    return;
+                };
+                entry.change_plan(plan, self.io.worker);
+                self.io.metrics.fall_backs.add(1);
+                self.dial(slot, true, last);
+                return;
+            }
+        };
         let spare = self.with_pools(|pools, terms| {
-            let spare = at_first.then(|| pools.take(peer, terms)).flatten();
+            let spare = takes.then(|| pools.take(peer, terms)).flatten();
             if spare.is_none() {
                 pools.dial_for(peer, waiter, terms);
             }

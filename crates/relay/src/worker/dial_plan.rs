@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::members::MemberName;
+use taut_mesh::onward::{Onward, Refusal, onward};
+use taut_mesh::ways::{Alternative, Attempt, Ways};
 use taut_sys::random;
 use taut_sys::socket::LegOptions;
 
 use super::attempts::{Dial, Pick};
 use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
-use crate::outcome::mesh::MeshRefusal;
 use crate::route::table::{Direct, Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream, Way};
 
 /// How a session obtains its upstream connection, and the progress so far.
@@ -28,22 +29,17 @@ pub(super) enum DialPlan {
     Ask {
         peer: Arc<Peer>,
         hello: Box<Hello>,
-        tries_left: u8,
+        attempt: Attempt,
         /// What is tried when this relay cannot be reached.
         otherwise: Box<Otherwise>,
     },
 }
 
 /// The ways of a session that are left.
-#[derive(Default)]
-pub(super) struct Otherwise {
-    ways: Option<Arc<[Way]>>,
-    next: usize,
-    direct: Option<LastResort>,
-}
+type Otherwise = Ways<Way, LastResort>;
 
 /// The direct connection of a session whose ways have all failed.
-enum LastResort {
+pub(super) enum LastResort {
     OneOf(Direct),
     Addr(UpstreamAddr, Arc<LegOptions>),
 }
@@ -121,36 +117,18 @@ impl DialPlan {
         mesh: &Mesh,
         member: &MemberName,
         hello: Hello,
-    ) -> Result<(ClientAddr, Self), MeshRefusal> {
+    ) -> Result<(ClientAddr, Self), Refusal> {
         let client = ClientAddr(hello.source);
-        if !mesh.may_speak_for(member, client.0.ip()) {
-            return Err(MeshRefusal::Client);
-        }
-        if let Some(upstream) = hello.next_hop().map_err(|_| MeshRefusal::HopLimit)? {
-            let peer = mesh
-                .peer(&upstream.receiver)
-                .ok_or(MeshRefusal::NextRelay)?;
-            return Ok((client, Self::ask(peer, upstream, Otherwise::default())));
-        }
-        let access = mesh.access_of(member);
-        let plan = match hello.destination {
-            Target::Addr(addr) => {
-                let verdict = access.check_addr(addr, None);
-                if !verdict.is_allowed() {
-                    return Err(refused(&addr, verdict));
-                }
-                Self::to_addr(addr, &mesh.upstream, mesh.borrow)
+        let plan = match onward(member, &hello, mesh)? {
+            Onward::Relay(upstream) => {
+                let peer = mesh.peer(&upstream.receiver).ok_or(Refusal::NextRelay)?;
+                Self::ask(peer, upstream, Otherwise::default())
             }
-            Target::Name { ref host, port } => {
-                let verdict = access.check_name(host, port);
-                if !verdict.is_allowed() {
-                    return Err(refused(&hello.destination, verdict));
-                }
-                Self::LookUp {
-                    name: hello.destination.to_string(),
-                    member: member.clone(),
-                }
-            }
+            Onward::Address(addr) => Self::to_addr(addr, &mesh.upstream, mesh.borrow),
+            Onward::LookUp(destination) => Self::LookUp {
+                name: destination.to_string(),
+                member: member.clone(),
+            },
         };
         Ok((client, plan))
     }
@@ -165,10 +143,14 @@ impl DialPlan {
         setup: &Setup,
         pick: Pick,
     ) -> Result<Self, DestinationVerdict> {
+        let mut otherwise = Otherwise::new(ways.clone(), direct);
         // Without a way if all first relays have been removed from the list of members.
-        let Some(first) = ways.first() else {
-            let direct = direct.ok_or(DestinationVerdict::Unspecified)?;
-            return Ok(Self::last_resort(direct, client, pick));
+        let first = match otherwise.take_next() {
+            Some(Alternative::Route(first)) => first,
+            Some(Alternative::Direct(direct)) => {
+                return Ok(Self::last_resort(direct, client, pick));
+            }
+            None => return Err(DestinationVerdict::Unspecified),
         };
         let hello = Hello {
             source: client.0,
@@ -178,23 +160,15 @@ impl DialPlan {
             hops_left: setup.mesh.as_ref().map_or(1, |m| m.hop_limit),
             session: SessionId(random::bytes()),
         };
-        let otherwise = Otherwise {
-            ways: Some(ways.clone()),
-            next: 1,
-            direct,
-        };
         Ok(Self::ask(&first.peer, hello, otherwise))
     }
 
     /// Returns a plan that tries one pooled connection, and then each address of the peer.
     fn ask(peer: &Arc<Peer>, hello: Hello, otherwise: Otherwise) -> Self {
-        let tries_left = u8::try_from(peer.addrs().len())
-            .unwrap_or(u8::MAX)
-            .saturating_add(1);
         Self::Ask {
             peer: peer.clone(),
             hello: Box::new(hello),
-            tries_left,
+            attempt: Attempt::new(peer.addrs().len()),
             otherwise: Box::new(otherwise),
         }
     }
@@ -204,8 +178,7 @@ impl DialPlan {
         let Self::Ask { otherwise, .. } = self else {
             return false;
         };
-        let ways = otherwise.ways.as_ref().map_or(0, |ways| ways.len());
-        otherwise.next < ways || otherwise.direct.is_some()
+        otherwise.is_any_left()
     }
 
     /// Returns the plan after this one has failed, if the session has another way.
@@ -216,21 +189,21 @@ impl DialPlan {
         else {
             return None;
         };
-        let next = otherwise.next;
-        if let Some(way) = otherwise.ways.as_ref().and_then(|ways| ways.get(next)) {
-            let hello = Hello {
-                receiver: way.peer.name.clone(),
-                route: way.route.clone(),
-                ..(**hello).clone()
-            };
-            let peer = way.peer.clone();
-            let mut otherwise = std::mem::take(&mut **otherwise);
-            otherwise.next += 1;
-            return Some(Self::ask(&peer, hello, otherwise));
+        match otherwise.take_next()? {
+            Alternative::Route(way) => {
+                let hello = Hello {
+                    receiver: way.peer.name.clone(),
+                    route: way.route.clone(),
+                    ..(**hello).clone()
+                };
+                let otherwise = std::mem::take(&mut **otherwise);
+                Some(Self::ask(&way.peer, hello, otherwise))
+            }
+            Alternative::Direct(direct) => {
+                let client = ClientAddr(hello.source);
+                Some(Self::last_resort(direct, client, pick))
+            }
         }
-        let client = ClientAddr(hello.source);
-        let direct = otherwise.direct.take()?;
-        Some(Self::last_resort(direct, client, pick))
     }
 
     fn last_resort(direct: LastResort, client: ClientAddr, pick: Pick) -> Self {
@@ -253,9 +226,4 @@ impl DialPlan {
         let dial = Dial::to_addr(UpstreamAddr(addr), options, borrow);
         Self::Dial(Box::new(dial))
     }
-}
-
-fn refused(destination: &impl std::fmt::Display, verdict: DestinationVerdict) -> MeshRefusal {
-    tracing::debug!(%destination, cause = verdict.label(), "not an allowed destination");
-    MeshRefusal::Destination
 }

@@ -140,7 +140,7 @@ impl Worker {
         let DialPlan::Ask {
             peer,
             hello,
-            tries_left,
+            attempt,
             ..
         } = plan
         else {
@@ -150,7 +150,7 @@ impl Worker {
         match self.with_pools(|pools, terms| pools.take_early(peer, terms))? {
             None => Some(None),
             Some(spare) => {
-                *tries_left = tries_left.saturating_sub(1);
+                attempt.taken_early();
                 spare.begin(hello, &self.io.metrics).ok().map(Some)
             }
         }

@@ -4,6 +4,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 use taut_mesh::acceptor::Rejection;
 use taut_mesh::members::MemberName;
+use taut_mesh::onward::Refusal;
 
 use super::scopes::MAX_LABELS;
 use super::{Count, Encoded, Level};
@@ -11,7 +12,6 @@ use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
 use crate::outcome::kernel_tls::{ControlRecord, FallBack};
-use crate::outcome::mesh::MeshRefusal;
 use crate::turbo::congestion_control::Leg;
 
 impl Metrics {
@@ -145,7 +145,7 @@ impl Metrics {
         let help = "Sessions of other relays that were refused, by cause";
         let name = "taut_relay_mesh_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for refusal in MeshRefusal::ALL {
+        for refusal in Refusal::ALL {
             let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
             count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
         }
