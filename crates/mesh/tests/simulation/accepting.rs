@@ -1,0 +1,141 @@
+//! The mesh port of a relay: what it admits, as `Inbound` of the relay does it.
+
+use std::time::Duration;
+
+use taut_mesh::acceptor::{self, Acceptor};
+
+use crate::connection::{AcceptEnd, End, Packet};
+use crate::engine::Key;
+use crate::network::Node;
+use crate::oracle::Rule;
+use crate::world::{Event, MAX_READY, World};
+
+impl World {
+    /// A connection has been accepted at the mesh port.
+    pub(crate) fn admit(&mut self, key: Key) {
+        let Some(connection) = self.connections.get(key) else {
+            return;
+        };
+        let node = connection.acceptor;
+        let acceptor = Acceptor::new(self.local_now(node), &limits(), None);
+        let until = self.when(node, acceptor.deadline());
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.accept = AcceptEnd::Handshaking(Box::new(acceptor));
+        }
+        self.queue.at(until, Event::AcceptTimer(key));
+    }
+
+    /// The first bytes of a dialler have arrived.
+    pub(crate) fn on_opening(&mut self, key: Key) {
+        let Some(connection) = self.connections.get(key) else {
+            return;
+        };
+        let node = connection.acceptor;
+        let is_outsider = usize::from(connection.dialler) >= self.relays.len();
+        let AcceptEnd::Handshaking(_) = connection.accept else {
+            return;
+        };
+        if is_outsider {
+            self.reject_noise(key);
+            return;
+        }
+        // Not greeted, so that its dialler pauses.
+        if self.relay(node).ready >= MAX_READY && self.broken != Some(Rule::Bounds) {
+            self.close(key, End::Acceptor);
+            return;
+        }
+        let shown = self.relay(node).key;
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.shown = Some(shown);
+        }
+        self.send(key, End::Dialler, Packet::Answer);
+    }
+
+    /// Gives the bytes of an outsider to the acceptor, which has to refuse them.
+    fn reject_noise(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let node = connection.acceptor;
+        let mut bytes = std::mem::take(&mut connection.hello);
+        let now = self.local_now(node);
+        let local = self.relay(node).local.clone();
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let AcceptEnd::Handshaking(acceptor) = &mut connection.accept else {
+            return;
+        };
+        let (mut plain, mut out) = (vec![0; bytes.len()], Vec::new());
+        let outcome = acceptor.receive(&mut bytes, &mut plain, now, &local, &mut out);
+        let is_proven = acceptor.is_proven();
+        if is_proven {
+            self.violate(Rule::Members, format!("relay{node} admits an outsider"));
+        }
+        if outcome.is_err() {
+            self.oracle.rejected += 1;
+            self.close_silently(key, End::Dialler);
+            self.close_silently(key, End::Acceptor);
+        }
+    }
+
+    /// The dialler has proven its key.
+    pub(crate) fn on_proof(&mut self, key: Key) {
+        let Some(connection) = self.connections.get(key) else {
+            return;
+        };
+        let AcceptEnd::Handshaking(_) = connection.accept else {
+            return;
+        };
+        let (node, own) = (connection.acceptor, connection.own);
+        if self.members_at(node).by_key(&own).is_none() {
+            self.oracle.rejected += 1;
+            self.send(key, End::Dialler, Packet::Refusal);
+            self.close_silently(key, End::Acceptor);
+            return;
+        }
+        let until = self.queue.now() + limits().idle;
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.accept = AcceptEnd::Proven(until);
+        }
+        self.relay_mut(node).ready += 1;
+        self.queue.at(until, Event::AcceptTimer(key));
+        if self.relay(node).ready > MAX_READY && self.broken != Some(Rule::Bounds) {
+            self.close(key, End::Acceptor);
+        }
+    }
+
+    pub(crate) fn on_accept_timer(&mut self, key: Key) {
+        let Some(connection) = self.connections.get(key) else {
+            return;
+        };
+        let (now, node) = (self.queue.now(), connection.acceptor);
+        let is_expired = match &connection.accept {
+            AcceptEnd::Handshaking(acceptor) | AcceptEnd::Greeting(acceptor) => {
+                acceptor.expired(self.local_now(node)).is_some()
+            }
+            AcceptEnd::Proven(until) => now >= *until,
+            AcceptEnd::Unseen | AcceptEnd::Used(_) | AcceptEnd::Closed => false,
+        };
+        if is_expired {
+            self.close(key, End::Acceptor);
+        }
+    }
+
+    /// Tells the diallers of unused connections that this relay is draining.
+    pub(crate) fn withdraw(&mut self, node: Node) {
+        for key in self
+            .connections_where(|c| c.acceptor == node && matches!(c.accept, AcceptEnd::Proven(_)))
+        {
+            self.send(key, End::Dialler, Packet::Withdrawal);
+        }
+    }
+}
+
+/// The time limits of the mesh port.
+pub(crate) fn limits() -> acceptor::Limits {
+    acceptor::Limits {
+        idle: Duration::from_secs(60),
+        ..acceptor::Limits::default()
+    }
+}

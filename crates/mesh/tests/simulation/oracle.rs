@@ -1,0 +1,341 @@
+//! The invariants, checked against what is true in the world and not what relays believe.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use taut_mesh::hello::MAX_ROUTE;
+use taut_mesh::identity::PublicKey;
+use taut_mesh::members::MemberName;
+use taut_mesh::pool::DIALS_AT_ONCE;
+
+use crate::connection::{AcceptEnd, Connection, DialEnd};
+use crate::engine::{Key, Time};
+use crate::faults::Kind;
+use crate::network::{Cut, Group, Node};
+use crate::session::{Failure, Phase};
+use crate::world::{BOUNDS, Event, MAX_READY, Relay, State, World, name};
+
+/// The time after the end of a fault within which everything that it touched works again: the end of a dial
+/// that is in progress, the longest pause (10 s) and one more dial, with the retransmissions of its SYN.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(25);
+
+/// Something that must hold, whatever happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    Destinations,
+    Members,
+    Loop,
+    Sessions,
+    Bounds,
+    Recovery,
+    Leftovers,
+}
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Violation {
+    pub(crate) rule: Rule,
+    pub(crate) what: String,
+    pub(crate) at: Time,
+}
+
+/// What is known of a run.
+#[derive(Default)]
+pub(crate) struct Oracle {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) troubles: Vec<Trouble>,
+    /// For each kind of fault: how many, and the longest time after one until everything worked again.
+    pub(crate) recoveries: [(u32, Duration); Kind::ALL.len()],
+    /// Sessions that were connected, and that failed with their route.
+    pub(crate) connected: u64,
+    pub(crate) lost: u64,
+    /// Hellos that were served or refused, and connections that were rejected.
+    pub(crate) served: u64,
+    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
+    /// The most connections and legs at one time.
+    pub(crate) most: (usize, usize),
+}
+
+/// A time in which relays or paths did not work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trouble {
+    pub(crate) location: Location,
+    pub(crate) from: Time,
+    /// [`Time::MAX`] until its end.
+    pub(crate) to: Time,
+}
+
+/// What does not work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Location {
+    Relay(Node),
+    Path(Group, Group),
+}
+
+impl Rule {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Destinations,
+        Self::Members,
+        Self::Loop,
+        Self::Sessions,
+        Self::Bounds,
+        Self::Recovery,
+        Self::Leftovers,
+    ];
+
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Destinations => {
+                "no session reaches a destination that its last relay does not allow"
+            }
+            Self::Members => {
+                "no relay serves a session of a relay that is not in its list of members"
+            }
+            Self::Loop => "no session passes a relay twice, or more relays than a route may have",
+            Self::Sessions => {
+                "a session fails only on routes that were in trouble, and not before it has tried all of its ways"
+            }
+            Self::Bounds => "no table grows beyond its limit",
+            Self::Recovery => "what a fault has touched works again within the bound",
+            Self::Leftovers => "a session that is over leaves nothing behind",
+        }
+    }
+}
+
+impl World {
+    /// Checks a session that a relay is about to serve, on this inbound connection.
+    pub(crate) fn check_served(
+        &mut self,
+        inbound: Key,
+        node: Node,
+        member: &MemberName,
+        own: &PublicKey,
+    ) {
+        let dialler = self.connections.get(inbound).map(|c| c.dialler);
+        let dialler = name(dialler.map_or(usize::from(node), usize::from));
+        let list = &self.lists[self.relay(node).list].members;
+        let known = list.by_name(dialler.as_str());
+        if dialler != *member || known.is_none_or(|known| !known.keys.contains(own)) {
+            let what = format!("relay{node} serves {member}, which is not in its list");
+            self.violate(Rule::Members, what);
+        }
+        // The relays before this one, the nearest first.
+        let mut before = Vec::new();
+        let mut at = Some(inbound);
+        while let Some(DialEnd::Used(leg)) =
+            at.and_then(|key| self.connections.get(key)).map(|c| c.dial)
+            && let Some(leg) = self.legs.get(leg)
+            && before.len() <= MAX_ROUTE
+        {
+            before.push(leg.relay);
+            at = leg.inbound;
+        }
+        // A member may ask for a loop, which ends with its route.
+        let is_honest = at.is_none();
+        if before.len() > MAX_ROUTE || (is_honest && before.contains(&node)) {
+            let what = format!("a session comes to relay{node} by way of {before:?}");
+            self.violate(Rule::Loop, what);
+        }
+    }
+
+    /// Checks the destination that a relay is about to connect to.
+    pub(crate) fn check_destination(&mut self, node: Node, address: SocketAddr) {
+        if !self.relay(node).may_reach(address) {
+            self.violate(
+                Rule::Destinations,
+                format!("relay{node} connects to {address}"),
+            );
+        }
+    }
+
+    /// Checks whether a session had a reason to fail.
+    pub(crate) fn check_failed(&mut self, session: usize, how: Failure) {
+        let now = self.queue.now();
+        let known = &self.sessions[session];
+        if known.hostile {
+            return;
+        }
+        let tried = known.tried.clone();
+        self.trace.tell(now, || {
+            format!("session {session} fails ({how:?}) after {tried:?}")
+        });
+        let is_committed = known.joined.is_some() && known.talks_first;
+        let has_another = known.tried.len() < known.ways;
+        if how == Failure::Reset && known.phase == Phase::SettingUp && has_another && !is_committed
+        {
+            let what = format!("session {session} fails after {tried:?} and had another way");
+            self.violate(Rule::Sessions, what);
+            return;
+        }
+        let from = known.began.saturating_sub(RECOVERY);
+        let first = known.first;
+        let well = known
+            .tried
+            .iter()
+            .find(|route| !self.is_in_trouble(first, route, from, now));
+        if let Some(route) = well {
+            let what = format!(
+                "session {session} of relay{first} fails ({how:?}) on {route:?}, which works"
+            );
+            self.violate(Rule::Sessions, what);
+            return;
+        }
+        self.oracle.lost += 1;
+        // A relay that has noticed that a peer does not answer sends no session there before a dial has
+        // succeeded.
+        let Some((joined, route)) = known.joined.zip(known.tried.last()) else {
+            return;
+        };
+        let Some(&next) = route.first() else {
+            return;
+        };
+        let mut peers = self.relay(first).peers.iter();
+        let knew = peers.any(|peer| {
+            let noticed = peer.noticed.is_some_and(|at| at < joined);
+            peer.node == next && noticed && peer.proven < peer.noticed
+        });
+        if knew {
+            let what =
+                format!("session {session} went to relay{next}, which was known not to answer");
+            self.violate(Rule::Sessions, what);
+        }
+    }
+
+    /// Returns whether something on a route did not work in this time.
+    fn is_in_trouble(&self, first: Node, route: &[Node], from: Time, to: Time) -> bool {
+        let mut all = self.oracle.troubles.iter();
+        all.any(|trouble| {
+            let overlaps = trouble.from <= to && trouble.to >= from;
+            let mut at = first;
+            let mut touches = trouble.location.is_relay(first);
+            for &next in route {
+                touches |= trouble.location.is_relay(next) || trouble.location.is_between(at, next);
+                at = next;
+            }
+            overlaps && touches
+        })
+    }
+
+    /// Returns whether relay `node` can use its peer, or has no reason to: one of them is not up, or something
+    /// between them is not well or became so after `since`.
+    fn is_well(&self, node: Node, peer: usize, since: Time) -> bool {
+        let relay = self.relay(node);
+        let known = &relay.peers[peer];
+        let is_up = |relay: &Relay| relay.state == State::Running && relay.stopped_until.is_none();
+        if known.pool.is_retired() || !is_up(relay) || !is_up(self.relay(known.node)) {
+            return true;
+        }
+        let is_excused = self.oracle.troubles.iter().any(|trouble| {
+            let location = trouble.location;
+            let touches = location.is_relay(node)
+                || location.is_relay(known.node)
+                || location.is_between(node, known.node);
+            touches && trouble.to > since
+        });
+        is_excused || (!known.pool.is_broken(self.local_now(node)) && known.pool.ready() > 0)
+    }
+
+    /// Checks whether what a fault has touched works again, and looks again later if it does not.
+    pub(crate) fn check_recovery(&mut self, fault: usize, since: Time) {
+        let now = self.queue.now();
+        let touched = self.faults[fault].touched();
+        let ill = (0..self.size.relays as Node)
+            .flat_map(|node| (0..self.relay(node).peers.len()).map(move |peer| (node, peer)))
+            .find(|&(node, peer)| {
+                let to = self.relay(node).peers[peer].node;
+                let concerns = touched.is_none_or(|it| it == node || it == to);
+                concerns && !self.is_well(node, peer, since)
+            });
+        let kind = self.faults[fault].kind;
+        let Some((node, peer)) = ill else {
+            let (count, longest) = &mut self.oracle.recoveries[kind as usize];
+            *count += 1;
+            *longest = (*longest).max(now - since);
+            self.trace
+                .tell(now, || format!("everything works after {kind:?}"));
+            return;
+        };
+        if now > since + RECOVERY {
+            let to = self.relay(node).peers[peer].node;
+            let what = format!("relay{node} cannot use relay{to} {RECOVERY:?} after {kind:?}");
+            self.violate(Rule::Recovery, what);
+            return;
+        }
+        let next = Event::Checks(fault, since);
+        self.queue.after(Duration::from_millis(500), next);
+    }
+
+    /// Checks the sizes of tables, and at the end of the run that nothing is left.
+    pub(crate) fn audit(&mut self) {
+        let sizes = (self.connections.len(), self.legs.len());
+        let most = &mut self.oracle.most;
+        *most = (most.0.max(sizes.0), most.1.max(sizes.1));
+        let mut found = None;
+        let mut accepted = vec![0; self.size.relays];
+        for (_, connection) in self.connections.iter() {
+            if matches!(
+                connection.accept,
+                AcceptEnd::Proven(_) | AcceptEnd::Greeting(_)
+            ) {
+                accepted[usize::from(connection.acceptor)] += 1;
+            }
+        }
+        for (node, relay) in self.relays.iter().enumerate() {
+            if relay.ready > MAX_READY || accepted[node] != relay.ready {
+                let held = (accepted[node], relay.ready);
+                found = Some((
+                    Rule::Bounds,
+                    format!(
+                        "relay{node} holds {held:?} connections that are ready at its mesh port"
+                    ),
+                ));
+            }
+            for peer in &relay.peers {
+                let dials = BOUNDS.ceiling.max(DIALS_AT_ONCE);
+                let waiting = peer.pool.waiting() as usize;
+                if peer.pool.ready() > BOUNDS.ceiling
+                    || peer.pool.dialling() > dials
+                    || waiting > self.legs.len()
+                {
+                    found = Some((
+                        Rule::Bounds,
+                        format!("the pool of relay{node} to relay{} is too large", peer.node),
+                    ));
+                }
+            }
+        }
+        let is_end = self.queue.now() >= self.size.length;
+        let is_left = |c: &&Connection| {
+            matches!(c.dial, DialEnd::Used(_)) || matches!(c.accept, AcceptEnd::Used(_))
+        };
+        if is_end {
+            let used = self.connections.iter().filter(|(_, c)| is_left(c)).count();
+            if self.legs.len() + used > 0 {
+                let what = format!("{} legs and {used} connections are left", self.legs.len());
+                found = Some((Rule::Leftovers, what));
+            }
+        }
+        if let Some((rule, what)) = found {
+            self.violate(rule, what);
+        }
+        if !is_end {
+            self.queue.after(Duration::from_secs(1), Event::Audits);
+        }
+    }
+}
+
+impl Location {
+    fn is_relay(self, node: Node) -> bool {
+        self == Self::Relay(node)
+    }
+
+    /// Returns whether it is the path between two relays, in either direction.
+    fn is_between(self, a: Node, b: Node) -> bool {
+        let Self::Path(from, to) = self else {
+            return false;
+        };
+        let cut = Cut { from, to };
+        cut.covers(a, b) || cut.covers(b, a)
+    }
+}

@@ -1,0 +1,125 @@
+//! Sessions that another relay requests: the real [`Acceptor`] reads the hello, and [`onward`] decides where the
+//! session goes.
+
+use std::time::Duration;
+
+use taut_mesh::acceptor::{self, Acceptor};
+use taut_mesh::hello::{Hello, Target};
+use taut_mesh::members::MemberName;
+use taut_mesh::onward::{Onward, Policy, Refusal, onward};
+use taut_mesh::ways::Ways;
+
+use crate::accepting::limits;
+use crate::connection::{AcceptEnd, End, Packet};
+use crate::destination::{Permissions, look_up, session_number};
+use crate::engine::Key;
+use crate::network::Node;
+use crate::oracle::Rule;
+use crate::session::Leg;
+use crate::world::{Event, World, node_of};
+
+impl World {
+    /// A hello has arrived.
+    pub(crate) fn on_hello(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let node = connection.acceptor;
+        match connection.accept {
+            AcceptEnd::Proven(_) => {}
+            AcceptEnd::Handshaking(_) | AcceptEnd::Unseen => {
+                // The proof was lost and is sent again; TCP keeps the order.
+                let event = Event::Arrives(key, End::Acceptor, Packet::Hello, 0);
+                self.queue.after(Duration::from_millis(50), event);
+                return;
+            }
+            _ => return,
+        }
+        let own = connection.own;
+        let mut bytes = std::mem::take(&mut connection.hello);
+        let Some(member) = self.members_at(node).by_key(&own).cloned() else {
+            self.close(key, End::Acceptor);
+            return;
+        };
+        let now = self.local_now(node);
+        let mut acceptor = Acceptor::new(now, &limits(), Some(member.clone()));
+        let (mut plain, mut out) = (vec![0; bytes.len()], Vec::new());
+        let local = &self.relay(node).local;
+        let event = acceptor.receive(&mut bytes, &mut plain, now, local, &mut out);
+        match event {
+            Ok(acceptor::Event::Hello { hello, .. }) => {
+                self.serve(key, &member.name, &hello);
+            }
+            Ok(_) => {
+                let until = self.when(node, acceptor.deadline());
+                if let Some(connection) = self.connections.get_mut(key) {
+                    connection.accept = AcceptEnd::Greeting(Box::new(acceptor));
+                }
+                self.queue.at(until, Event::AcceptTimer(key));
+            }
+            Err(_) => {
+                self.oracle.rejected += 1;
+                self.close(key, End::Acceptor);
+            }
+        }
+    }
+
+    /// Serves the session that another relay requests, as `Worker::serve` does.
+    fn serve(&mut self, key: Key, member: &MemberName, hello: &Hello) {
+        let Some(connection) = self.connections.get(key) else {
+            return;
+        };
+        let (node, own) = (connection.acceptor, connection.own);
+        let number = session_number(hello.session);
+        // A session that has ended meanwhile is served all the same, until the reset arrives.
+        if number >= self.sessions.len() {
+            self.close(key, End::Acceptor);
+            return;
+        }
+        self.oracle.served += 1;
+        self.check_served(key, node, member, &own);
+        let policy = Permissions {
+            relay: self.relay(node),
+            allows_all: self.broken == Some(Rule::Destinations),
+        };
+        let decision = onward(member, hello, &policy);
+        // The addresses that a name leads to are somebody else's to choose.
+        let decision = match decision {
+            Ok(Onward::LookUp(found)) => {
+                let address = look_up(&found);
+                match policy.may_reach(member, address) {
+                    true => Ok(Onward::Address(address)),
+                    false => Err(Refusal::Destination),
+                }
+            }
+            other => other,
+        };
+        match decision {
+            Ok(Onward::Relay(next)) => {
+                let leg = self.new_leg(number, node, key);
+                let to = node_of(&next.receiver);
+                self.ask_peer(leg, node, to, next, Ways::default());
+            }
+            Ok(Onward::Address(address)) => {
+                let leg = self.new_leg(number, node, key);
+                self.check_destination(node, address);
+                self.connect(leg, &Target::Addr(address));
+            }
+            Ok(Onward::LookUp(_)) => unreachable!("looked up above"),
+            Err(_) => {
+                self.oracle.refused += 1;
+                self.close(key, End::Acceptor);
+            }
+        }
+    }
+
+    fn new_leg(&mut self, session: usize, node: Node, inbound: Key) -> Key {
+        let leg = Leg::new(session, node, Some(inbound));
+        let leg = self.legs.insert(leg);
+        if let Some(connection) = self.connections.get_mut(inbound) {
+            connection.accept = AcceptEnd::Used(leg);
+            self.relay_mut(node).ready -= 1;
+        }
+        leg
+    }
+}
