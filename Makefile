@@ -25,7 +25,7 @@ ON_TLS_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-ke
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
+.PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop \
         model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short kernel-tls-short test-snoop-guests guests
 
 help: ## this list
@@ -81,6 +81,9 @@ bench-tune: root release ## what it costs to tune 10,000 connections that rest (
 
 bench-share: ## how long it takes to share a budget out among 100,000 connections, beside sorting them
 	@cargo bench --quiet -p taut-tune --bench share -- $(ARGS)
+
+bench-plan: ## how long it takes to plan for 1,000 relays and 100,000 pairs
+	@cargo bench --quiet -p taut-mesh --bench plan -- $(ARGS)
 
 bench-relay: root release ## taut relay beside HAProxy, nginx, socat and ssh, in target/lab too (root)
 	@mkdir -p target/lab

@@ -11,6 +11,7 @@ use crate::dialler::Dialler;
 use crate::hello::{Hello, Target};
 use crate::identity::{KeyError, PrivateKey};
 use crate::members::{MAX_ADDRESSES, MAX_KEYS, MAX_MEMBERS, Member, MemberName, Members};
+use crate::plan::{self, Endpoint, MAX_RELAYS, Options, Planner, Relay};
 use crate::proxy::{self, Header, MAX_HEADER, Progress, ProxyError, Reader};
 use crate::rows::{Exchange, MemberId, RowMessage, Table};
 use crate::tls::{AcceptTls, DialTls};
@@ -34,6 +35,7 @@ static MESH: LazyLock<Mesh> = LazyLock::new(|| {
         addresses: Vec::new(),
         site: None,
         cloud: None,
+        price: None,
     };
     let list = vec![member("a", &a), member("b", &b)];
     let members = Arc::new(Members::new(list).expect("two members"));
@@ -389,6 +391,33 @@ pub fn rows(data: &[u8]) {
     if let Ok(message) = RowMessage::decode(data) {
         assert_eq!(message.encode(), data);
         assert!(table.learn(message, now).is_err());
+    }
+}
+
+/// The largest number of relays among which [`rtt_file`] plans.
+const RTT_FILE_RELAYS: usize = 8;
+
+/// Parses `data` as a file of round trips, and plans between two of its places.
+pub fn rtt_file(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
+    let Ok(table) = plan::Table::parse(text) else {
+        return;
+    };
+    let relays: Vec<Relay> = table.relays().take(RTT_FILE_RELAYS).collect();
+    let network = table.network(relays);
+    for (prefix, member, path) in table.prefixes() {
+        let (outside, inside) = (Endpoint::Prefix(prefix), Endpoint::Member(member.clone()));
+        assert!(path.is_known());
+        assert!(table.path(&inside, &outside).is_known());
+        assert_eq!(outside.to_string().parse(), Ok(outside.clone()));
+        assert_eq!(table.locate(&outside), Some(outside.clone()));
+        let ends = table.ends(&network, &outside, &inside);
+        let ranking = Planner::new(&network, Options::default()).choose(&ends, None);
+        for route in &ranking.routes {
+            assert!(route.first_byte <= route.finish && route.relays.len() <= MAX_RELAYS);
+        }
     }
 }
 

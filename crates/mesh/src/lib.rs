@@ -7,7 +7,7 @@
 //! the client's bytes follow. The hello is a header of the PROXY protocol ([`proxy`]). [`acceptor`] and
 //! [`dialler`] are the two ends. [`pool`] decides how many connections to hold ready, [`ways`] which relay a
 //! session asks for one, and [`onward`] where a session goes that another relay requests.
-//! `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.
+//! [`plan`] chooses the relays of a route. `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.
 //!
 //! This crate has no sockets and no clock: bytes and `now` are arguments. The randomness of TLS is the
 //! kernel's. Only [`identity::PrivateKey`] reads and writes a file.
@@ -96,6 +96,7 @@ pub mod identity;
 pub mod members;
 mod name;
 pub mod onward;
+pub mod plan;
 pub mod pool;
 pub mod proxy;
 mod rejection;

@@ -18,6 +18,9 @@ pub const MAX_KEYS: usize = 2;
 /// The largest number of addresses of a member.
 pub const MAX_ADDRESSES: usize = 8;
 
+/// The highest price per GB.
+pub const MAX_PRICE: f64 = 1e6;
+
 /// The largest accepted size of a list of members, in bytes.
 pub const MAX_FILE: u64 = 4 << 20;
 
@@ -34,6 +37,15 @@ pub struct Member {
     pub site: Option<String>,
     /// The cloud that it is in, a label.
     pub cloud: Option<String>,
+    /// The price of sending one GB from it.
+    pub price: Option<Price>,
+}
+
+/// The price of sending one GB, in any currency: the planner only compares and adds prices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Price {
+    /// In millionths, so that prices can be compared exactly.
+    millionths: u64,
 }
 
 /// The members of a mesh, by name and by key.
@@ -87,6 +99,9 @@ pub enum MemberFault {
     /// An address is malformed.
     #[error("addresses: {0}")]
     Address(#[from] TargetError),
+    /// The price is malformed.
+    #[error("price: {0} is not a price; it must be a number from 0 to {MAX_PRICE}")]
+    Price(f64),
 }
 
 #[derive(Deserialize)]
@@ -105,13 +120,30 @@ struct Entry {
     addresses: Vec<String>,
     site: Option<String>,
     cloud: Option<String>,
+    price: Option<f64>,
+}
+
+// === impl Price ===
+
+impl Price {
+    /// Returns the price per GB, to a millionth. `None` if it is not a number from 0 to [`MAX_PRICE`].
+    pub fn new(per_gb: f64) -> Option<Self> {
+        (0.0..=MAX_PRICE).contains(&per_gb).then(|| Self {
+            millionths: (per_gb * 1e6).round() as u64,
+        })
+    }
+
+    /// Returns the price per GB.
+    pub fn per_gb(self) -> f64 {
+        self.millionths as f64 / 1e6
+    }
 }
 
 // === impl Members ===
 
 impl Members {
     /// Parses a list of members, in TOML: an array of tables `member`, each with `name`, `keys` and,
-    /// optionally, `addresses`, `site` and `cloud`.
+    /// optionally, `addresses`, `site`, `cloud` and `price`.
     ///
     /// # Errors
     /// [`MembersError`], at the first fault.
@@ -201,6 +233,10 @@ impl Entry {
                 .collect::<Result<_, _>>()?,
             site: self.site,
             cloud: self.cloud,
+            price: self
+                .price
+                .map(|price| Price::new(price).ok_or(MemberFault::Price(price)))
+                .transpose()?,
         })
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn list(members: &[(&str, &[u8])]) -> Arc<Members> {
         addresses: Vec::new(),
         site: None,
         cloud: None,
+        price: None,
     });
     Arc::new(Members::new(members.collect()).unwrap())
 }

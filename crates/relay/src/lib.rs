@@ -48,4 +48,4 @@ pub mod session_log;
 pub mod turbo;
 mod worker;
 
-pub use taut_mesh::identity;
+pub use taut_mesh::{identity, members, plan};

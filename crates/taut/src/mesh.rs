@@ -1,12 +1,13 @@
-//! `taut mesh`: the identities of relays. One file a subcommand.
+//! `taut mesh`: the identities of relays, and their routes. One file a subcommand.
 
 mod keys;
+mod plan;
 
 use clap::{Args as ClapArgs, Subcommand};
 
 use crate::Failure;
 
-/// Make and show the identities of relays
+/// Make and show the identities of relays, and plan their routes
 #[derive(ClapArgs)]
 #[command(after_help = "\
 A relay of a mesh proves its identity by its private key, and knows other relays by their public \
@@ -25,11 +26,13 @@ pub(crate) struct Args {
 enum Action {
     Keygen(keys::KeygenArgs),
     Pubkey(keys::PubkeyArgs),
+    Plan(Box<plan::Args>),
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
         Action::Keygen(args) => keys::keygen(args),
         Action::Pubkey(args) => keys::pubkey(args),
+        Action::Plan(args) => plan::run(args),
     }
 }

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::identity::PrivateKey;
 use crate::sim::{any_name, key, name};
 
 fn parse(text: &str) -> Result<Members, MembersError> {
@@ -189,5 +190,24 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_member_may_have_a_price() {
+    let member = |price: &str| {
+        let key = PrivateKey::from_seed(&[7; 32]).public();
+        Members::parse(&format!(
+            "[[member]]\nname = \"a\"\nkeys = [\"{key}\"]\nprice = {price}"
+        ))
+    };
+    for (text, price) in [("0.09", 0.09), ("1", 1.0), ("0", 0.0)] {
+        let members = member(text).expect("a price");
+        let found = members.by_name("a").and_then(|a| a.price);
+        assert_eq!(found.map(Price::per_gb), Some(price));
+    }
+    for text in ["-0.1", "nan", "inf", "1e7"] {
+        let error = member(text).expect_err(text).to_string();
+        assert!(error.contains("is not a price"), "{error}");
     }
 }

@@ -500,6 +500,7 @@ pub(crate) fn members(keys: &[Vec<PublicKey>]) -> Members {
         addresses: Vec::new(),
         site: None,
         cloud: None,
+        price: None,
     };
     Members::new(all.map(member).collect()).expect("a valid list")
 }

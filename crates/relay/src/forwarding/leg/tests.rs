@@ -67,6 +67,7 @@ fn channels() -> (Channel, Channel) {
         addresses: Vec::new(),
         site: None,
         cloud: None,
+        price: None,
     };
     let members = Members::new(vec![member("near", &near), member("far", &far)]).unwrap();
     let mut to_far = Vec::new();
