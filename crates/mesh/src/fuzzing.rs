@@ -8,9 +8,12 @@ use crate::acceptor::{Acceptor, Event, Limits, Local, Rejection};
 use crate::channel::{Channel, MAX_RECORD, sealed_len};
 use crate::client_hello;
 use crate::dialler::Dialler;
+use crate::etcd;
 use crate::hello::{Hello, Target};
 use crate::identity::{KeyError, PrivateKey};
-use crate::members::{MAX_ADDRESSES, MAX_KEYS, MAX_MEMBERS, Member, MemberName, Members};
+use crate::members::{
+    MAX_ADDRESSES, MAX_KEYS, MAX_MEMBERS, Member, MemberName, Members, Statement, sign,
+};
 use crate::plan::{self, Endpoint, MAX_RELAYS, Options, Planner, Relay};
 use crate::proxy::{self, Header, MAX_HEADER, Progress, ProxyError, Reader};
 use crate::rows::{Exchange, MemberId, RowMessage, Table};
@@ -418,6 +421,51 @@ pub fn rtt_file(data: &[u8]) {
         for route in &ranking.routes {
             assert!(route.first_byte <= route.finish && route.relays.len() <= MAX_RELAYS);
         }
+    }
+}
+
+/// Parses `data` as a signed list of members: as it is, and signed by the key of the mesh.
+pub fn signed_members(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else {
+        return;
+    };
+    static KEY: LazyLock<PrivateKey> = LazyLock::new(|| PrivateKey::from_seed(&[3; 32]));
+    let keys = [KEY.public()];
+    // Nobody can guess a signature.
+    assert!(Members::parse_signed(text, &keys).is_err());
+    let statement = Statement {
+        serial: 1,
+        expires: None,
+        smaller_since: None,
+    };
+    if let Ok(signed) = sign(text, &statement, &KEY) {
+        let members = Members::parse_signed(&signed, &keys).expect("its own signature");
+        assert_eq!(members.statement(), Some(&statement));
+        assert_eq!(
+            Some(members.iter().len()),
+            Members::parse(text).ok().map(|m| m.iter().len())
+        );
+    }
+}
+
+/// Parses `data` as each of etcd's replies and as a watch that arrives in pieces.
+pub fn etcd_reply(data: &[u8]) {
+    let keys = etcd::Keys::new("/taut");
+    let _ = (etcd::token(data), etcd::offer(data), etcd::lease(data));
+    let _ = (etcd::check_kept(data), etcd::registered(data));
+    if let Ok(present) = etcd::present(data, &keys) {
+        assert!(present.names.len() <= MAX_MEMBERS);
+    }
+    let fault = etcd::fault(500, data);
+    assert!(fault.message.chars().count() <= 200 && !fault.message.contains('\n'));
+    let (mut whole, mut pieces) = (etcd::Lines::default(), etcd::Lines::default());
+    let lines = whole.push(data).expect("a short stream");
+    let cut = data
+        .chunks(7)
+        .flat_map(|piece| pieces.push(piece).expect("a short stream"));
+    assert!(cut.eq(lines.iter().cloned()));
+    for line in lines {
+        let _ = etcd::watch_message(&line);
     }
 }
 

@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+mod signed;
+
 use serde::Deserialize;
 
 use crate::hello::{Target, TargetError};
 use crate::identity::{PublicKey, PublicKeyError};
 pub use crate::name::{MAX_NAME, MemberName, NameError};
+pub use signed::{ListRefusal, MAX_MESH_KEYS, MAX_SIGNED, SignError, SignedError, Statement, sign};
 
 /// The largest number of members.
 pub const MAX_MEMBERS: usize = 4096;
@@ -54,6 +57,7 @@ pub struct Members {
     all: Vec<Arc<Member>>,
     by_name: HashMap<MemberName, usize>,
     by_key: HashMap<PublicKey, usize>,
+    statement: Option<Statement>,
 }
 
 /// An error in a list of members.
@@ -107,6 +111,9 @@ pub enum MemberFault {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    serial: Option<u64>,
+    expires: Option<String>,
+    smaller_since: Option<u64>,
     #[serde(default)]
     member: Vec<Entry>,
 }
@@ -143,19 +150,13 @@ impl Price {
 
 impl Members {
     /// Parses a list of members, in TOML: an array of tables `member`, each with `name`, `keys` and,
-    /// optionally, `addresses`, `site`, `cloud` and `price`.
+    /// optionally, `addresses`, `site`, `cloud` and `price`. The signature of a signed list is not checked, and
+    /// its statement is left out; see [`Members::parse_signed`].
     ///
     /// # Errors
     /// [`MembersError`], at the first fault.
     pub fn parse(text: &str) -> Result<Self, MembersError> {
-        let file: File = toml::from_str(text)?;
-        let members = file.member.into_iter().map(|entry| {
-            let name = entry.name.clone();
-            entry
-                .check()
-                .map_err(|fault| MembersError::Member { name, fault })
-        });
-        Self::new(members.collect::<Result<_, _>>()?)
+        File::parse(text)?.members()
     }
 
     /// Creates the list of these members.
@@ -212,6 +213,29 @@ impl Members {
     /// Returns all members, in the order of the list.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<Member>> {
         self.all.iter()
+    }
+}
+
+// === impl File ===
+
+impl File {
+    fn parse(text: &str) -> Result<Self, MembersError> {
+        Ok(toml::from_str(text)?)
+    }
+
+    /// Returns whether the file says something about the list, as a signed one does.
+    fn has_statement(&self) -> bool {
+        self.serial.is_some() || self.expires.is_some() || self.smaller_since.is_some()
+    }
+
+    fn members(self) -> Result<Members, MembersError> {
+        let members = self.member.into_iter().map(|entry| {
+            let name = entry.name.clone();
+            entry
+                .check()
+                .map_err(|fault| MembersError::Member { name, fault })
+        });
+        Members::new(members.collect::<Result<_, _>>()?)
     }
 }
 

@@ -32,6 +32,7 @@ pub mod config;
 pub mod control;
 mod counters;
 pub mod early_syn;
+mod etcd;
 mod event;
 mod forwarding;
 pub mod handover;

@@ -2,6 +2,7 @@
 
 mod keys;
 mod plan;
+mod sign;
 
 use clap::{Args as ClapArgs, Subcommand};
 
@@ -27,6 +28,7 @@ enum Action {
     Keygen(keys::KeygenArgs),
     Pubkey(keys::PubkeyArgs),
     Plan(Box<plan::Args>),
+    Sign(sign::SignArgs),
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -34,5 +36,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Action::Keygen(args) => keys::keygen(args),
         Action::Pubkey(args) => keys::pubkey(args),
         Action::Plan(args) => plan::run(args),
+        Action::Sign(args) => sign::run(args),
     }
 }

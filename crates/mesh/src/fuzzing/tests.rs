@@ -268,6 +268,42 @@ fn rows_and_what_travels_with_them() {
 }
 
 #[test]
+fn texts_of_signed_lists() {
+    drive(1_000, raw(), signed_members);
+    let line = prop_oneof![
+        Just("[[member]]".to_owned()),
+        "name = \"[a-c]{1,2}\"",
+        (0_u8..4).prop_map(|byte| {
+            format!(
+                "keys = [\"{}\"]",
+                PrivateKey::from_seed(&[byte; 32]).public()
+            )
+        }),
+        "#taut-members-1 [A-Za-z0-9+/]{86}==",
+        "(serial|smaller_since) = [0-9]{1,3}",
+    ];
+    let text = (vec(line, 0..9), any_changes())
+        .prop_map(|(lines, changes)| changed(lines.join("\n").into_bytes(), &changes));
+    drive(3_000, text, signed_members);
+}
+
+#[test]
+fn replies_of_etcd() {
+    drive(3_000, raw(), etcd_reply);
+    let part = prop_oneof![
+        Just("{\"result\":{\"created\":true}}\n".to_owned()),
+        Just("{\"header\":{\"revision\":\"5\"},\"kvs\":[{\"key\":\"L3RhdXQvdXAvYQ==\",\"value\":\"YQ==\"}]}".to_owned()),
+        Just("{\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\n".to_owned()),
+        Just("{\"error\":\"x\",\"code\":16,\"message\":\"m\"}".to_owned()),
+        Just("{\"ID\":\"7\",\"TTL\":\"30\",\"token\":\"t\"}".to_owned()),
+        Just("{\"result\":{\"events\":[{\"type\":\"PUT\",\"kv\":{\"value\":\"YQ==\"}}]}}\n".to_owned()),
+    ];
+    let text = (vec(part, 0..4), any_changes())
+        .prop_map(|(parts, changes)| changed(parts.concat().into_bytes(), &changes));
+    drive(10_000, text, etcd_reply);
+}
+
+#[test]
 fn texts_of_targets() {
     drive(3_000, raw(), target);
     let text = (any_target(), any_changes())

@@ -57,6 +57,22 @@ pub(crate) fn broken(
              of your relays, compare the keys of both",
             many(affected, "connection")
         ),
+        Condition::Etcd => format!(
+            "etcd cannot be used ({cause}): the list of members stays as it is, and the relay goes on; {}",
+            etcd_failure(cause)
+        ),
+        Condition::MembersList => format!(
+            "the list of members in etcd is refused ({cause}): the former list stays in use; {}",
+            refused_list(cause)
+        ),
+        Condition::DuplicateName => "another process has announced itself in etcd by the name of this relay; \
+                                     if a second relay has the private key of this one, give it a key and a \
+                                     name of its own"
+            .to_owned(),
+        Condition::Expiry { what } => match cause {
+            "expired" => format!("the {what} has expired; {}", renewal(what)),
+            _ => format!("the {what} expires within 7 days; {}", renewal(what)),
+        },
     }
 }
 
@@ -91,6 +107,55 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
             "no more connections at the mesh port fail the handshake; {} in {lasted}",
             many(affected, "connection")
         ),
+        Condition::Etcd => format!("etcd can be used again after {lasted}"),
+        Condition::MembersList => {
+            format!("the list of members in etcd is accepted again after {lasted}")
+        }
+        Condition::DuplicateName => {
+            format!("no other process has the name of this relay in etcd any more, after {lasted}")
+        }
+        Condition::Expiry { what } => format!("the {what} has been renewed"),
+    }
+}
+
+/// Returns what to do about etcd.
+fn etcd_failure(cause: &str) -> &'static str {
+    match cause {
+        "tls" => "check ca_file, cert_file and key_file, and the name in the server's certificate",
+        "denied" => "check the user, its password and the role that it has in etcd",
+        "files" => "check that the relay's user can read the files of [relay.mesh.etcd]",
+        "look_up" => "check the names of the endpoints and /etc/resolv.conf",
+        _ => "check the servers and the path to them; `taut relay status` has the last error",
+    }
+}
+
+/// Returns what to do about a list that is refused.
+fn refused_list(cause: &str) -> &'static str {
+    match cause {
+        "missing" => "put the signed list back: `etcdctl put PREFIX/members < FILE`",
+        "signature" => {
+            "it is not signed by relay.mesh.members_key: someone may have changed it; sign it with `taut mesh sign`"
+        }
+        "older" => "put the newest signed list there; someone may have brought an old one back",
+        "smaller" => {
+            "it has lost more than half of the members: if that is intended, sign it with `taut mesh sign --smaller`"
+        }
+        "same_serial" => "two lists were signed with one serial; sign it again",
+        "expired" => "sign it again with `taut mesh sign`",
+        "not_written" => {
+            "relay.mesh.members_file cannot be written: its directory must belong to the relay's user"
+        }
+        _ => "`taut relay status` says what is wrong with it",
+    }
+}
+
+/// Returns how something that expires is renewed.
+fn renewal(what: &str) -> &'static str {
+    match what {
+        "list of members" => {
+            "sign it again with `taut mesh sign`; the relay goes on with it meanwhile"
+        }
+        _ => "renew it; the relay reads the files again when it connects",
     }
 }
 

@@ -6,7 +6,7 @@
 //! | bound | value | when it is reached |
 //! |---|---|---|
 //! | conditions | [`MAX_CONDITIONS`] | further ones are not tracked |
-//! | warnings of one condition | one a minute, of refused clients one in ten minutes | the change is not logged; its count is added to the next warning |
+//! | warnings of one condition | one a minute, of refused clients one in ten minutes, of an expiry one a day | the change is not logged; its count is added to the next warning |
 //! | lines of all conditions | [`BURST`] at once, one in [`REFILL`] | a warning comes later; a recovery is not logged |
 
 use std::sync::Arc;
@@ -52,6 +52,14 @@ pub(crate) enum Condition {
     Refused { forward: Arc<str> },
     /// Connections at the mesh port do not complete the handshake.
     Handshakes,
+    /// No server of etcd can be used.
+    Etcd,
+    /// The list of members in etcd is refused.
+    MembersList,
+    /// Another process has announced itself in etcd by the name of this relay.
+    DuplicateName,
+    /// The list of members or a certificate expires soon, or has expired.
+    Expiry { what: &'static str },
 }
 
 /// How a condition ends.
@@ -78,6 +86,10 @@ impl Condition {
             Self::Accept => "accept",
             Self::Refused { .. } => "refused",
             Self::Handshakes => "handshakes",
+            Self::Etcd => "etcd",
+            Self::MembersList => "members_list",
+            Self::DuplicateName => "duplicate_name",
+            Self::Expiry { .. } => "expiry",
         }
     }
 
@@ -89,7 +101,14 @@ impl Condition {
             | Self::Refused { forward } => forward,
             Self::Peer { peer } => peer,
             Self::LookUp { name } => name,
-            Self::MaxSessions | Self::SourceLimit | Self::Accept | Self::Handshakes => "",
+            Self::Expiry { what } => what,
+            Self::MaxSessions
+            | Self::SourceLimit
+            | Self::Accept
+            | Self::Handshakes
+            | Self::Etcd
+            | Self::MembersList
+            | Self::DuplicateName => "",
         }
     }
 
@@ -106,12 +125,16 @@ impl Condition {
             Self::Destination { .. }
             | Self::Destinations { .. }
             | Self::Peer { .. }
-            | Self::LookUp { .. } => Recovery::Success,
+            | Self::LookUp { .. }
+            | Self::Etcd
+            | Self::MembersList
+            | Self::DuplicateName => Recovery::Success,
             Self::MaxSessions
             | Self::SourceLimit
             | Self::Accept
             | Self::Refused { .. }
-            | Self::Handshakes => Recovery::Quiet(QUIET),
+            | Self::Handshakes
+            | Self::Expiry { .. } => Recovery::Quiet(QUIET),
         }
     }
 
@@ -129,6 +152,7 @@ impl Condition {
         match self {
             // The Internet never stops trying.
             Self::Refused { .. } | Self::Handshakes | Self::SourceLimit => Duration::from_secs(600),
+            Self::Expiry { .. } => Duration::from_secs(86_400),
             _ => Duration::from_secs(60),
         }
     }

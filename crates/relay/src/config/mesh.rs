@@ -6,9 +6,11 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use ipnet::IpNet;
 use serde::Deserialize;
-use taut_mesh::members::MemberName;
+use taut_mesh::identity::PublicKey;
+use taut_mesh::members::{MAX_MESH_KEYS, MemberName};
 use toml::Spanned;
 
+use super::etcd::{EtcdConfig, EtcdSection};
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
 use super::limits::{InboundLimits, PoolLimits};
 use crate::access::{Rule, SourcePrefix, Sources};
@@ -25,6 +27,11 @@ pub struct MeshConfig {
     pub private_key_file: PathBuf,
     /// The file with the list of all relays of the mesh.
     pub members_file: PathBuf,
+    /// The keys of the mesh, one of which must have signed the list of relays. Empty: the list has no
+    /// signature, or it is not checked.
+    pub members_key: Vec<PublicKey>,
+    /// Where the signed list comes from besides its file.
+    pub etcd: Option<EtcdConfig>,
     /// The addresses of the mesh port; empty: this node only dials.
     pub listen: Vec<Listen>,
     /// Relays that may connect, by their own addresses.
@@ -127,6 +134,8 @@ impl MeshConfig {
         Self {
             private_key_file,
             members_file,
+            members_key: Vec::new(),
+            etcd: None,
             listen: Vec::new(),
             sources: Sources::default(),
             allow: Vec::new(),
@@ -189,6 +198,8 @@ impl LegConfig {
 pub(super) struct MeshSection {
     private_key_file: Option<PathBuf>,
     members_file: Option<PathBuf>,
+    members_key: Option<Spanned<OneOrMany>>,
+    etcd: Option<Spanned<EtcdSection>>,
     trusted_networks: Option<Spanned<OneOrMany>>,
     kernel_tls: Option<bool>,
     removed_members: Option<Removed>,
@@ -282,6 +293,22 @@ impl MeshSection {
             return Err((at, message.into()));
         };
         let mut mesh = MeshConfig::new(private_key_file, members_file);
+        let members_key_at = self.members_key.as_ref().map_or(at, |key| key.span().start);
+        mesh.members_key = list(self.members_key, "members_key")?;
+        if mesh.members_key.len() > MAX_MESH_KEYS {
+            let message =
+                format!("relay.mesh.members_key: at most {MAX_MESH_KEYS} keys are allowed");
+            return Err((members_key_at, message));
+        }
+        if let Some(etcd) = self.etcd {
+            let at = etcd.span().start;
+            if mesh.members_key.is_empty() {
+                let message = "relay.mesh.etcd: the list in etcd must be signed, or whoever can write to etcd \
+                               could add a relay; name the public key of the mesh in relay.mesh.members_key";
+                return Err((at, message.into()));
+            }
+            mesh.etcd = Some(etcd.into_inner().check(at)?);
+        }
         mesh.listen = list(self.listen, "listen")?;
         mesh.sources = sources(self.from, self.not_from, "relay.mesh")?;
         mesh.allow = list(self.allow, "allow")?;

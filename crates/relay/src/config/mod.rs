@@ -14,6 +14,7 @@ use crate::early_syn::{Devices, Limits};
 use crate::net::addr::{Destination, Listen};
 use crate::session_log;
 
+mod etcd;
 mod field;
 mod file;
 mod limits;
@@ -21,6 +22,7 @@ mod mesh;
 mod server_name;
 mod transparent;
 
+pub use etcd::{ClientCertificate, Endpoint, EndpointError, EtcdConfig, Login, MAX_ENDPOINTS};
 pub use limits::{InboundLimits, PoolLimits};
 pub use mesh::{LegConfig, MeshConfig, PeerRule, Removed, Turbo};
 pub use server_name::{Named, ServerName, ServerNameError};

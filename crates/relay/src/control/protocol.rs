@@ -1,5 +1,7 @@
 //! What an operator asks a relay, and what it answers: one line of JSON each.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use crate::session_list::SessionRow;
@@ -104,6 +106,49 @@ pub struct Status {
     pub peers: Vec<PeerStatus>,
     /// What is broken.
     pub broken: Vec<BrokenStatus>,
+    /// The list of members; `None` without a mesh.
+    #[serde(default)]
+    pub members: Option<MembersStatus>,
+}
+
+/// The state of the list of members.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MembersStatus {
+    /// Members, this relay included.
+    pub count: u64,
+    /// The serial of a signed list.
+    pub serial: Option<u64>,
+    /// Seconds until the list expires; negative: since it has expired.
+    pub expires_in: Option<f64>,
+    /// Lists that were refused since the start, by cause; causes that have not occurred are left out.
+    pub refused: BTreeMap<String, u64>,
+    /// Where the list comes from, if from etcd.
+    pub etcd: Option<EtcdStatus>,
+}
+
+/// The state of the connection to etcd.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EtcdStatus {
+    /// The server in use, or tried last.
+    pub endpoint: String,
+    /// Whether it can be used.
+    pub connected: bool,
+    /// Seconds since the list was last read.
+    pub read_age: Option<f64>,
+    /// Changes of the list that etcd has reported since the start.
+    pub changes: u64,
+    /// Watches that ended since the start because etcd had compacted what they began with.
+    pub compacted: u64,
+    /// Failures since the start, by cause; causes that have not occurred are left out.
+    pub failures: BTreeMap<String, u64>,
+    /// Why the list in etcd is refused; `None` if it is not.
+    pub refusal: Option<String>,
+    /// The last failure.
+    pub last_failure: Option<String>,
+    /// Members that have announced themselves.
+    pub present: u64,
+    /// Up to 16 members that have not.
+    pub absent: Vec<String>,
 }
 
 /// The state of a forward.

@@ -15,6 +15,7 @@ use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 
+mod members;
 mod mesh;
 mod scopes;
 
@@ -78,6 +79,7 @@ impl Collector for Metrics {
         )?;
 
         self.encode_mesh(&mut encoder)?;
+        self.encode_members(&mut encoder)?;
         self.encode_scopes(&mut encoder)?;
         self.encode_early(&mut encoder)?;
         self.encode_turbo(&mut encoder)?;

@@ -11,6 +11,7 @@ use crate::counters::counter::Counter;
 use crate::counters::registry::Registry as ScopeRegistry;
 use crate::counters::worker::WorkerMetrics;
 use crate::early_syn::PendingTable;
+use crate::etcd::ListStatus;
 use crate::intercept::{Exits, Method, Status};
 use crate::net::backend::BackendTable;
 use crate::outcome::proxy::ProxyRefusal;
@@ -29,6 +30,8 @@ pub struct Metrics {
     scopes: Arc<ScopeRegistry>,
     /// What is broken.
     conditions: Arc<Mutex<Tracker>>,
+    /// The list of members and its source.
+    list: Arc<ListStatus>,
     early: Option<Arc<PendingTable>>,
     /// Kept alive while its counters may be read; legs between relays use it.
     turbo: Arc<TurboStart>,
@@ -50,6 +53,7 @@ impl Metrics {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             scopes: Arc::new(ScopeRegistry::new(workers)),
             conditions: Arc::new(Mutex::new(Tracker::new(Instant::now()))),
+            list: Arc::default(),
             early,
             turbo,
             log: None,
@@ -68,6 +72,11 @@ impl Metrics {
     /// Adds the session log's metrics.
     pub(crate) fn with_log(self, log: Option<Recorder>) -> Self {
         Self { log, ..self }
+    }
+
+    /// Adds the list of members.
+    pub(crate) fn with_list(self, list: Arc<ListStatus>) -> Self {
+        Self { list, ..self }
     }
 
     /// Adds the addresses of destinations.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use taut_mesh::members::Member;
+use taut_mesh::members::{Member, Members};
 use taut_sys::Errno;
 use taut_sys::socket::Listener;
 
@@ -14,7 +14,8 @@ use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
-use crate::config::Config;
+use crate::config::{Config, MeshConfig};
+use crate::etcd;
 use crate::net::addr::Destination;
 use crate::net::targets::look_up;
 use crate::session_log;
@@ -57,8 +58,16 @@ pub fn check(config: &Config) -> Findings {
         }
     }
     let place = TlsPlace::of(config);
+    let mut of_list = ListFindings::default();
     let relays = match &config.mesh {
-        Some(mesh) => Identity::load(mesh, &place).and_then(|identity| identity.dialled(config)),
+        Some(mesh) => {
+            of_list = check_list(mesh);
+            let identity = match &of_list.first {
+                Some(members) => Identity::with_members(mesh, &place, members.clone()),
+                None => Identity::load(mesh, &place),
+            };
+            identity.and_then(|identity| identity.dialled(config))
+        }
         None => Ok(Vec::new()),
     };
     let relays = relays.unwrap_or_else(|error| {
@@ -93,10 +102,45 @@ pub fn check(config: &Config) -> Findings {
         }
     }
     errors.extend(failed_look_ups(config, &relays));
+    let place = config.mesh.iter().map(|_| place.to_string());
     Findings {
         errors,
-        warnings: doubts(config),
-        notes: config.mesh.iter().map(|_| place.to_string()).collect(),
+        warnings: doubts(config).into_iter().chain(of_list.warning).collect(),
+        notes: place.chain(of_list.note).collect(),
+    }
+}
+
+/// What a check of the list of members in etcd found.
+#[derive(Default)]
+struct ListFindings {
+    /// The list, if a start would use it because the file does not exist.
+    first: Option<Arc<Members>>,
+    warning: Option<String>,
+    note: Option<String>,
+}
+
+/// Reads the list of members in etcd, if the configuration names servers of it. A start needs it only without
+/// a file.
+fn check_list(mesh: &MeshConfig) -> ListFindings {
+    let Some(etcd) = &mesh.etcd else {
+        return ListFindings::default();
+    };
+    match etcd::check(mesh, etcd) {
+        Ok(members) => {
+            let serial = members.statement().map_or(0, |s| s.serial);
+            let count = members.iter().len();
+            ListFindings {
+                note: Some(format!(
+                    "the list of members in etcd has {count} members, serial {serial}"
+                )),
+                first: Some(members).filter(|_| !mesh.members_file.exists()),
+                warning: None,
+            }
+        }
+        Err(problem) => ListFindings {
+            warning: Some(problem),
+            ..ListFindings::default()
+        },
     }
 }
 

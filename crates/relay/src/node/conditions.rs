@@ -1,13 +1,14 @@
 //! Reads the counters that show what is broken, and logs changes of state.
 
 use std::sync::{MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use taut_mesh::acceptor::Rejection;
 
 use super::handle::SharedHandle;
 use crate::condition::{Broken, Change, Condition, Observation, Tracker, message};
 use crate::counters::forward::ForwardStats;
+use crate::etcd::ListState;
 use crate::metrics::Metrics;
 use crate::outcome::peer::PeerFailure;
 use crate::outcome::refusal::ClientRefusal;
@@ -32,8 +33,11 @@ impl SharedHandle {
     /// Reads the counters and logs the conditions that have begun or ended since the last call.
     pub(crate) fn report_conditions(&self, metrics: &Metrics, now: Instant) {
         let setup = self.shared.setup();
+        let members = setup.mesh.as_ref().map(|mesh| &*mesh.local.members);
+        self.list.observe(members, SystemTime::now());
+        let of_list = of_list(&self.list.state());
         let mut tracker = self.tracker();
-        for (condition, seen) in observations(&setup, metrics) {
+        for (condition, seen) in observations(&setup, metrics).into_iter().chain(of_list) {
             if let Some(change) = tracker.observe(condition, seen, now) {
                 log(&change, &setup, metrics);
             }
@@ -111,6 +115,33 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
     all.push((Condition::SourceLimit, only_failures(source)));
     let accept = [("accept", metrics.accept_failed())].into_iter();
     all.push((Condition::Accept, only_failures(accept)));
+    all
+}
+
+/// Returns what is known of the list of members and of etcd.
+fn of_list(state: &ListState) -> Vec<(Condition, Observation)> {
+    let etcd = &state.etcd;
+    let mut all = Vec::new();
+    if state.follows {
+        let causes = |labels: [&'static str; 8], counts: [u64; 8]| {
+            labels.into_iter().zip(counts).collect::<Vec<_>>()
+        };
+        let seen = |failed, succeeded| Observation {
+            failed,
+            succeeded,
+            affected: Some(0),
+        };
+        let failed = causes(ListState::FAILURES, etcd.failures);
+        all.push((Condition::Etcd, seen(failed, etcd.reads)));
+        let refused = causes(ListState::REFUSALS, state.refused);
+        all.push((Condition::MembersList, seen(refused, state.accepted)));
+        let duplicates = vec![("duplicate", etcd.duplicates)];
+        all.push((Condition::DuplicateName, seen(duplicates, etcd.announced)));
+    }
+    for near in state.near_expiry() {
+        let failed = [("soon", near.soon), ("expired", near.expired)].into_iter();
+        all.push((Condition::Expiry { what: near.what }, only_failures(failed)));
+    }
     all
 }
 

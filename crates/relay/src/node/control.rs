@@ -1,18 +1,23 @@
 //! What an operator asks of a running node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use taut_mesh::members::{Member, Members};
 
 use super::StartError;
 use super::handle::{Present, SharedHandle};
 use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
-use crate::control::protocol::{BrokenStatus, ForwardStatus, PeerStatus, Status};
+use crate::control::protocol::{
+    BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, PeerStatus, Status,
+};
 use crate::counters::forward::MESH;
+use crate::etcd::{EtcdState, ListState};
 use crate::metrics::Metrics;
 use crate::session_list::{SessionFilter, SessionRow};
 use crate::worker::Order;
@@ -20,6 +25,9 @@ use crate::worker::mailbox::Message;
 
 /// The time to wait for the answers of all workers.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The number of members that are listed as absent from etcd.
+const MAX_ABSENT: usize = 16;
 
 /// Why a forward or relay cannot be drained.
 #[derive(Debug, thiserror::Error)]
@@ -242,7 +250,55 @@ impl SharedHandle {
             forwards,
             peers: peers.collect(),
             broken: broken.collect(),
+            members: self
+                .members()
+                .map(|members| members_status(&members, &self.list.state(), now)),
         }
+    }
+}
+
+/// Returns the state of the list of members.
+fn members_status(members: &Members, state: &ListState, now: Instant) -> MembersStatus {
+    let counted = |labels: [&str; 8], counts: [u64; 8]| -> BTreeMap<String, u64> {
+        let all = labels.into_iter().zip(counts);
+        let occurred = all.filter(|(_, count)| *count > 0);
+        occurred
+            .map(|(label, count)| (label.to_owned(), count))
+            .collect()
+    };
+    let of_etcd = |etcd: &EtcdState| {
+        let is_absent = |member: &&Arc<Member>| !etcd.present.contains(&member.name);
+        let absent = members.iter().filter(is_absent).take(MAX_ABSENT);
+        let present = etcd
+            .present
+            .iter()
+            .filter(|name| members.by_name(name.as_str()).is_some());
+        EtcdStatus {
+            endpoint: etcd.endpoint.clone(),
+            connected: etcd.is_connected,
+            read_age: etcd
+                .last_read
+                .map(|at| now.saturating_duration_since(at).as_secs_f64()),
+            changes: etcd.changes,
+            compacted: etcd.watches_ended[0],
+            failures: counted(ListState::FAILURES, etcd.failures),
+            refusal: etcd.refusal.clone(),
+            last_failure: etcd.last_failure.clone(),
+            present: present.count() as u64,
+            absent: absent.map(|member| member.name.to_string()).collect(),
+        }
+    };
+    let statement = members.statement();
+    let until = |at: SystemTime| match at.duration_since(SystemTime::now()) {
+        Ok(left) => left.as_secs_f64(),
+        Err(since) => -since.duration().as_secs_f64(),
+    };
+    MembersStatus {
+        count: members.iter().len() as u64,
+        serial: statement.map(|s| s.serial),
+        expires_in: statement.and_then(|s| s.expires).map(until),
+        refused: counted(ListState::REFUSALS, state.refused),
+        etcd: state.follows.then(|| of_etcd(&state.etcd)),
     }
 }
 

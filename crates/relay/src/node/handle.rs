@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use taut_mesh::members::MemberName;
+use taut_mesh::members::{MemberName, Members};
 use taut_sys::Errno;
 use taut_sys::socket::LegOptions;
 use tokio::sync::Notify;
@@ -18,6 +18,7 @@ use crate::access::OwnAddresses;
 use crate::condition::Tracker;
 use crate::config::Config;
 use crate::counters::registry::Registry;
+use crate::etcd::{ListStatus, Settings};
 use crate::net::backend::Backend;
 use crate::net::targets::{Targets, list, look_up};
 use crate::route::table::{NextHop, Setup};
@@ -39,6 +40,8 @@ pub(crate) struct SharedHandle {
     pub(super) started: Instant,
     /// What is broken.
     pub(super) tracker: Arc<Mutex<Tracker>>,
+    /// What is known of the list of members and of etcd.
+    pub(super) list: Arc<ListStatus>,
     /// The counters of forwards and peers.
     pub(super) registry: Arc<Registry>,
     /// What legs between relays use.
@@ -121,6 +124,26 @@ impl SharedHandle {
             }
         }
         checks
+    }
+
+    /// Returns what is known of the list of members and of etcd.
+    pub(crate) fn list(&self) -> &ListStatus {
+        &self.list
+    }
+
+    /// Returns the members that the node knows.
+    pub(crate) fn members(&self) -> Option<Arc<Members>> {
+        let setup = self.shared.setup();
+        setup.mesh.as_ref().map(|mesh| mesh.local.members.clone())
+    }
+
+    /// Returns where the list of members comes from besides its file; `None` if from nowhere else.
+    pub(crate) fn etcd_settings(&self) -> Option<Settings> {
+        let name = self.shared.setup().mesh.as_ref()?.local.name.clone();
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        let mesh = present.config.mesh.clone()?;
+        let etcd = mesh.etcd.clone()?;
+        Some(Settings { mesh, etcd, name })
     }
 
     /// Counts a health check.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::SystemTime;
 
+use taut_mesh::members::ListRefusal;
+
 use super::handle::SharedHandle;
 use super::mesh::load_members;
 
@@ -36,13 +38,16 @@ impl SharedHandle {
     /// adopts it if it differs from the present one. Returns what was read. Blocks for as long as the
     /// resolver takes.
     ///
-    /// A list that has lost more than half of the members is not adopted: the operator may be writing it,
-    /// or a tool may have failed. SIGHUP adopts it, if it has every relay that the configuration names.
+    /// A list that has lost more than half of the members is not adopted, unless it is signed and its signer
+    /// has said that this is intended: the operator may be writing it, or a tool may have failed. SIGHUP adopts
+    /// it, if it has every relay that the configuration names. A signed list with a lower serial than the
+    /// present one is not adopted either.
     pub(crate) fn look_at_members(&self, known: Option<KnownList>) -> Option<KnownList> {
-        let path = {
+        let config = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-            present.config.mesh.as_ref()?.members_file.clone()
+            present.config.mesh.clone()?
         };
+        let path = config.members_file.clone();
         // A file that is missing while it is replaced is looked at again.
         let Ok(meta) = fs::metadata(&path) else {
             return known;
@@ -67,23 +72,28 @@ impl SharedHandle {
             return Some(KnownList { version, refused });
         };
         let (before, path) = (&mesh.local.members, path.display());
-        match load_members(&version.path) {
-            Ok(members) if members == **before => {}
-            Ok(members) if members.iter().len() * 2 < before.iter().len() => {
-                tracing::warn!(
-                    "{path} has {} members and had {}: keeping the former list; if that is intended, remove \
-                     the others from the configuration, too, and send SIGHUP",
-                    members.iter().len(),
-                    before.iter().len()
-                );
+        let list = load_members(&config).map_err(|error| error.to_string());
+        match list.map(|members| (members.may_replace(before), members)) {
+            Ok((_, members)) if members == **before => {}
+            Ok((Err(refusal), members)) => {
+                self.list.refused_in_file(&refusal);
+                match refusal {
+                    ListRefusal::Smaller { offered, held } if members.statement().is_none() => {
+                        tracing::warn!(
+                            "{path} has {offered} members and had {held}: keeping the former list; if that \
+                             is intended, remove the others from the configuration, too, and send SIGHUP"
+                        );
+                    }
+                    _ => tracing::warn!("{path}: {refusal}; keeping the former list"),
+                }
             }
-            Ok(members) => match self.reload_members() {
+            Ok((Ok(()), members)) => match self.reload_members() {
                 Ok(()) => {
                     tracing::info!("{path} has changed: {} members", members.iter().len());
                 }
                 Err(error) => refused = Some(error.to_string()),
             },
-            Err(error) => refused = Some(error.to_string()),
+            Err(error) => refused = Some(error),
         }
         if let Some(error) = refused
             .as_ref()

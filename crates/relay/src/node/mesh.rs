@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use taut_mesh::acceptor::Local;
 use taut_mesh::identity::{KeyError, PrivateKey, PublicKey};
-use taut_mesh::members::{MAX_FILE, Member, MemberName, Members, MembersError};
+use taut_mesh::members::{MAX_FILE, Member, MemberName, Members, MembersError, SignedError};
 use taut_mesh::tls::{AcceptTls, DialTls};
 
 use crate::config::{Config, MeshConfig};
@@ -37,6 +37,14 @@ pub enum MeshError {
         path: PathBuf,
         /// The mistake.
         source: MembersError,
+    },
+    /// The list of members has no valid signature, although it needs one.
+    #[error("relay.mesh.members_file: {path}: {source}", path = path.display())]
+    Signed {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: SignedError,
     },
     /// Others than root and this process can change the list of members.
     #[error(
@@ -91,7 +99,7 @@ pub(super) struct Identity {
 impl Identity {
     /// Reads the private key and the list of members.
     pub(super) fn load(config: &MeshConfig, place: &TlsPlace) -> Result<Self, MeshError> {
-        let members = load_members(&config.members_file)?;
+        let members = load_members(config)?;
         Self::with_members(config, place, Arc::new(members))
     }
 
@@ -171,8 +179,9 @@ impl Identity {
     }
 }
 
-/// Reads the list of members at `path`.
-pub(super) fn load_members(path: &Path) -> Result<Members, MeshError> {
+/// Reads the list of members, and checks its signature if the configuration has the key of the mesh.
+pub(super) fn load_members(config: &MeshConfig) -> Result<Members, MeshError> {
+    let path = &config.members_file;
     let failed = |source| MeshError::Read {
         path: path.to_owned(),
         source,
@@ -193,6 +202,13 @@ pub(super) fn load_members(path: &Path) -> Result<Members, MeshError> {
     if text.len() as u64 > MAX_FILE {
         let message = format!("longer than {MAX_FILE} bytes");
         return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, message)));
+    }
+    if !config.members_key.is_empty() {
+        let members = Members::parse_signed(&text, &config.members_key);
+        return members.map_err(|source| MeshError::Signed {
+            path: path.to_owned(),
+            source,
+        });
     }
     Members::parse(&text).map_err(|source| MeshError::Members {
         path: path.to_owned(),

@@ -20,6 +20,7 @@ use crate::condition::Tracker;
 use crate::config::{Config, MeshConfig};
 use crate::counters::registry::Registry;
 use crate::early_syn::PendingTable;
+use crate::etcd::ListStatus;
 use crate::handover::Passed;
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
@@ -83,7 +84,9 @@ impl Node {
         };
         let tracker = Arc::new(Mutex::new(Tracker::new(Instant::now())));
         let recorder = log.as_ref().map(SessionLog::recorder);
+        let list = Arc::<ListStatus>::default();
         let metrics = Metrics::new(workers, early.clone(), turbo.clone())
+            .with_list(list.clone())
             .with_log(recorder.clone())
             .with_backends(holdings.backends.clone())
             .with_registry(registry.clone())
@@ -149,6 +152,7 @@ impl Node {
             early: Mutex::new(early),
             log: Mutex::new(log),
             changed: Notify::new(),
+            list,
             registry,
             tracker,
             turbo,

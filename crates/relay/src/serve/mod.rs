@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
 use taut_sys::control_socket::ControlError;
 
 use crate::config::{Config, ConfigError};
+use crate::etcd::{self, FirstListError};
 use crate::handover::{HandoverError, Passed};
 use crate::metrics::Metrics;
 use crate::net::netlink::Changes;
@@ -47,6 +48,9 @@ pub enum ServeError {
     /// The node did not start.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// There is no list of members, and none in etcd.
+    #[error(transparent)]
+    List(#[from] FirstListError),
     /// The process cannot listen on the metrics address.
     #[error("cannot serve metrics on {addr}: {source}; choose another relay.metrics")]
     Metrics {
@@ -115,6 +119,12 @@ async fn serve(
         ),
         None => None,
     };
+    if let Some(mesh) = &config.mesh {
+        tokio::select! {
+            first = etcd::first_list(mesh) => first?,
+            () = stop.asked() => return Ok(()),
+        }
+    }
     // The start looks up names, which may take long.
     let start = tokio::task::spawn_blocking({
         let config = config.clone();
@@ -143,6 +153,7 @@ async fn serve(
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(watch_members(node.handle()));
+    tokio::spawn(etcd::follow(node.handle()));
     tokio::spawn(watch_addresses(node.handle(), addresses));
     tokio::spawn(checks::run(node.handle()));
     tokio::spawn(report_conditions(node.handle(), node.metrics()));

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
-use taut_relay::control::protocol::{Answer, Filter, PeerStatus, Request, SessionRow, Status};
+use taut_relay::control::protocol::{
+    Answer, Filter, MembersStatus, PeerStatus, Request, SessionRow, Status,
+};
 use taut_relay::control::{self, MAX_ROWS};
 
 use crate::Failure;
@@ -192,6 +194,9 @@ fn status_in_words(status: &Status) -> String {
             leg(peer),
         ));
     }
+    if let Some(members) = &status.members {
+        text.push_str(&members_in_words(members));
+    }
     text.push_str(match status.broken.is_empty() {
         true => "\nnothing is broken\n",
         false => "\nbroken\n",
@@ -208,6 +213,47 @@ fn status_in_words(status: &Status) -> String {
             duration(broken.seconds),
             broken.affected,
         ));
+    }
+    text
+}
+
+/// Returns the list of members in words, and where it comes from.
+fn members_in_words(members: &MembersStatus) -> String {
+    let serial = members
+        .serial
+        .map_or_else(String::new, |n| format!(", signed, serial {n}"));
+    let expires = members
+        .expires_in
+        .map_or_else(String::new, |left| match left < 0.0 {
+            true => format!(", expired {} ago", duration(-left)),
+            false => format!(", expires in {}", duration(left)),
+        });
+    let mut text = format!("\nmembers\n  {}{serial}{expires}\n", members.count);
+    let Some(etcd) = &members.etcd else {
+        return text;
+    };
+    let read = etcd.read_age.map_or_else(
+        || "the list has not been read".to_owned(),
+        |age| format!("list read {} ago", duration(age)),
+    );
+    let state = if etcd.connected {
+        "connected"
+    } else {
+        "not connected"
+    };
+    text.push_str(&format!(
+        "  etcd: {}, {state}, {read}; {} of {} relays announced",
+        etcd.endpoint, etcd.present, members.count
+    ));
+    match etcd.absent.is_empty() {
+        true => text.push('\n'),
+        false => text.push_str(&format!(", not {}\n", etcd.absent.join(", "))),
+    }
+    if let Some(refusal) = &etcd.refusal {
+        text.push_str(&format!("  the list in etcd is refused: {refusal}\n"));
+    }
+    if let Some(failure) = etcd.last_failure.as_ref().filter(|_| !etcd.connected) {
+        text.push_str(&format!("  {failure}\n"));
     }
     text
 }

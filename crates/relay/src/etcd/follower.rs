@@ -1,0 +1,259 @@
+//! The task that follows the list of members in etcd for as long as the relay runs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use taut_mesh::etcd::{
+    Keys, Request, WatchMessage, offer, present, read_list, read_present, watch_list, watch_message,
+};
+use taut_mesh::identity::PublicKey;
+use taut_mesh::members::MemberName;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::announce::{Announced, Announcer};
+use super::connection::{Connection, Stream};
+use super::decide::{Outcome, decide};
+use super::endpoints::Endpoints;
+use super::failure::Failure;
+use super::status::ListStatus;
+use super::tls::{Tls, expiry};
+use super::{log_in, random_unit};
+use crate::config::{Endpoint, EtcdConfig, MeshConfig};
+use crate::node::SharedHandle;
+
+/// The interval at which the configuration is checked for a change, and whether the relay drains.
+const SETTINGS_EVERY: Duration = Duration::from_secs(1);
+
+/// What the follower needs of the configuration, and this relay's name.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) mesh: MeshConfig,
+    pub(crate) etcd: EtcdConfig,
+    pub(crate) name: MemberName,
+}
+
+impl PartialEq for Settings {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |s: &Self| -> (PathBuf, Vec<PublicKey>) {
+            (s.mesh.members_file.clone(), s.mesh.members_key.clone())
+        };
+        self.etcd == other.etcd && self.name == other.name && of(self) == of(other)
+    }
+}
+
+/// Follows the list of members in etcd while the configuration of `node` says so.
+pub(crate) async fn follow(node: Arc<SharedHandle>) {
+    let mut announcer = Announcer::new();
+    loop {
+        match node.etcd_settings() {
+            None => {
+                node.list().stop_following();
+                sleep(SETTINGS_EVERY).await;
+            }
+            Some(settings) => {
+                let follower = Follower {
+                    node: &node,
+                    keys: Keys::new(&settings.etcd.prefix),
+                    settings: &settings,
+                    announcer: &mut announcer,
+                };
+                follower.run().await;
+            }
+        }
+    }
+}
+
+struct Follower<'a> {
+    node: &'a Arc<SharedHandle>,
+    settings: &'a Settings,
+    keys: Keys,
+    announcer: &'a mut Announcer,
+}
+
+impl Follower<'_> {
+    /// Uses one server after the other until the settings change.
+    async fn run(mut self) {
+        let endpoints_of = &self.settings.etcd.endpoints;
+        let mut endpoints = Endpoints::new(endpoints_of.len());
+        while self.settings_are_current() {
+            let endpoint = &endpoints_of[endpoints.current()];
+            if let Err(failure) = self.use_server(endpoint, &mut endpoints).await {
+                tracing::debug!("{endpoint}: {failure}");
+                self.status().failed(endpoint, &failure);
+                sleep(endpoints.failed(random_unit())).await;
+            }
+        }
+    }
+
+    /// Reads and watches at one server until it fails or the settings change.
+    async fn use_server(
+        &mut self,
+        endpoint: &Endpoint,
+        endpoints: &mut Endpoints,
+    ) -> Result<(), Failure> {
+        let tls = Tls::load(&self.settings.etcd)?;
+        let (mut connection, certificate) = self.connect(endpoint, tls.as_ref()).await?;
+        let mut expiries = tls
+            .as_ref()
+            .map_or_else(Vec::new, |tls| tls.expiries.clone());
+        expiries.extend(
+            certificate
+                .and_then(|c| expiry(&c))
+                .map(|at| ("server", at)),
+        );
+        self.status().connected(endpoint, expiries);
+        let mut watch: Option<Stream> = None;
+        let mut last_seen = None;
+        loop {
+            let read = offer(&self.call(&mut connection, &read_list(&self.keys)).await?)?;
+            endpoints.succeeded();
+            self.status().read(endpoint);
+            // A watch that has missed a change is replaced.
+            if last_seen.as_ref().is_some_and(|seen| *seen != read.list) {
+                watch = None;
+            }
+            last_seen = Some(read.list.clone());
+            self.consider(read.list).await;
+            self.announce(&mut connection).await?;
+            self.list_present(&mut connection).await?;
+            let mut stream = match watch.take() {
+                Some(stream) => stream,
+                None => {
+                    let (other, _) = self.connect(endpoint, tls.as_ref()).await?;
+                    other.stream(&watch_list(&self.keys, read.revision)).await?
+                }
+            };
+            let read_again = Instant::now() + self.interval();
+            let mut announce_at = Instant::now() + self.announce_interval();
+            loop {
+                let message = tokio::select! {
+                    line = stream.next() => Some(watch_message(&line?)?),
+                    () = sleep_until(read_again) => break,
+                    () = sleep(SETTINGS_EVERY) => None,
+                };
+                match message {
+                    Some(WatchMessage::Changed(change)) => {
+                        self.status().change_reported();
+                        last_seen = Some(change.list.clone());
+                        self.consider(change.list).await;
+                    }
+                    Some(WatchMessage::Ended { compacted }) => {
+                        self.status().watch_ended(compacted);
+                        break;
+                    }
+                    Some(WatchMessage::Quiet) | None => {}
+                }
+                if !self.settings_are_current() {
+                    return Ok(());
+                }
+                let withdraws = !self.node.accepts() && self.announcer.has_lease();
+                if Instant::now() >= announce_at || withdraws {
+                    self.announce(&mut connection).await?;
+                    announce_at = Instant::now() + self.announce_interval();
+                }
+            }
+            watch = Some(stream);
+        }
+    }
+
+    async fn connect(
+        &self,
+        endpoint: &Endpoint,
+        tls: Option<&Tls>,
+    ) -> Result<(Connection, Option<Vec<u8>>), Failure> {
+        let etcd = &self.settings.etcd;
+        let (mut connection, certificate) = Connection::open(endpoint, tls, etcd.timeout).await?;
+        log_in(etcd, &mut connection).await?;
+        Ok((connection, certificate))
+    }
+
+    /// Makes a call, with a new token if the present one has expired.
+    async fn call(
+        &self,
+        connection: &mut Connection,
+        request: &Request,
+    ) -> Result<Vec<u8>, Failure> {
+        match connection.call(request).await {
+            Err(failure) if failure.wants_token() && self.settings.etcd.login.is_some() => {
+                log_in(&self.settings.etcd, connection).await?;
+                connection.call(request).await
+            }
+            other => other,
+        }
+    }
+
+    /// Decides on a list, on a thread that may block for the file.
+    async fn consider(&self, list: Option<String>) {
+        let (mesh, node) = (self.settings.mesh.clone(), self.node.clone());
+        let decided = tokio::task::spawn_blocking(move || {
+            let running = node.members();
+            decide(&mesh, running.as_deref(), list)
+        });
+        // The panic hook has reported a panic.
+        let Ok(outcome) = decided.await else { return };
+        if let Outcome::Adopted(members) = &outcome {
+            let serial = members.statement().map_or(0, |s| s.serial);
+            tracing::info!(
+                "etcd has a new list of members, serial {serial}: {} members, written to {}",
+                members.iter().len(),
+                self.settings.mesh.members_file.display()
+            );
+        }
+        self.status().decided(&outcome);
+    }
+
+    /// Announces this relay, or withdraws the announcement if the relay drains.
+    async fn announce(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+        let term = self.settings.etcd.lease.filter(|_| self.node.accepts());
+        let Some(term) = term else {
+            return self.announcer.withdraw(connection).await;
+        };
+        let announced = self
+            .announcer
+            .announce(connection, &self.keys, &self.settings.name, term)
+            .await?;
+        self.status().announced(
+            announced == Announced::Yes,
+            announced == Announced::Duplicate,
+        );
+        Ok(())
+    }
+
+    /// Reads which relays have announced themselves.
+    async fn list_present(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+        let reply = self.call(connection, &read_present(&self.keys)).await?;
+        let present = present(&reply, &self.keys)?;
+        if !present.names.contains(&self.settings.name) {
+            self.announcer.is_gone();
+        }
+        self.status().set_present(present.names);
+        Ok(())
+    }
+
+    fn status(&self) -> &ListStatus {
+        self.node.list()
+    }
+
+    fn settings_are_current(&self) -> bool {
+        self.node.etcd_settings().as_ref() == Some(self.settings)
+    }
+
+    /// Returns `interval`, ± 10 %, so that relays that started together do not read together.
+    fn interval(&self) -> Duration {
+        self.settings
+            .etcd
+            .interval
+            .mul_f64(0.9 + 0.2 * random_unit())
+    }
+
+    /// Returns the time after which the lease is renewed: a third of its term, so that one failure does not
+    /// end it.
+    fn announce_interval(&self) -> Duration {
+        self.settings
+            .etcd
+            .lease
+            .unwrap_or(self.settings.etcd.interval)
+            / 3
+    }
+}

@@ -1,0 +1,92 @@
+//! The TLS of connections to etcd, and how long its certificates are valid.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+
+use super::failure::Failure;
+use super::secret::read_secret;
+use crate::config::{Endpoint, EtcdConfig};
+
+/// What connections to etcd need, read from the files of the configuration.
+pub(super) struct Tls {
+    pub(super) config: Arc<ClientConfig>,
+    /// The times at which the certificates expire, by what they are for.
+    pub(super) expiries: Vec<(&'static str, SystemTime)>,
+}
+
+impl Tls {
+    /// Reads the files. Returns `None` if no endpoint uses TLS.
+    pub(super) fn load(etcd: &EtcdConfig) -> Result<Option<Self>, Failure> {
+        let Some(ca_file) = &etcd.ca_file else {
+            return Ok(None);
+        };
+        let mut expiries = Vec::new();
+        let mut roots = RootCertStore::empty();
+        let authorities = certificates(ca_file)?;
+        expiries.extend(first_to_expire(&authorities).map(|at| ("authority", at)));
+        for certificate in authorities {
+            roots
+                .add(certificate)
+                .map_err(|e| Failure::file(ca_file, e))?;
+        }
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Failure::Tls(e.to_string()))?
+            .with_root_certificates(roots);
+        let config = match &etcd.client {
+            None => config.with_no_client_auth(),
+            Some(client) => {
+                let chain = certificates(&client.cert_file)?;
+                expiries.extend(first_to_expire(&chain).map(|at| ("client", at)));
+                let key = read_secret(&client.key_file)?;
+                let key = PrivateKeyDer::from_pem_slice(&key).map_err(|_| {
+                    Failure::file(&client.key_file, "contains no private key in PEM")
+                })?;
+                config
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|e| Failure::file(&client.key_file, e))?
+            }
+        };
+        Ok(Some(Self {
+            config: Arc::new(config),
+            expiries,
+        }))
+    }
+}
+
+/// Returns the name that a server's certificate must have.
+pub(super) fn server_name(endpoint: &Endpoint) -> Result<ServerName<'static>, Failure> {
+    let name = ServerName::try_from(endpoint.host.clone());
+    name.map_err(|e| Failure::Tls(format!("{}: {e}", endpoint.host)))
+}
+
+/// Returns the time at which a certificate (DER) expires. `None` if it cannot be read.
+pub(super) fn expiry(certificate: &[u8]) -> Option<SystemTime> {
+    let certificate = Certificate::from_der(certificate).ok()?;
+    let validity = certificate.tbs_certificate().validity();
+    Some(validity.not_after.to_system_time())
+}
+
+fn first_to_expire(certificates: &[CertificateDer<'_>]) -> Option<SystemTime> {
+    certificates.iter().filter_map(|c| expiry(c)).min()
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
+    let all = CertificateDer::pem_file_iter(path).map_err(|e| Failure::file(path, e))?;
+    let all: Vec<_> = all
+        .collect::<Result<_, _>>()
+        .map_err(|e| Failure::file(path, e))?;
+    match all.is_empty() {
+        true => Err(Failure::file(path, "contains no certificate in PEM")),
+        false => Ok(all),
+    }
+}
