@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::bounds::Bounds;
-use super::candidate::{self, Candidate};
+use super::candidate::{self, Candidate, Leg};
 use super::network::{Ends, Network, RelayId};
 use super::search::Pair;
 use super::terms::{FirstTerms, LastTerms, MeshTerms};
@@ -16,6 +16,9 @@ pub(super) const TIE: f64 = 0.01;
 /// The number of routes that are kept of each number of relays, from one to four. A session needs others to
 /// fall back on, which differ in their next relay; a third and a fourth relay are for comparison.
 const KEEP: [usize; MAX_RELAYS] = [4, 4, 2, 1];
+
+/// How exactly the round trips of a [`Change`] are computed.
+const PRECISION: Duration = Duration::from_micros(100);
 
 /// Chooses routes through one network.
 #[derive(Debug)]
@@ -45,8 +48,10 @@ pub enum Change {
         leg: usize,
         /// The round trip.
         rtt: Duration,
+        /// The place in the ranking of the route that is better then.
+        then: usize,
     },
-    /// The round trip of a leg of the runner-up falls below this.
+    /// The round trip of a leg of the runner-up, which the choice does not use, falls below this.
     Falls {
         /// The leg's place in the runner-up.
         leg: usize,
@@ -129,21 +134,34 @@ impl<'a> Planner<'a> {
             return Vec::new();
         };
         let mut changes = Vec::new();
-        if let Some(runner_up) = ranking.routes.get(1) {
-            let (limit, choice_score) = (runner_up.score(), choice.score());
-            for leg in 0..choice.legs.len() {
-                let changed = |rtt| self.rerouted(ends, choice, leg, rtt);
-                let rtt = choice.legs[leg].path.rtt().unwrap_or_default();
-                if let Some(rtt) = crossing(rtt, rtt * 10, |rtt| changed(rtt) <= limit) {
-                    changes.push(Change::Rises { leg, rtt });
-                }
+        for (leg, of) in choice.legs.iter().enumerate() {
+            let rtt = of.path.rtt().unwrap_or_default();
+            // Another route that uses the same leg suffers as well.
+            let best_other = |rtt| {
+                let others = (1..ranking.routes.len()).map(|at| {
+                    let score = self.score_with(ends, &ranking.routes[at], of, rtt);
+                    (score, at)
+                });
+                others.min()
+            };
+            let stays = |rtt| {
+                let other = best_other(rtt);
+                other.is_none_or(|(other, _)| self.score_with(ends, choice, of, rtt) <= other)
+            };
+            if let Some(rtt) = crossing(rtt, rtt * 10, stays)
+                && let Some((_, then)) = best_other(rtt + PRECISION)
+            {
+                changes.push(Change::Rises { leg, rtt, then });
             }
-            for leg in 0..runner_up.legs.len() {
-                let changed = |rtt| self.rerouted(ends, runner_up, leg, rtt);
-                let rtt = runner_up.legs[leg].path.rtt().unwrap_or_default();
-                if changed(Duration::ZERO) < choice_score
-                    && let Some(rtt) =
-                        crossing(Duration::ZERO, rtt, |rtt| changed(rtt) < choice_score)
+        }
+        let uses = |leg: &Leg| choice.legs.iter().any(|other| is_same(leg, other));
+        if let Some(runner_up) = ranking.routes.get(1) {
+            let score = choice.score();
+            for (leg, of) in runner_up.legs.iter().enumerate() {
+                let wins = |rtt| self.score_with(ends, runner_up, of, rtt) < score;
+                let rtt = of.path.rtt().unwrap_or_default();
+                if !uses(of)
+                    && let Some(rtt) = crossing(Duration::ZERO, rtt, wins)
                 {
                     changes.push(Change::Falls { leg, rtt });
                 }
@@ -160,10 +178,14 @@ impl<'a> Planner<'a> {
         changes
     }
 
-    fn rerouted(&self, ends: &Ends, route: &Candidate, leg: usize, rtt: Duration) -> Duration {
-        route
-            .with_rtt(self.network, ends, &self.options, leg, rtt)
-            .score()
+    /// Returns the score of a route if `leg` had another round trip.
+    fn score_with(&self, ends: &Ends, route: &Candidate, leg: &Leg, rtt: Duration) -> Duration {
+        match route.legs.iter().position(|other| is_same(leg, other)) {
+            Some(at) => route
+                .with_rtt(self.network, ends, &self.options, at, rtt)
+                .score(),
+            None => route.score(),
+        }
     }
 
     /// Returns the relays of every route that is worth a prediction, and whether the search was complete.
@@ -238,6 +260,11 @@ fn preferred(routes: &[Candidate]) -> Option<usize> {
         })
 }
 
+/// Returns whether two legs lead from and to the same.
+fn is_same(a: &Leg, b: &Leg) -> bool {
+    (a.from, a.to) == (b.from, b.to)
+}
+
 /// Returns the largest value up to `high` for which `holds`, to a tenth of a millisecond. `None` if it holds
 /// everywhere, or not even at `low`.
 fn crossing(
@@ -248,7 +275,7 @@ fn crossing(
     if !holds(low) || holds(high) {
         return None;
     }
-    while high - low > Duration::from_micros(100) {
+    while high - low > PRECISION {
         let middle = low + (high - low) / 2;
         if holds(middle) {
             low = middle;

@@ -296,13 +296,60 @@ fn without_any_known_path_there_is_no_route() {
 }
 
 #[test]
+fn a_leg_that_the_runner_up_shares_does_not_make_it_the_choice() {
+    let (network, ends) = papers_route();
+    let mut relays: Vec<Relay> = network.ids().map(|id| network.relay(id).clone()).collect();
+    relays.push(relay("middle"));
+    let mut network = Network::new(relays);
+    for (a, b, rtt) in [(0, 1, 215), (0, 2, 120), (2, 1, 120)] {
+        network.set(a, b, ms(rtt));
+    }
+    let ends = Ends {
+        from: vec![ends.from[0], Path::UNKNOWN, Path::UNKNOWN],
+        to: vec![Path::UNKNOWN, ends.to[1], Path::UNKNOWN],
+        direct: Path::UNKNOWN,
+    };
+    let planner = Planner::new(&network, Options::default());
+    let ranking = planner.choose(&ends, None);
+    let [choice, runner_up] = &ranking.routes[..] else {
+        panic!("{ranking:?}");
+    };
+    assert_eq!(
+        (&choice.relays[..], &runner_up.relays[..]),
+        (&[0, 1][..], &[0, 2, 1][..])
+    );
+    // Only the leg between the two relays differs.
+    let changes = planner.changes(&ends, &ranking);
+    let rising: Vec<usize> = changes
+        .iter()
+        .filter_map(|change| match change {
+            Change::Rises { leg, then: 1, .. } => Some(*leg),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(rising, [1]);
+    let falling: Vec<usize> = changes
+        .iter()
+        .filter_map(|change| match change {
+            Change::Falls { leg, .. } => Some(*leg),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(falling, [1, 2]);
+}
+
+#[test]
 fn the_changes_that_would_change_the_choice_do_change_it() {
     let (network, ends) = papers_route();
     let planner = Planner::new(&network, Options::default());
     let ranking = planner.choose(&ends, None);
     let changes = planner.changes(&ends, &ranking);
     let between = changes.iter().find_map(|change| match change {
-        Change::Rises { leg: 1, rtt } => Some(*rtt),
+        Change::Rises {
+            leg: 1,
+            rtt,
+            then: 1,
+        } => Some(*rtt),
         _ => None,
     });
     let between = between.expect("the leg between the relays may rise");

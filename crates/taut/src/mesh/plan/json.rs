@@ -51,6 +51,7 @@ enum Condition<'a> {
         from: &'a str,
         to: &'a str,
         above_ms: f64,
+        then: Vec<&'a str>,
     },
     RttFalls {
         from: &'a str,
@@ -147,10 +148,15 @@ impl<'a> Names<'a> {
             Some((self.end(leg.from), self.end(leg.to)))
         };
         Some(match change {
-            Change::Rises { leg: at, rtt } => {
+            Change::Rises { leg: at, rtt, then } => {
                 let (from, to) = leg(0, *at)?;
-                let above_ms = ms(*rtt);
-                Condition::RttRises { from, to, above_ms }
+                let then = &ranking.routes.get(*then)?.relays;
+                Condition::RttRises {
+                    from,
+                    to,
+                    above_ms: ms(*rtt),
+                    then: then.iter().map(|&id| self.relay(id)).collect(),
+                }
             }
             Change::Falls { leg: at, rtt } => {
                 let (from, to) = leg(1, *at)?;

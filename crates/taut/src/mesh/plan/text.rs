@@ -108,7 +108,7 @@ fn conditions(text: &mut String, planner: &Planner<'_>, ranking: &Ranking, chang
     let other = ranking.routes.get(1);
     for change in changes {
         let _ = match change {
-            Change::Rises { leg, rtt } => {
+            Change::Rises { leg, rtt, then } => {
                 let leg = &choice.legs[*leg];
                 writeln!(
                     text,
@@ -117,7 +117,7 @@ fn conditions(text: &mut String, planner: &Planner<'_>, ranking: &Ranking, chang
                     end(planner, leg.to),
                     ms(*rtt),
                     ms(leg.path.rtt().unwrap_or_default()),
-                    other.map_or_else(String::new, |other| name(planner, other))
+                    name(planner, &ranking.routes[*then])
                 )
             }
             Change::Falls { leg, rtt } => {
