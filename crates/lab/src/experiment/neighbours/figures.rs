@@ -80,7 +80,7 @@ fn calibration(contests: &Contests) -> Calibration {
             "share_of_cubic_that_joins",
             Check {
                 measured: share,
-                least: 0.05,
+                least: 0.02,
                 most: Some(0.6),
             },
         ),
