@@ -15,6 +15,7 @@ mod hostile;
 mod membership;
 mod network;
 mod oracle;
+mod rows;
 mod serving;
 mod session;
 mod trace;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use faults::Kind;
 use oracle::{RECOVERY, Rule, Violation};
+use rows::{RowRule, RowWorld};
 use world::{Size, World};
 
 /// A hundred relays for a minute.
@@ -49,6 +51,9 @@ const THOUSAND: Size = Size {
 
 /// The number of seeds, unless `TAUT_SIM_SEEDS` says another.
 const SEEDS: u64 = 1_000;
+
+/// The number of seeds of small meshes that exchange rows.
+const SEEDS_OF_ROWS: u64 = 20;
 
 /// The number of seeds with broken rules after which the search ends.
 const SHOWN: usize = 5;
@@ -133,6 +138,36 @@ fn each_rule_that_is_broken_on_purpose_is_found_and_its_seed_replays() {
         let again = broken(seed, true);
         assert_eq!(again.oracle.violation, Some(violation));
         assert!(again.trace.text().contains("BROKEN"));
+    }
+}
+
+#[test]
+fn rows_are_true_and_agree_after_any_faults() {
+    let mut total = rows::Outcome::default();
+    for seed in 0..SEEDS_OF_ROWS {
+        let outcome = RowWorld::new(seed, None).run();
+        assert_eq!(outcome.broken, None, "seed {seed}");
+        total.news += outcome.news;
+        total.refused += outcome.refused;
+        total.sent = total.sent.max(outcome.sent);
+        total.bytes = total.bytes.max(outcome.bytes);
+        total.agreed = total.agreed.max(outcome.agreed);
+    }
+    println!("{total}");
+}
+
+#[test]
+fn each_rule_of_rows_that_is_broken_on_purpose_is_found_and_its_seed_replays() {
+    for rule in [RowRule::Truth, RowRule::Agreement] {
+        let run = |seed| RowWorld::new(seed, Some(rule)).run();
+        let found = (0..SEEDS_OF_ROWS).find_map(|seed| {
+            let outcome = run(seed);
+            outcome.broken.is_some().then_some((seed, outcome))
+        });
+        let (seed, outcome) = found.unwrap_or_else(|| panic!("nobody finds {rule:?}"));
+        assert_eq!(outcome.broken.as_ref().map(|(rule, _)| *rule), Some(rule));
+        println!("{rule:?}: found at seed {seed}: {:?}", outcome.broken);
+        assert_eq!(run(seed), outcome);
     }
 }
 
