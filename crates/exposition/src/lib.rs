@@ -1,4 +1,4 @@
-//! Serves metrics over HTTP in the OpenMetrics text format. The caller encodes them.
+//! Serves metrics over HTTP in the OpenMetrics text format, which the caller encodes, and small pages.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::header::{ALLOW, CONTENT_TYPE, HOST};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -51,6 +51,73 @@ where
     E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
     R: Fn() -> bool + Clone + Send + Sync + 'static,
 {
+    let page = move |request: Request<Incoming>| {
+        let (method, path) = (request.method(), request.uri().path());
+        std::future::ready(answer(method, path, &encode, &ready))
+    };
+    serve_requests(listener, "metrics", page).await;
+}
+
+/// What a client asks of [`serve_pages`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Whether it only reads (GET or HEAD).
+    pub reads: bool,
+    /// The path, without the query.
+    pub path: String,
+    /// The header `Host`, if there is exactly one.
+    pub host: Option<String>,
+}
+
+/// An answer of [`serve_pages`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// The status code.
+    pub status: u16,
+    /// Headers: names in lower case, and values.
+    pub headers: Vec<(&'static str, &'static str)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Serves the pages that `page` returns, and does not return. `what` names them in the log.
+pub async fn serve_pages<P, F>(listener: TcpListener, what: &'static str, page: P)
+where
+    P: Fn(Asked) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Page> + Send + 'static,
+{
+    let answer = move |request: Request<Incoming>| {
+        let mut hosts = request.headers().get_all(HOST).iter();
+        let host = hosts.next().filter(|_| hosts.next().is_none());
+        let page = page(Asked {
+            reads: [Method::GET, Method::HEAD].contains(request.method()),
+            path: request.uri().path().to_owned(),
+            host: host.and_then(|host| Some(host.to_str().ok()?.to_owned())),
+        });
+        async {
+            let Page {
+                status,
+                headers,
+                body,
+            } = page.await;
+            let mut response = Response::new(Full::new(Bytes::from(body)));
+            *response.status_mut() =
+                StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            for (name, value) in headers {
+                let value = hyper::header::HeaderValue::from_static(value);
+                response.headers_mut().insert(name, value);
+            }
+            response
+        }
+    };
+    serve_requests(listener, what, answer).await;
+}
+
+async fn serve_requests<A, F>(listener: TcpListener, what: &'static str, answer: A)
+where
+    A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(permit) = permits.clone().acquire_owned().await else {
@@ -59,27 +126,23 @@ where
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection for metrics");
+                tracing::warn!(%error, "cannot accept a connection for {what}");
                 sleep(PAUSE).await;
                 continue;
             }
         };
-        let (encode, ready) = (encode.clone(), ready.clone());
+        let answer = answer.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
-                std::future::ready(Ok::<_, Infallible>(answer(
-                    request.method(),
-                    request.uri().path(),
-                    &encode,
-                    &ready,
-                )))
+                let answer = answer(request);
+                async { Ok::<_, Infallible>(answer.await) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
             if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
-                tracing::debug!(%error, "a connection for metrics failed");
+                tracing::debug!(%error, "a connection for {what} failed");
             }
             drop(permit);
         });

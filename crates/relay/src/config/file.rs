@@ -22,9 +22,11 @@ use crate::session_log;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     pub(super) relay: Option<Section>,
-    /// The section of the other daemon, which the relay ignores.
+    /// The sections of the other daemons, which the relay ignores.
     #[serde(rename = "snoop")]
     _snoop: Option<IgnoredAny>,
+    #[serde(rename = "mesh")]
+    _mesh: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -38,6 +40,7 @@ pub(super) struct Section {
     control: Option<Spanned<PathBuf>>,
     user: Option<String>,
     metrics: Option<Spanned<String>>,
+    admin: Option<Spanned<String>>,
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<Time>>,
@@ -150,6 +153,11 @@ impl Section {
             let addr = serving_addr(metrics.get_ref());
             let addr = addr.map_err(|e| (metrics.span().start, format!("relay.metrics: {e}")))?;
             config.metrics = Some(addr);
+        }
+        if let Some(admin) = self.admin {
+            let addr = serving_addr(admin.get_ref());
+            let addr = addr.map_err(|e| (admin.span().start, format!("relay.admin: {e}")))?;
+            config.admin = Some(addr);
         }
 
         let t = &mut config.timeouts;

@@ -51,6 +51,8 @@ pub struct Config {
     pub user: Option<String>,
     /// The address of the OpenMetrics endpoint; `None`: off.
     pub metrics: Option<std::net::SocketAddr>,
+    /// The address of the admin page; `None`: off.
+    pub admin: Option<std::net::SocketAddr>,
     /// Time limits.
     pub timeouts: Timeouts,
     /// How bytes are moved.
@@ -317,6 +319,7 @@ impl Config {
             control: Control::Default,
             user: None,
             metrics: None,
+            admin: None,
             timeouts: Timeouts::default(),
             data: DataPath::default(),
             user_timeout: None,

@@ -15,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
 
 use taut_sys::control_socket::ControlError;
 
+use crate::admin;
 use crate::config::{Config, ConfigError};
 use crate::etcd::{self, FirstListError};
 use crate::handover::{HandoverError, Passed};
@@ -22,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::net::netlink::Changes;
 use crate::net::targets::Targets;
 use crate::node::{CONDITION_INTERVAL, Node, SharedHandle, StartError, WorkerLost};
+use crate::session_list::SessionFilter;
 
 mod checks;
 mod commands;
@@ -51,9 +53,13 @@ pub enum ServeError {
     /// There is no list of members, and none in etcd.
     #[error(transparent)]
     List(#[from] FirstListError),
-    /// The process cannot listen on the metrics address.
-    #[error("cannot serve metrics on {addr}: {source}; choose another relay.metrics")]
-    Metrics {
+    /// The process cannot listen on the address of the metrics or of the admin page.
+    #[error("cannot serve {what} on {addr}: {source}; choose another relay.{key}")]
+    Page {
+        /// What was to be served, in words.
+        what: &'static str,
+        /// The key of the configuration.
+        key: &'static str,
         /// The address.
         addr: SocketAddr,
         /// The system's error.
@@ -112,13 +118,19 @@ async fn serve(
 
     let mut taken = Takeover::begin(config).await?;
     inherited.extend(taken.sockets());
-    let metrics = match config.metrics {
-        Some(addr) => Some(
-            metrics_listener(addr, &mut inherited)
-                .map_err(|source| ServeError::Metrics { addr, source })?,
-        ),
-        None => None,
+    let mut page = |addr: Option<SocketAddr>, what, key| {
+        let listener = addr.map(|addr| {
+            page_listener(addr, &mut inherited).map_err(|source| ServeError::Page {
+                what,
+                key,
+                addr,
+                source,
+            })
+        });
+        listener.transpose()
     };
+    let metrics = page(config.metrics, "metrics", "metrics")?;
+    let admin = page(config.admin, "the admin page", "admin")?;
     if let Some(mesh) = &config.mesh {
         tokio::select! {
             first = etcd::first_list(mesh) => first?,
@@ -134,11 +146,11 @@ async fn serve(
         started = start => started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?,
         () = stop.asked() => return Ok(()),
     };
-    let mut scrapers = None;
-    let mut offered = None;
+    let mut served = Vec::new();
+    let mut offered = Vec::new();
     if let Some(listener) = metrics {
         let addr = listener.local_addr()?;
-        offered = Some(listener.as_fd().try_clone_to_owned()?);
+        offered.push(listener.as_fd().try_clone_to_owned()?);
         let listener = TcpListener::from_std(listener)?;
         tracing::info!(%addr, "serving OpenMetrics at /metrics");
         let metrics = node.metrics();
@@ -146,7 +158,31 @@ async fn serve(
         let handle = node.handle();
         let ready = move || handle.accepts();
         let serve = taut_exposition::serve_with(listener, encode, ready);
-        scrapers = Some(tokio::spawn(serve));
+        served.push(tokio::spawn(serve));
+    }
+    if let Some(listener) = admin {
+        let addr = listener.local_addr()?;
+        offered.push(listener.as_fd().try_clone_to_owned()?);
+        let listener = TcpListener::from_std(listener)?;
+        tracing::info!("serving the admin page at http://{addr}/");
+        if !addr.ip().is_loopback() {
+            tracing::warn!(
+                "the admin page at {addr} has no password: whoever reaches it sees the clients; let \
+                 only operators reach it, or set relay.admin to 127.0.0.1:{} and use ssh -L",
+                addr.port()
+            );
+        }
+        let (handle, metrics, started) = (node.handle(), node.metrics(), Instant::now());
+        let state = move || {
+            let (sessions, matching) = handle.sessions(SessionFilter::default(), admin::SESSIONS);
+            admin::State {
+                at: started.elapsed().as_secs_f64(),
+                relay: handle.status(&metrics),
+                sessions,
+                matching,
+            }
+        };
+        served.push(tokio::spawn(admin::serve(listener, state)));
     }
     let replaces = taken.replaces();
     taken.serving().await;
@@ -185,8 +221,8 @@ async fn serve(
         () = asked_to_drain.notified() => {}
         () = offer.taken() => {
             tracing::info!("another process has taken over the listening sockets");
-            // Scrapes from now on must reach the other process.
-            scrapers.iter().for_each(|task| task.abort());
+            // Scrapes and looks at the page from now on must reach the other process.
+            served.iter().for_each(JoinHandle::abort);
         }
     }
     // A remaining offer would keep ports open although no process accepts.
@@ -195,7 +231,7 @@ async fn serve(
 }
 
 /// Returns an inherited listener at `addr`, or a new one.
-fn metrics_listener(
+fn page_listener(
     addr: SocketAddr,
     inherited: &mut Vec<Passed>,
 ) -> std::io::Result<std::net::TcpListener> {

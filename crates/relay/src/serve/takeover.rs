@@ -17,8 +17,8 @@ pub(super) struct Takeover(Option<Taken>);
 /// The sockets offered to the next process.
 pub(super) struct Offer {
     giver: Mutex<Option<Giver>>,
-    /// The listener of the metrics, offered together with the node's listeners.
-    metrics: Option<OwnedFd>,
+    /// The listeners of the metrics and of the admin page, offered together with the node's listeners.
+    pages: Vec<OwnedFd>,
     taken: Arc<Notify>,
 }
 
@@ -61,12 +61,12 @@ impl Offer {
     pub(super) fn start(
         config: &Config,
         node: Arc<SharedHandle>,
-        metrics: Option<OwnedFd>,
+        pages: Vec<OwnedFd>,
     ) -> Result<Self, ServeError> {
         let taken = Arc::new(Notify::new());
         let offer = Self {
             giver: Mutex::new(None),
-            metrics,
+            pages,
             taken: taken.clone(),
         };
         if let Some(path) = &config.handover {
@@ -101,8 +101,8 @@ impl Offer {
 
     fn sockets(&self, node: &SharedHandle) -> std::io::Result<Vec<OwnedFd>> {
         let mut sockets = node.sockets()?;
-        if let Some(metrics) = &self.metrics {
-            sockets.push(metrics.try_clone()?);
+        for page in &self.pages {
+            sockets.push(page.try_clone()?);
         }
         Ok(sockets)
     }

@@ -1,0 +1,179 @@
+//! The admin page of `taut relay` in a browser: headless Chromium loads it, and the test reads the
+//! document that results.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+const PAGE: [(&str, &str, &str); 3] = [
+    (
+        "/",
+        "text/html",
+        include_str!("../../relay/src/admin/page.html"),
+    ),
+    (
+        "/page.css",
+        "text/css",
+        include_str!("../../relay/src/admin/page.css"),
+    ),
+    (
+        "/page.js",
+        "text/javascript",
+        include_str!("../../relay/src/admin/page.js"),
+    ),
+];
+
+/// A relay with the page, killed at the end.
+struct Relay {
+    child: Child,
+    page: SocketAddr,
+    listen: SocketAddr,
+}
+
+impl Relay {
+    fn start(to: SocketAddr) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("taut.toml");
+        let config = format!(
+            "[relay]\nworkers = 1\ncontrol = \"off\"\nadmin = \"127.0.0.1:0\"\n\
+             [[relay.forward]]\nname = \"shop\"\nlisten = \"127.0.0.1:0\"\nto = \"{to}\"\n"
+        );
+        fs::write(&path, config).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_taut"))
+            .args(["relay", "--config"])
+            .arg(&path)
+            .env_remove("TAUT_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let (mut page, mut listen) = (None, None);
+        while page.is_none() || listen.is_none() {
+            let mut line = String::new();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended");
+            let after = |mark: &str| {
+                let (_, rest) = line.split_once(mark)?;
+                rest.split(['/', ' ', '\n']).next()?.parse().ok()
+            };
+            page = page.or_else(|| after("the admin page at http://"));
+            listen = listen.or_else(|| after("listen="));
+        }
+        Self {
+            child,
+            page: page.unwrap(),
+            listen: listen.unwrap(),
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns the document that the browser makes of the page.
+fn document(page: SocketAddr) -> String {
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .args([
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+        ])
+        .args(["--virtual-time-budget=1000", "--timeout=20000"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("http://{page}/"))
+        .stderr(Stdio::null())
+        .output()
+        .expect("chromium, of the package of that name");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn get(page: SocketAddr, path: &str, host: &str) -> String {
+    let mut stream = TcpStream::connect(page).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Serves the page with `state` as its data, until the process ends.
+fn serve_page(state: String) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            let mut lines = BufReader::new(&stream);
+            if lines.read_line(&mut line).is_err() {
+                continue;
+            }
+            let path = line.split(' ').nth(1).unwrap_or_default();
+            let file = PAGE.iter().find(|(name, ..)| *name == path);
+            let (kind, body) = match file {
+                Some((_, kind, body)) => (*kind, *body),
+                None if path == "/status.json" => ("application/json", state.as_str()),
+                None => ("text/plain", ""),
+            };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            let _ = stream.write_all((head + body).as_bytes());
+        }
+    });
+    addr
+}
+
+#[test]
+fn the_page_shows_the_relay_in_a_browser_and_nothing_of_it_as_html() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let relay = Relay::start(server.local_addr().unwrap());
+    let client = TcpStream::connect(relay.listen).unwrap();
+    let _upstream = server.accept().unwrap();
+    let client = client.local_addr().unwrap().to_string();
+    // The state is as the page expects it.
+    let said = get(relay.page, "/status.json", "localhost");
+    let (head, state) = said.split_once("\r\n\r\n").unwrap();
+    assert!(
+        head.starts_with("HTTP/1.1 200") && head.contains("default-src 'none'"),
+        "{head}"
+    );
+    assert!(
+        state.contains(&format!("\"client\":\"{client}\"")),
+        "{state}"
+    );
+    let rebound = get(relay.page, "/status.json", "rebound.example");
+    assert!(
+        rebound.starts_with("HTTP/1.1 421") && !rebound.contains(&client),
+        "{rebound}"
+    );
+
+    let shown = document(relay.page);
+    for part in [">shop<", ">no open session<", "of"] {
+        let expected = part != ">no open session<";
+        assert_eq!(shown.contains(part), expected, "{part} in {shown}");
+    }
+    assert!(shown.contains(&format!(">{client}<")), "{shown}");
+
+    // The same with names that are HTML, which no configuration of this relay could have.
+    let hostile = "<img src=x onerror=alert(1)></td><script>alert(2)</script>";
+    let state = state.replace("\"shop\"", &serde_json::to_string(hostile).unwrap());
+    let shown = document(serve_page(state));
+    assert!(
+        shown.contains("&lt;img src=x onerror=alert(1)&gt;&lt;/td&gt;&lt;script&gt;"),
+        "{shown}"
+    );
+    assert!(
+        !shown.contains("<img") && !shown.contains("<script>alert"),
+        "{shown}"
+    );
+}
