@@ -107,6 +107,8 @@ struct File {
     snoop: Option<Settings>,
     #[serde(rename = "relay")]
     _relay: Option<IgnoredAny>,
+    #[serde(rename = "mesh")]
+    _mesh: Option<IgnoredAny>,
 }
 
 // === impl Settings ===

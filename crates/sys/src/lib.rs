@@ -21,6 +21,7 @@ pub mod activation;
 pub mod bpf;
 pub mod child;
 pub mod control_socket;
+pub mod datagram;
 pub mod epoll;
 pub mod interface;
 pub mod kernel_tls;

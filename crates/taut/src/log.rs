@@ -14,6 +14,10 @@ use crate::Failure;
 /// The number of lines buffered for a slow reader; further lines are dropped.
 const LINES: usize = 4096;
 
+/// What is logged without `TAUT_LOG`. The DNS library warns of each message that is malformed, which
+/// strangers may send without end; the server counts them.
+const DEFAULT: &str = "info,hickory_proto=error";
+
 /// The crates whose name alone is a directive of `TAUT_LOG`.
 const CRATES: [&str; 2] = ["taut", "libbpf"];
 
@@ -26,7 +30,7 @@ const CRATES: [&str; 2] = ["taut", "libbpf"];
 pub(crate) fn to_stderr() -> Result<WorkerGuard, Failure> {
     let filter = match std::env::var_os("TAUT_LOG") {
         Some(text) if !text.is_empty() => filter(&text.to_string_lossy())?,
-        _ => EnvFilter::new("info"),
+        _ => EnvFilter::new(DEFAULT),
     };
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)

@@ -69,7 +69,14 @@ fn main() -> ExitCode {
                 relay::run(job)
             })
         }),
-        Command::Mesh(args) => exit_code(mesh::run(&args)),
+        Command::Mesh(args) => exit_code(match args.dns() {
+            Ok(args) => mesh::dns::prepare(args).and_then(|job| {
+                // As for the relay.
+                let _log = log::to_stderr()?;
+                mesh::dns::run(job)
+            }),
+            Err(args) => mesh::run(&args),
+        }),
         Command::Snoop(args) => exit_code(log::to_stderr().and_then(|_log| snoop::run(args))),
         Command::Top(args) => exit_code(top::run(&args)),
         Command::Why(args) => exit_code(why::run(&args)),

@@ -1,5 +1,6 @@
 //! `taut mesh`: the identities of relays, and their routes. One file a subcommand.
 
+pub(crate) mod dns;
 mod keys;
 mod plan;
 mod sign;
@@ -25,14 +26,27 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Action {
+    Dns(dns::Args),
     Keygen(keys::KeygenArgs),
     Pubkey(keys::PubkeyArgs),
     Plan(Box<plan::Args>),
     Sign(sign::SignArgs),
 }
 
+impl Args {
+    /// Returns the arguments of the DNS server, which is a job, or the other command.
+    pub(crate) fn dns(self) -> Result<dns::Args, Self> {
+        match self.action {
+            Action::Dns(args) => Ok(args),
+            action => Err(Self { action }),
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
+        // A job, which `main` starts.
+        Action::Dns(_) => Ok(()),
         Action::Keygen(args) => keys::keygen(args),
         Action::Pubkey(args) => keys::pubkey(args),
         Action::Plan(args) => plan::run(args),

@@ -1,0 +1,479 @@
+//! The answer to a query. Pure: bytes in, bytes out.
+//!
+//! Queries are strict: one question, nothing else but an OPT record, no byte after it. Whatever else
+//! arrives gets a header with an error, or nothing. Over UDP no answer is larger than
+//! [`AMPLIFICATION`] times its query, whatever the query.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsCode, EdnsOption};
+use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_proto::serialize::binary::{BinEncodable as _, BinEncoder};
+
+use crate::nearness::{Nearness, RelayId};
+use crate::zone::{self, Family, Found, INFRASTRUCTURE_TTL, NEGATIVE_TTL, Node, Zone};
+
+/// The most bytes of an answer over UDP for each byte of the query: numerator and denominator.
+pub const AMPLIFICATION: (usize, usize) = (3, 2);
+
+/// The length of a header (RFC 1035 section 4.1.1), and so of the shortest query and answer.
+pub const HEADER: usize = 12;
+
+/// The largest answer over UDP, which fits into any path without fragments (RFC 9715).
+const UDP_PAYLOAD: u16 = 1232;
+
+/// The largest answer over UDP to a query without EDNS (RFC 1035 section 4.2.1).
+const CLASSIC_PAYLOAD: usize = 512;
+
+/// A relay that clients can be led to.
+#[derive(Debug)]
+pub struct Relay {
+    /// The name.
+    pub name: String,
+    /// The address for clients over IPv4.
+    pub v4: Option<std::net::Ipv4Addr>,
+    /// The address for clients over IPv6.
+    pub v6: Option<std::net::Ipv6Addr>,
+    /// Whether it is up.
+    pub up: Arc<AtomicBool>,
+}
+
+/// Everything that answers depend on.
+#[derive(Debug)]
+pub struct Answers {
+    /// The names.
+    pub zone: Zone,
+    /// The relays, in the fallback order: it decides where nothing has been measured.
+    pub relays: Vec<Relay>,
+    /// The round-trip times.
+    pub nearness: Arc<Nearness>,
+    /// How long resolvers may keep the address of a relay, in seconds.
+    pub ttl: u32,
+}
+
+/// How a query arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Over UDP: the source may be forged.
+    Udp,
+    /// Over UDP from a network that has used its rate: the answer only sends it to TCP.
+    UdpTruncated,
+    /// Over TCP.
+    Tcp,
+}
+
+/// What was answered, for the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The response code; `None`: there is no answer.
+    pub code: Option<ResponseCode>,
+    /// Whether the answer only says that it is too large (TC).
+    pub truncated: bool,
+    /// Whether the query names the client's subnet.
+    pub subnet: bool,
+    /// The relay in the answer.
+    pub choice: Option<Choice>,
+}
+
+/// A relay for a client, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The relay.
+    pub relay: RelayId,
+    /// What the choice rests on.
+    pub by: By,
+    /// Whether no relay is up, so that the choice ignores it.
+    pub blind: bool,
+}
+
+/// What a choice rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Times to the client's subnet, which the query names.
+    Subnet,
+    /// Times to the network of the resolver.
+    Resolver,
+    /// Nothing has been measured: the fallback order.
+    Fallback,
+}
+
+/// Where a client is.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// The address of its subnet, if the query names it.
+    pub subnet: Option<IpAddr>,
+    /// Who sent the query.
+    pub resolver: IpAddr,
+}
+
+// === impl Answers ===
+
+impl Answers {
+    /// Answers `query` from `source`. Afterwards `answer` has the answer, or is empty if the query gets
+    /// none.
+    pub fn respond(
+        &self,
+        query: &[u8],
+        source: IpAddr,
+        transport: Transport,
+        answer: &mut Vec<u8>,
+    ) -> Reply {
+        answer.clear();
+        let mut reply = Reply {
+            code: None,
+            truncated: false,
+            subnet: false,
+            choice: None,
+        };
+        let (mut response, payload) = match Question::read(query) {
+            Ok(question) => {
+                reply.subnet = question.subnet.is_some();
+                self.response(question, source, transport, &mut reply)
+            }
+            Err(Unanswered::Nothing) => return reply,
+            Err(Unanswered::Code(code)) => {
+                write_header(query, code, answer);
+                reply.code = Some(code);
+                return reply;
+            }
+        };
+        let limit = match transport {
+            Transport::Tcp => usize::from(u16::MAX),
+            Transport::Udp | Transport::UdpTruncated => {
+                let (most, of) = AMPLIFICATION;
+                payload.min(query.len() * most / of)
+            }
+        };
+        let fits = !response.metadata.truncation
+            && write(&response, answer).is_some()
+            && answer.len() <= limit;
+        if !fits {
+            response.metadata.truncation = true;
+            response.answers.clear();
+            response.authorities.clear();
+            if write(&response, answer).is_none() || answer.len() > limit {
+                // A question and an OPT record are as long as they were in the query, so this does not
+                // happen; the limit holds all the same.
+                write_header(query, ResponseCode::ServFail, answer);
+                response.metadata.response_code = ResponseCode::ServFail;
+                response.metadata.truncation = false;
+            }
+            reply.choice = None;
+        }
+        reply.truncated = response.metadata.truncation;
+        reply.code = Some(response.metadata.response_code);
+        reply
+    }
+
+    /// Returns the response, and the largest that the sender takes over UDP.
+    fn response(
+        &self,
+        question: Question,
+        source: IpAddr,
+        transport: Transport,
+        reply: &mut Reply,
+    ) -> (Message, usize) {
+        let Question {
+            id,
+            recursion_desired,
+            query,
+            edns,
+            subnet,
+        } = question;
+        let mut response = Message::response(id, OpCode::Query);
+        response.metadata.recursion_desired = recursion_desired;
+        let payload = edns.as_ref().map_or(CLASSIC_PAYLOAD, |edns| {
+            usize::from(edns.max_payload().min(UDP_PAYLOAD)).max(CLASSIC_PAYLOAD)
+        });
+        let is_known_version = edns.as_ref().is_none_or(|edns| edns.version() == 0);
+        let mut scope = 0;
+        if !is_known_version {
+            response.metadata.response_code = ResponseCode::BADVERS;
+        } else if transport == Transport::UdpTruncated {
+            response.metadata.truncation = true;
+        } else {
+            let client = Client {
+                // A source prefix of length 0 says that the subnet is to stay unknown (RFC 7871
+                // section 7.1.2).
+                subnet: subnet
+                    .filter(|subnet| subnet.source_prefix() > 0)
+                    .map(|subnet| subnet.addr()),
+                resolver: source,
+            };
+            scope = self.fill(&mut response, &query, client, reply);
+        }
+        if let Some(asked) = edns {
+            let mut edns = Edns::new();
+            edns.set_max_payload(UDP_PAYLOAD);
+            edns.set_dnssec_ok(asked.flags().dnssec_ok);
+            if let Some(subnet) = subnet.filter(|_| is_known_version) {
+                let mut subnet = subnet;
+                subnet.set_scope_prefix(if subnet.source_prefix() > 0 { scope } else { 0 });
+                edns.options_mut().insert(EdnsOption::Subnet(subnet));
+            }
+            response.set_edns(edns);
+        }
+        response.add_query(query);
+        (response, payload)
+    }
+
+    /// Fills in code and records. Returns the length of the prefix around the client's subnet for which
+    /// they hold.
+    fn fill(&self, response: &mut Message, query: &Query, client: Client, reply: &mut Reply) -> u8 {
+        let (name, kind) = (&query.name, query.query_type);
+        let refused = matches!(kind, RecordType::AXFR | RecordType::IXFR);
+        let node = match self.zone.find(name) {
+            Found::Here(node) if query.query_class == DNSClass::IN && !refused => Some(node),
+            Found::Missing if query.query_class == DNSClass::IN && !refused => None,
+            _ => {
+                response.metadata.response_code = ResponseCode::Refused;
+                return 0;
+            }
+        };
+        response.metadata.authoritative = true;
+        let Some(node) = node else {
+            response.metadata.response_code = ResponseCode::NXDomain;
+            response.add_authority(self.zone.soa(name, NEGATIVE_TTL));
+            return 0;
+        };
+        let is_origin = self.zone.is_origin(name);
+        let mut scope = 0;
+        match (kind, node) {
+            (RecordType::SOA, _) if is_origin => {
+                response.add_answer(self.zone.soa(name, INFRASTRUCTURE_TTL));
+            }
+            (RecordType::NS, _) if is_origin => {
+                response.add_answers(self.zone.name_servers(name));
+            }
+            (_, Node::NameServer(addresses)) => {
+                let asked = addresses.iter().filter(|a| asks_for(kind, Family::of(**a)));
+                response.add_answers(asked.map(|a| zone::address(name, *a, INFRASTRUCTURE_TTL)));
+            }
+            (_, Node::Steered(relays)) => {
+                // Of several types, one is enough for ANY (RFC 8482 section 4.1).
+                for family in [Family::V4, Family::V6] {
+                    if asks_for(kind, family) && response.answers.is_empty() {
+                        let subnet = client.subnet.map(|address| self.nearness.find(address));
+                        scope = subnet.map_or(0, |found| found.scope);
+                        self.steer(response, name, relays, family, client, reply);
+                    }
+                }
+            }
+            (_, Node::Empty) => {}
+        }
+        if response.answers.is_empty() {
+            response.add_authority(self.zone.soa(name, NEGATIVE_TTL));
+            scope = 0;
+        }
+        scope
+    }
+
+    fn steer(
+        &self,
+        response: &mut Message,
+        name: &Name,
+        relays: &[RelayId],
+        family: Family,
+        client: Client,
+        reply: &mut Reply,
+    ) {
+        let Some(choice) = self.choose(relays, family, client) else {
+            return;
+        };
+        let relay = self.relays.get(usize::from(choice.relay));
+        if let Some(address) = relay.and_then(|relay| relay.address(family)) {
+            response.add_answer(zone::address(name, address, self.ttl));
+            reply.choice = Some(choice);
+        }
+    }
+
+    /// Chooses among `relays` (none: all) the one for `client`: the nearest that is up and has an
+    /// address of the family. If none is up, the choice is made as if all were: the probes may be what
+    /// is broken. Returns `None` if no relay has such an address.
+    pub fn choose(&self, relays: &[RelayId], family: Family, client: Client) -> Option<Choice> {
+        let usable = |id: RelayId| {
+            let relay = self.relays.get(usize::from(id))?;
+            let is_meant = relays.is_empty() || relays.binary_search(&id).is_ok();
+            (is_meant && relay.address(family).is_some()).then_some(relay)
+        };
+        let mut order = self.order(client);
+        let up = order.find(|(id, _)| usable(*id).is_some_and(Relay::is_up));
+        let chosen = match up {
+            Some(chosen) => Some((chosen, false)),
+            None => {
+                let any = self.order(client).find(|(id, _)| usable(*id).is_some());
+                any.map(|chosen| (chosen, true))
+            }
+        };
+        chosen.map(|((relay, by), blind)| Choice { relay, by, blind })
+    }
+
+    /// Returns the relays in the order of preference for `client`. A relay may occur several times.
+    pub fn order(&self, client: Client) -> impl Iterator<Item = (RelayId, By)> {
+        let near = |address: IpAddr, by: By| {
+            let prefixes = self.nearness.find(address).prefixes();
+            prefixes.flat_map(move |near| near.relays.iter().map(move |(id, _)| (*id, by)))
+        };
+        let all = 0..RelayId::try_from(self.relays.len()).unwrap_or(RelayId::MAX);
+        let subnet = client.subnet.into_iter();
+        subnet
+            .flat_map(move |address| near(address, By::Subnet))
+            .chain(near(client.resolver, By::Resolver))
+            .chain(all.map(|id| (id, By::Fallback)))
+    }
+}
+
+/// Returns whether a query of type `kind` asks for addresses of `family`.
+fn asks_for(kind: RecordType, family: Family) -> bool {
+    match kind {
+        RecordType::A => family == Family::V4,
+        RecordType::AAAA => family == Family::V6,
+        RecordType::ANY => true,
+        _ => false,
+    }
+}
+
+// === impl Relay ===
+
+impl Relay {
+    /// Returns the address of a family.
+    pub fn address(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => self.v4.map(IpAddr::V4),
+            Family::V6 => self.v6.map(IpAddr::V6),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+}
+
+// === impl By ===
+
+impl By {
+    /// Returns the label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Subnet => "subnet",
+            Self::Resolver => "resolver",
+            Self::Fallback => "fallback",
+        }
+    }
+}
+
+/// A query that can be answered.
+struct Question {
+    id: u16,
+    recursion_desired: bool,
+    query: Query,
+    edns: Option<Edns>,
+    subnet: Option<ClientSubnet>,
+}
+
+/// Why a query is not answered.
+enum Unanswered {
+    /// It gets no answer: it is itself an answer, or no message.
+    Nothing,
+    /// It gets a header with this code.
+    Code(ResponseCode),
+}
+
+// === impl Question ===
+
+impl Question {
+    /// Reads a query.
+    fn read(bytes: &[u8]) -> Result<Self, Unanswered> {
+        // The counts come first: the library makes room for as many records as they say.
+        let header = bytes.first_chunk::<HEADER>().ok_or(Unanswered::Nothing)?;
+        if header[2] & 0x80 != 0 {
+            return Err(Unanswered::Nothing);
+        }
+        let bad = Unanswered::Code(ResponseCode::FormErr);
+        if header[2] & 0x78 != 0 {
+            return Err(Unanswered::Code(ResponseCode::NotImp));
+        }
+        let [questions, answers, authorities, additionals] =
+            [4, 6, 8, 10].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));
+        if questions != 1 || answers > 0 || authorities > 0 || additionals > 1 {
+            return Err(bad);
+        }
+        let Ok(mut message) = Message::from_vec(bytes) else {
+            return Err(bad);
+        };
+        let (Some(query), None) = (message.queries.pop(), message.additionals.pop()) else {
+            return Err(bad);
+        };
+        let edns = message.edns.take();
+        // So a compressed name, bytes after the message and an option of a wrong length are refused,
+        // which the library accepts (RFC 7871 section 6 for the last).
+        let length = HEADER + wire_len(&query.name) + 4 + edns.as_ref().map_or(0, opt_len);
+        if length != bytes.len() {
+            return Err(bad);
+        }
+        let subnet = match edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
+            Some(EdnsOption::Subnet(subnet)) if is_subnet(subnet) => Some(*subnet),
+            Some(_) => return Err(bad),
+            None => None,
+        };
+        Ok(Self {
+            id: message.metadata.id,
+            recursion_desired: message.metadata.recursion_desired,
+            query,
+            edns,
+            subnet,
+        })
+    }
+}
+
+/// Returns the length of a name that is not compressed.
+fn wire_len(name: &Name) -> usize {
+    let labels = name.iter().map(|label| label.len() + 1);
+    labels.sum::<usize>() + 1
+}
+
+/// Returns the length of an OPT record (RFC 6891 section 6.1).
+fn opt_len(edns: &Edns) -> usize {
+    let options = edns.options().as_ref().iter();
+    11 + options
+        .map(|(_, option)| 4 + usize::from(option.len()))
+        .sum::<usize>()
+}
+
+/// Returns whether a query may have this option: no scope yet, no bit beyond the source prefix (RFC
+/// 7871 section 6).
+fn is_subnet(subnet: &ClientSubnet) -> bool {
+    let family = Family::of(subnet.addr());
+    let network = ipnet::IpNet::new(subnet.addr(), subnet.source_prefix());
+    let is_network = network.is_ok_and(|net| match net.prefix_len() {
+        0 => net.addr() == family.unspecified(),
+        _ => net.network() == net.addr(),
+    });
+    subnet.scope_prefix() == 0 && is_network
+}
+
+fn write(response: &Message, answer: &mut Vec<u8>) -> Option<()> {
+    answer.clear();
+    response.emit(&mut BinEncoder::new(answer)).ok()
+}
+
+/// Writes an answer of a header alone.
+fn write_header(query: &[u8], code: ResponseCode, answer: &mut Vec<u8>) {
+    answer.clear();
+    let id = query.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));
+    let flags = query.get(2).copied().unwrap_or(0);
+    let op_code = OpCode::from_u8((flags >> 3) & 0xf);
+    let mut metadata = Metadata::new(id, MessageType::Response, op_code);
+    metadata.response_code = code;
+    metadata.recursion_desired = flags & 1 != 0;
+    let mut message = Message::response(id, op_code);
+    message.metadata = metadata;
+    // A header alone cannot fail.
+    let _ = message.emit(&mut BinEncoder::new(answer));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! Why the server does not start, or ends.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use taut_sys::Errno;
+
+use crate::config::ConfigError;
+use crate::nearness::TooManyPrefixes;
+use crate::zone::ZoneError;
+
+/// The reason why the server did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// An address cannot be bound.
+    #[error(
+        "cannot listen on {addr} ({protocol}): {source}; stop the other server there, or change mesh.dns.{key}"
+    )]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// The protocol.
+        protocol: &'static str,
+        /// The key of the configuration.
+        key: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The round-trip times cannot be read.
+    #[error("cannot read the round-trip times in {path}: {reason}; correct the file or mesh.dns.rtt_file", path = path.display())]
+    Measured {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// There are too many prefixes.
+    #[error(transparent)]
+    TooManyPrefixes(#[from] TooManyPrefixes),
+    /// The zone has a mistake.
+    #[error(transparent)]
+    Zone(#[from] ZoneError),
+    /// The configuration cannot be read again.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A thread has ended.
+    #[error("a thread that answers has ended: {0}")]
+    Lost(Errno),
+    /// The process's own set-up failed.
+    #[error("cannot set up threads, signals and timers: {0}")]
+    SetUp(#[from] io::Error),
+}

@@ -1,0 +1,85 @@
+//! The round-trip times that were read.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use ipnet::IpNet;
+use taut_mesh::plan::{Table, TableError};
+
+use crate::config::Config;
+use crate::nearness::{Nearness, RelayId, TooManyPrefixes};
+
+/// The largest file of round-trip times.
+const MAX_FILE: u64 = 64 << 20;
+
+/// The round-trip time of a relay to a prefix.
+type Measurement = (IpNet, RelayId, Duration);
+
+/// What is known.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    file: Vec<Measurement>,
+    /// The file's time and length when it was read.
+    version: Option<(SystemTime, u64)>,
+}
+
+/// The file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MeasuredError {
+    /// The file cannot be read.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The file is too large.
+    #[error("it has {0} bytes, of at most {MAX_FILE}; measure to shorter prefixes")]
+    TooLarge(u64),
+    /// The file has a mistake.
+    #[error("{0}")]
+    Mistake(#[from] TableError),
+}
+
+// === impl Measured ===
+
+impl Measured {
+    /// Reads the file if it has changed, and returns whether it had.
+    ///
+    /// # Errors
+    /// [`MeasuredError`]; what was read before stays.
+    pub(crate) fn read_file(
+        &mut self,
+        path: &Path,
+        config: &Config,
+    ) -> Result<bool, MeasuredError> {
+        let file = std::fs::File::open(path)?;
+        let metadata = file.metadata()?;
+        let version = (metadata.modified()?, metadata.len());
+        if self.version == Some(version) {
+            return Ok(false);
+        }
+        if metadata.len() > MAX_FILE {
+            return Err(MeasuredError::TooLarge(metadata.len()));
+        }
+        let mut text = String::new();
+        file.take(MAX_FILE).read_to_string(&mut text)?;
+        let table = Table::parse(&text)?;
+        let measured = table.prefixes().filter_map(|(prefix, relay, path)| {
+            Some((prefix, config.relay(relay.as_str())?, path.rtt()?))
+        });
+        self.file = measured.collect();
+        self.version = Some(version);
+        Ok(true)
+    }
+
+    /// Returns the number of round-trip times.
+    pub(crate) fn count(&self) -> usize {
+        self.file.len()
+    }
+
+    /// Returns the table of them.
+    ///
+    /// # Errors
+    /// [`TooManyPrefixes`].
+    pub(crate) fn nearness(&self) -> Result<Nearness, TooManyPrefixes> {
+        Nearness::new(self.file.iter().copied())
+    }
+}

@@ -1,0 +1,164 @@
+//! `taut mesh dns`: an authoritative DNS server that leads clients to the nearest relay.
+
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use ipnet::IpNet;
+use taut_dns::answer::{Answers, By, Client};
+use taut_dns::config::Config;
+use taut_dns::serve::{self, Bound};
+use taut_dns::zone::Family;
+use taut_sys::privileges;
+
+use crate::Failure;
+
+/// The configuration file that is used without `--config`.
+const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
+
+/// Answer DNS queries with the relay that is nearest to the client
+#[derive(ClapArgs)]
+#[command(after_help = "\
+Reads the [mesh.dns] section of the configuration file:
+
+  taut mesh dns --check                      is the configuration right?
+  taut mesh dns                              run the server
+  taut mesh dns --explain 203.0.113.9        which relay would this client get, and why?
+
+SIGTERM and SIGINT end it, SIGHUP makes it read the configuration again.")]
+pub(crate) struct Args {
+    /// Configuration file
+    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+
+    /// Check the configuration and the file of round-trip times, and exit
+    #[arg(long)]
+    check: bool,
+
+    /// Print the relays in the order in which a client at this address or prefix would get them, and exit
+    #[arg(long, value_name = "CLIENT", conflicts_with = "check")]
+    explain: Option<String>,
+
+    /// With --explain: print JSON
+    #[arg(long, requires = "explain")]
+    json: bool,
+}
+
+/// A server whose ports are bound, with reduced privileges.
+pub(crate) struct Job {
+    args: Args,
+    config: Config,
+    /// `None`: nothing is to be served.
+    bound: Option<Bound>,
+}
+
+/// Prepares the start while the process has one thread, because privileges are per thread. The ports
+/// are bound first, since nothing needs a privilege afterwards.
+pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
+    let config = Config::load(&args.config).map_err(|e| Failure::Usage(e.to_string()))?;
+    let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
+    let mut bound = None;
+    if !args.check && args.explain.is_none() {
+        bound = Some(Bound::new(&config).map_err(|e| run(&e))?);
+        if let Some(user) = &config.user {
+            privileges::drop_to(Some(user), &[]).map_err(|e| run(&e))?;
+        }
+    }
+    Ok(Job {
+        args,
+        config,
+        bound,
+    })
+}
+
+pub(crate) fn run(job: Job) -> Result<(), Failure> {
+    let Job {
+        args,
+        config,
+        bound,
+    } = job;
+    let run = |e: serve::ServeError| Failure::Run(e.to_string());
+    if let Some(client) = &args.explain {
+        return explain(&config, client, args.json);
+    }
+    let Some(bound) = bound else {
+        let mut notes = serve::check(&config).map_err(run)?;
+        notes.push("the configuration is valid".to_owned());
+        return print(&(notes.join("\n") + "\n"));
+    };
+    let reread = Box::new(move || Config::load(&args.config));
+    serve::run(config, bound, reread).map_err(run)
+}
+
+/// Prints the order of preference of a client.
+fn explain(config: &Config, client: &str, json: bool) -> Result<(), Failure> {
+    let network = client.parse::<IpNet>().map(|net| net.addr());
+    let address = network.or_else(|_| client.parse::<IpAddr>()).map_err(|_| {
+        let client = client.escape_default();
+        Failure::Usage(format!(
+            "--explain: `{client}` is neither an address nor a prefix"
+        ))
+    })?;
+    let answers = serve::preview(config).map_err(|e| Failure::Run(e.to_string()))?;
+    let order = order(&answers, address);
+    if json {
+        let relays = order.iter().map(|(relay, why)| {
+            let (rtt, prefix) = why
+                .as_ref()
+                .map(|(rtt, net)| (*rtt, net.to_string()))
+                .unzip();
+            serde_json::json!({"relay": relay, "rtt_ms": rtt, "prefix": prefix})
+        });
+        let relays: Vec<_> = relays.collect();
+        let scope = answers.nearness.find(address).scope;
+        return print(&format!(
+            "{}\n",
+            serde_json::json!({"client": address, "scope": scope, "relays": relays})
+        ));
+    }
+    let mut text = String::new();
+    for (relay, why) in order {
+        text += &match why {
+            Some((rtt, prefix)) => format!("{relay}: {rtt:.1} ms to {prefix}\n"),
+            None => format!("{relay}: not measured from here; in the order of the configuration\n"),
+        };
+    }
+    print(&text)
+}
+
+type Measured = (f64, IpNet);
+
+/// Returns each relay once, with the round-trip time in milliseconds and its prefix.
+fn order(answers: &Answers, address: IpAddr) -> Vec<(String, Option<Measured>)> {
+    let prefixes: Vec<_> = answers.nearness.find(address).prefixes().collect();
+    let client = Client {
+        subnet: None,
+        resolver: address,
+    };
+    let mut order = Vec::<(String, Option<Measured>)>::new();
+    for (id, by) in answers.order(client) {
+        let Some(relay) = answers.relays.get(usize::from(id)) else {
+            continue;
+        };
+        if order.iter().any(|(name, _)| *name == relay.name) {
+            continue;
+        }
+        let measured = prefixes.iter().find_map(|near| {
+            let (_, rtt) = near.relays.iter().find(|(relay, _)| *relay == id)?;
+            Some((rtt.as_secs_f64() * 1000.0, near.prefix))
+        });
+        let family = Family::of(address);
+        let name = match relay.address(family) {
+            Some(_) => relay.name.clone(),
+            None => continue,
+        };
+        order.push((name, measured.filter(|_| by != By::Fallback)));
+    }
+    order
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|e| Failure::Run(format!("cannot print: {e}")))
+}
