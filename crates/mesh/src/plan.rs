@@ -13,10 +13,10 @@
 //! use std::time::Duration;
 //! use taut_mesh::plan::{Ends, Network, Options, Path, Planner, Relay};
 //!
+//! # fn main() -> Result<(), taut_mesh::members::NameError> {
 //! let relay = |name: &str| -> Result<Relay, taut_mesh::members::NameError> {
 //!     Ok(Relay { name: name.parse()?, cloud: None, price: None, usable: true })
 //! };
-//! # fn main() -> Result<(), taut_mesh::members::NameError> {
 //! let mut network = Network::new(vec![relay("near")?, relay("far")?]);
 //! let ms = |ms| Path::new(Duration::from_millis(ms), 0.0, None);
 //! network.set(0, 1, ms(200));
