@@ -85,6 +85,17 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         }
     }
 
+    /// Adopts other bounds.
+    pub fn set_bounds(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+        self.sizer.set_bounds(bounds);
+    }
+
+    /// Returns the youngest ready connection, which stays in the pool.
+    pub fn youngest(&self) -> Option<&C> {
+        self.ready.back()
+    }
+
     /// Adopts other bounds for a peer that is dialled, also for one that was retired.
     pub fn adopt(&mut self, bounds: Bounds) {
         self.bounds = bounds;

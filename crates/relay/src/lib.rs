@@ -44,6 +44,7 @@ pub mod net;
 pub mod node;
 pub mod outcome;
 pub mod route;
+mod rows;
 pub mod serve;
 mod session_list;
 pub mod session_log;

@@ -1,15 +1,18 @@
-//! `taut mesh`: the identities of relays, and their routes. One file a subcommand.
+//! `taut mesh`: the identities of relays, what they know of each other, and their routes. One file a
+//! subcommand.
 
 pub(crate) mod dns;
 mod keys;
 mod plan;
+mod rtt;
 mod sign;
+mod status;
 
 use clap::{Args as ClapArgs, Subcommand};
 
 use crate::Failure;
 
-/// Make and show the identities of relays, and plan their routes
+/// Make and show the identities of relays, show what a mesh knows, and plan routes
 #[derive(ClapArgs)]
 #[command(after_help = "\
 A relay of a mesh proves its identity by its private key, and knows other relays by their public \
@@ -30,6 +33,8 @@ enum Action {
     Keygen(keys::KeygenArgs),
     Pubkey(keys::PubkeyArgs),
     Plan(Box<plan::Args>),
+    Rtt(rtt::RttArgs),
+    Status(status::StatusArgs),
     Sign(sign::SignArgs),
 }
 
@@ -50,6 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Action::Keygen(args) => keys::keygen(args),
         Action::Pubkey(args) => keys::pubkey(args),
         Action::Plan(args) => plan::run(args),
+        Action::Rtt(args) => rtt::run(args),
+        Action::Status(args) => status::run(args),
         Action::Sign(args) => sign::run(args),
     }
 }

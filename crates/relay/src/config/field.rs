@@ -19,6 +19,11 @@ pub(super) enum OneOrMany {
 }
 
 impl OneOrMany {
+    /// Returns whether the value is this text alone.
+    pub(super) fn is(&self, text: &str) -> bool {
+        matches!(self, Self::One(one) if one == text)
+    }
+
     pub(super) fn into_vec(self) -> Vec<String> {
         match self {
             Self::One(one) => vec![one],

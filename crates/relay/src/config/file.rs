@@ -9,6 +9,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use taut_mesh::members::MemberName;
+use taut_mesh::rows::MAX_WANTED;
 use taut_sys::socket::{PathOptions, SourcePool};
 use toml::Spanned;
 
@@ -276,6 +277,14 @@ impl Section {
             taken.listen(at, &section, &forward.listen)?;
             config.forwards.push(forward);
         }
+        let autos = config.forwards.iter().filter(|forward| forward.auto);
+        let autos = autos.flat_map(Forward::destinations).count();
+        if autos > MAX_WANTED {
+            let message = format!(
+                "relay.forward: {autos} destinations have `via = \"auto\"`; at most {MAX_WANTED} are measured"
+            );
+            return Err((0, message));
+        }
         Ok(config)
     }
 }
@@ -313,9 +322,10 @@ impl ForwardSection {
                 })
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let auto = self.via.as_ref().is_some_and(|via| via.get_ref().is(AUTO));
         let via = match self.via {
-            Some(via) => routes(via, i)?,
-            None => Vec::new(),
+            Some(via) if !auto => routes(via, i)?,
+            _ => Vec::new(),
         };
         let identity = transparent::identity(
             i,
@@ -350,6 +360,7 @@ impl ForwardSection {
             sni,
             check,
             identity,
+            auto,
             via,
             direct: self.direct,
             early_syn: self.early_syn,
@@ -519,6 +530,9 @@ fn forward_name(name: Spanned<String>, i: usize) -> Result<String, (usize, Strin
     }
     Ok(name.into_inner())
 }
+
+/// The value of `via` for routes by measurement.
+const AUTO: &str = "auto";
 
 /// Parses the routes of `forward[i].via`: alternatives in order, each the names of its relays.
 fn routes(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Vec<MemberName>>, (usize, String)> {

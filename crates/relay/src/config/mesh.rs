@@ -45,6 +45,10 @@ pub struct MeshConfig {
     /// Relays that sessions from other relays may be forwarded to, besides those in the routes of
     /// forwards.
     pub peers: Vec<MemberName>,
+    /// Sessions from other relays may be forwarded to every member.
+    pub pass_to_all: bool,
+    /// Whether paths are measured, and rows exchanged with other relays.
+    pub measure: bool,
     /// What single relays may do here.
     pub rules: Vec<PeerRule>,
     /// What happens to the sessions of a relay that is removed from the list.
@@ -142,6 +146,8 @@ impl MeshConfig {
             deny: Vec::new(),
             trusted_networks: Vec::new(),
             peers: Vec::new(),
+            pass_to_all: false,
+            measure: true,
             rules: Vec::new(),
             removed: Removed::default(),
             hop_limit: HOP_LIMIT,
@@ -211,6 +217,7 @@ pub(super) struct MeshSection {
     allow: Option<Spanned<OneOrMany>>,
     deny: Option<Spanned<OneOrMany>>,
     peers: Option<Spanned<OneOrMany>>,
+    measure: Option<bool>,
     hop_limit: Option<Spanned<u8>>,
     pool_min: Option<u32>,
     pool_max: Option<Spanned<u32>>,
@@ -264,6 +271,9 @@ struct PeerSection {
     window: Option<Spanned<ByteSize>>,
 }
 
+/// The value of `peers` that stands for all members.
+const ALL: &str = "*";
+
 /// The name of `taut_pipe` in the configuration.
 const TURBO: &str = "turbo";
 
@@ -313,7 +323,11 @@ impl MeshSection {
         mesh.sources = sources(self.from, self.not_from, "relay.mesh")?;
         mesh.allow = list(self.allow, "allow")?;
         mesh.deny = list(self.deny, "deny")?;
-        mesh.peers = list(self.peers, "peers")?;
+        match self.peers {
+            Some(peers) if peers.get_ref().is(ALL) => mesh.pass_to_all = true,
+            peers => mesh.peers = list(peers, "peers")?,
+        }
+        mesh.measure = self.measure.unwrap_or(mesh.measure);
         let trusted: Vec<SourcePrefix> = list(self.trusted_networks, "trusted_networks")?;
         mesh.trusted_networks = trusted.into_iter().map(|p| p.0).collect();
         mesh.kernel_tls = self.kernel_tls.unwrap_or(mesh.kernel_tls);

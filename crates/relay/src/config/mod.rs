@@ -153,6 +153,8 @@ pub struct Forward {
     /// The routes through the mesh, in the order in which they are tried, each the relays that sessions
     /// pass through; empty: directly to the destination.
     pub via: Vec<Vec<MemberName>>,
+    /// Sessions take the routes that are best by what relays have measured (`via = "auto"`).
+    pub auto: bool,
     /// Whether sessions go directly to the destination if no route works.
     pub direct: bool,
     /// Dials the upstream leg when the client's SYN arrives, before its handshake completes
@@ -182,6 +184,9 @@ impl Forward {
             (_, Some(_)) if !self.sni.is_empty() => {
                 ": `sni` and `transparent` exclude each other; remove one"
             }
+            (_, Some(_)) if self.auto => {
+                ".via: `auto` needs a destination that relays can measure; name the routes of intercepted clients"
+            }
             _ if self.early_syn && !self.sni.is_empty() => {
                 ".early_syn: cannot be combined with `sni`: the destination is not known at the SYN"
             }
@@ -195,34 +200,39 @@ impl Forward {
             _ if self.early_syn && introduced => {
                 ".early_syn: cannot be combined with `accept_proxy`: the client is not known at the SYN"
             }
-            _ if !self.via.is_empty() && self.lists().any(|to| to.len() > 1) => {
+            _ if self.uses_mesh() && self.lists().any(|to| to.len() > 1) => {
                 ".to: with `via` there is one destination, which the last relay dials; write a name that \
                  has all the addresses"
             }
-            _ if self.check.is_some() && (self.transparent.is_some() || !self.via.is_empty()) => {
+            _ if self.check.is_some() && (self.transparent.is_some() || self.uses_mesh()) => {
                 ".check: only destinations that this relay connects to itself can be checked; remove \
                  `check`, or `transparent` or `via`"
             }
-            _ if self.direct && self.via.is_empty() => {
+            _ if self.direct && !self.uses_mesh() => {
                 ".direct: is for forwards with `via`; without it, sessions go directly anyway"
             }
-            _ if !self.via.is_empty() && !self.direct && self.upstream_congestion.is_some() => {
+            _ if self.uses_mesh() && !self.direct && self.upstream_congestion.is_some() => {
                 ".upstream_congestion: with `via` the last relay connects to the destination; write \
                  `upstream_congestion` into [relay.mesh] there"
             }
-            _ if !self.via.is_empty() && self.path != PathOptions::default() => {
+            _ if self.uses_mesh() && self.path != PathOptions::default() => {
                 ".via: `upstream_mark`, `upstream_dscp`, `upstream_device` and `upstream_address` are for \
                  connections to the destination itself"
             }
             _ if *borrow && !self.path.sources.addrs().is_empty() => {
                 ".upstream_address: excludes `source = \"client\"`; remove one"
             }
-            _ if !self.via.is_empty() && (*send_proxy || *borrow) => {
+            _ if self.uses_mesh() && (*send_proxy || *borrow) => {
                 ".via: `send_proxy` and `source` are for connections to the destination itself; write \
                  `source` into [relay.mesh] of the last relay"
             }
             _ => return None,
         })
+    }
+
+    /// Returns whether sessions go through other relays.
+    pub fn uses_mesh(&self) -> bool {
+        self.auto || !self.via.is_empty()
     }
 
     /// Returns `to`, and the destinations of each server name.
@@ -246,6 +256,7 @@ impl Forward {
             transparent: Some(transparent),
             identity: Identity::default(),
             via: Vec::new(),
+            auto: false,
             direct: false,
             early_syn: false,
             sources: Sources::default(),
@@ -266,6 +277,7 @@ impl Forward {
             transparent: None,
             identity: Identity::default(),
             via: Vec::new(),
+            auto: false,
             direct: false,
             early_syn: false,
             sources: Sources::default(),

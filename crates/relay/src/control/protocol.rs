@@ -38,6 +38,13 @@ pub enum Request {
     },
     /// Read the configuration again.
     Reload,
+    /// The mesh: members, paths, automatic routes.
+    Mesh,
+    /// The round-trip times that all relays have measured.
+    Rtt {
+        /// The maximum number of paths; 300,000 at most.
+        limit: usize,
+    },
 }
 
 /// Which sessions are meant. Every part that is set must match.
@@ -77,6 +84,10 @@ pub enum Answer {
         /// What the operator should know.
         notes: Vec<String>,
     },
+    /// The mesh.
+    Mesh(Box<MeshStatus>),
+    /// Round-trip times.
+    Rtt(RttRows),
     /// The request cannot be carried out, and why.
     Error(String),
 }
@@ -206,4 +217,138 @@ pub struct BrokenStatus {
     pub seconds: f64,
     /// Sessions or clients affected so far.
     pub affected: u64,
+}
+
+/// The mesh as this relay knows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeshStatus {
+    /// The name of this relay.
+    pub name: String,
+    /// All members, this relay included.
+    pub members: Vec<MemberStatus>,
+    /// The paths between members that are known, up to 40,000.
+    pub paths: Vec<PathStatus>,
+    /// The number of further ones.
+    pub paths_left_out: u64,
+    /// The automatic routes of this relay's forwards.
+    pub routes: Vec<RouteStatus>,
+    /// What is known of the rows of all relays.
+    pub rows: RowsStatus,
+}
+
+/// A member of the mesh, seen from this relay.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// The name.
+    pub name: String,
+    /// The site, a label.
+    pub site: Option<String>,
+    /// The cloud, a label.
+    pub cloud: Option<String>,
+    /// Whether it can be reached.
+    pub state: MemberState,
+    /// The least round-trip time of the last minutes, in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// The smoothed round-trip time, in milliseconds.
+    pub smoothed_ms: Option<f64>,
+    /// The share of lost segments.
+    pub loss: Option<f64>,
+    /// The age of its row in seconds; `None` if it has none.
+    pub row_age_s: Option<f64>,
+    /// The version of its row.
+    pub row_version: Option<u64>,
+    /// Whether this relay exchanges rows with it directly.
+    pub link: bool,
+    /// Connections to it that are ready for a session.
+    pub pool_ready: u64,
+    /// Open sessions through it.
+    pub sessions: u64,
+    /// Bytes sent to it.
+    pub sent: u64,
+    /// Bytes received from it.
+    pub received: u64,
+}
+
+/// Whether a member can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberState {
+    /// This relay itself.
+    This,
+    /// It answers.
+    Up,
+    /// It does not.
+    Down,
+    /// This relay has not measured it: it has no address, or not been dialled yet.
+    Unknown,
+}
+
+/// A path between two members, or from one to a prefix.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// The member that has measured it.
+    pub from: String,
+    /// A member or a prefix.
+    pub to: String,
+    /// The least round-trip time of the last minutes, in milliseconds.
+    pub rtt_ms: f64,
+    /// The smoothed round-trip time, in milliseconds.
+    pub smoothed_ms: f64,
+    /// The share of lost segments.
+    pub loss: f64,
+    /// The age of the row that it is in, in seconds.
+    pub age_s: f64,
+}
+
+/// The automatic routes to one destination.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouteStatus {
+    /// The forward.
+    pub forward: String,
+    /// The destination.
+    pub to: String,
+    /// The relays of the route that new sessions try first, this one included; it alone is the direct path.
+    /// Empty if no route is known.
+    pub choice: Vec<String>,
+    /// The predicted time to the first byte by that route, in milliseconds.
+    pub first_byte_ms: Option<f64>,
+    /// The routes that are tried after it.
+    pub others: Vec<RouteOption>,
+    /// Why this route, in one sentence.
+    pub why: String,
+    /// Seconds since it was chosen.
+    pub since_s: f64,
+}
+
+/// A route, and what is predicted of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouteOption {
+    /// The relays, this one included.
+    pub relays: Vec<String>,
+    /// The predicted time to the first byte, in milliseconds.
+    pub first_byte_ms: f64,
+}
+
+/// What is known of the rows of all relays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowsStatus {
+    /// The rows that are known, this relay's own included.
+    pub known: u64,
+    /// Their memory in bytes.
+    pub bytes: u64,
+    /// Bytes sent to other relays.
+    pub sent_bytes: u64,
+    /// Bytes received from them.
+    pub received_bytes: u64,
+    /// Rows that were not accepted.
+    pub refused: u64,
+}
+
+/// Round-trip times, as [`Request::Rtt`] asks for them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RttRows {
+    /// The paths, up to the limit.
+    pub paths: Vec<PathStatus>,
+    /// The number of further ones.
+    pub left_out: u64,
 }

@@ -24,6 +24,7 @@ use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::{READS_MAX, read_records};
 use crate::route::table::Mesh;
+use crate::rows::RowLink;
 use crate::turbo::route_metrics::Relays;
 
 /// The time for which an unproven connection is safe from eviction by another connection of its own
@@ -78,6 +79,14 @@ struct InboundConn {
     proven: bool,
     generation: Generation,
     deadline: Option<Instant>,
+}
+
+/// What another relay asks for on a connection that it has made.
+pub(crate) enum Request {
+    /// A session.
+    Session(SessionRequest),
+    /// The exchange of rows.
+    Rows(RowLink),
 }
 
 /// A session that another relay requests, and the connection that becomes its client leg.
@@ -183,7 +192,7 @@ impl Inbound {
         generation: Generation,
         readiness: Readiness,
         rules: &mut InboundTerms<'_>,
-    ) -> Option<SessionRequest> {
+    ) -> Option<Request> {
         let conn = self.conns.get_mut(slot.0 as usize)?;
         if conn.generation != generation || !readiness.readable() {
             return None;
@@ -201,15 +210,29 @@ impl Inbound {
         }
         self.move_deadline(slot);
         match read {
-            Ok(Some((hello, early))) => {
+            Ok(Some(requested)) => {
                 let conn = self.remove(slot, rules)?;
-                Some(SessionRequest {
-                    stream: conn.stream,
-                    from: conn.from,
-                    hello,
-                    member: conn.acceptor.member()?.name.clone(),
-                    channel: conn.acceptor.into_channel(),
-                    early,
+                let member = conn.acceptor.member()?.name.clone();
+                let (stream, channel) = (conn.stream, conn.acceptor.into_channel());
+                Some(match requested {
+                    Requested::Session(hello, early) => Request::Session(SessionRequest {
+                        stream,
+                        from: conn.from,
+                        hello,
+                        member,
+                        channel,
+                        early,
+                    }),
+                    Requested::Rows(early) => {
+                        // Another thread's poller watches it from now on.
+                        let _ = rules.poller.remove(&stream);
+                        Request::Rows(RowLink {
+                            stream,
+                            channel,
+                            member,
+                            early,
+                        })
+                    }
                 })
             }
             Ok(None) if self.ready > rules.max_ready => {
@@ -239,7 +262,7 @@ impl Inbound {
     /// from their pools. Serves the hellos that have arrived. Those that are on their way are served by
     /// [`Inbound::handle`]. Connections that are left after [`DRAIN_GRACE`] are reset: an RST and not a FIN,
     /// which would be the orderly end of an empty reply in a trusted network.
-    pub(crate) fn drain(&mut self, rules: &mut InboundTerms<'_>) -> Vec<SessionRequest> {
+    pub(crate) fn drain(&mut self, rules: &mut InboundTerms<'_>) -> Vec<Request> {
         if self.drain_until.is_some() {
             return Vec::new();
         }
@@ -382,8 +405,11 @@ fn network(ip: IpAddr) -> Source {
     }
 }
 
-/// A hello, and the start of the client's stream after it.
-type Requested = (Box<Hello>, Vec<u8>);
+/// What a connection is for, and the bytes after its hello.
+enum Requested {
+    Session(Box<Hello>, Vec<u8>),
+    Rows(Vec<u8>),
+}
 
 /// The reason why a connection ended before its hello.
 enum InboundEnd {
@@ -465,11 +491,10 @@ impl InboundConn {
             }
             match event {
                 Event::More | Event::Proven => {}
-                Event::Hello { hello, early } => return Ok(Some((hello, early))),
-                // This relay keeps no rows.
-                Event::Rows { .. } => {
-                    return Err(InboundEnd::Rejected(Rejection::BadFrame, Vec::new()));
+                Event::Hello { hello, early } => {
+                    return Ok(Some(Requested::Session(hello, early)));
                 }
+                Event::Rows { early } => return Ok(Some(Requested::Rows(early))),
             }
         }
         // A handshake and a hello take a few reads; a peer must not keep the worker.

@@ -148,7 +148,7 @@ impl Pools {
                     // that key.
                     let has_new_key = known.own != peer.own;
                     *known = peer.clone();
-                    pool.adopt(bounds(terms.limits));
+                    pool.adopt(bounds(terms.limits, peer));
                     has_new_key.then(|| pool.drain())
                 }
                 None => Some(pool.retire()),
@@ -274,6 +274,17 @@ impl Pools {
         true
     }
 
+    /// Returns the youngest ready connection to each peer, beginning with another peer in each `round`.
+    pub(crate) fn youngest(&self, round: u64) -> impl Iterator<Item = (&Peer, &Stream)> {
+        let first = usize::try_from(round).unwrap_or(0) % self.pools.len().max(1);
+        let (before, after) = self.pools.split_at(first.min(self.pools.len()));
+        after.iter().chain(before).filter_map(|pool| {
+            let slot = pool.pool.youngest()?;
+            let conn = self.conns.get(slot.0 as usize)?;
+            Some((&*pool.peer, &conn.stream))
+        })
+    }
+
     /// Returns the next outcome for a session.
     pub(crate) fn next_outcome(&mut self) -> Option<DialOutcome> {
         self.outcomes.pop_front()
@@ -342,10 +353,12 @@ impl Pools {
         }
         self.poll_at = (!self.pools.is_empty()).then(|| terms.now + POLL_EVERY);
         for i in 0..self.pools.len() {
-            let pool = &self.pools[i].pool;
+            let PeerPool { peer, pool } = &mut self.pools[i];
             if pool.is_retired() {
                 continue;
             }
+            pool.set_bounds(bounds(terms.limits, peer));
+            let pool = &*pool;
             let wanted = match self.closed {
                 true => 0,
                 false => pool.dials_wanted(terms.now),
@@ -590,14 +603,16 @@ impl PeerPool {
         let seed = u64::from_ne_bytes(random::bytes());
         Self {
             peer: peer.clone(),
-            pool: Pool::new(bounds(limits), now, seed),
+            pool: Pool::new(bounds(limits, peer), now, seed),
         }
     }
 }
 
-fn bounds(limits: PoolLimits) -> Bounds {
+/// Returns the limits of the pool of a peer. A peer that is dialled only for automatic routes, and is on none
+/// that is in use, has no more connections than sessions have needed of late.
+fn bounds(limits: PoolLimits, peer: &Peer) -> Bounds {
     Bounds {
-        floor: limits.min,
+        floor: if peer.is_kept() { limits.min } else { 0 },
         ceiling: limits.max,
     }
 }

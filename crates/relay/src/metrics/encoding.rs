@@ -17,6 +17,7 @@ use crate::outcome::session_end::End;
 
 mod members;
 mod mesh;
+mod rows;
 mod scopes;
 
 type Encoded = Result<(), std::fmt::Error>;
@@ -83,6 +84,7 @@ impl Collector for Metrics {
         self.encode_scopes(&mut encoder)?;
         self.encode_early(&mut encoder)?;
         self.encode_turbo(&mut encoder)?;
+        self.encode_rows(&mut encoder)?;
         self.encode_dials(&mut encoder)?;
         self.encode_times(&mut encoder)?;
         self.encode_log(&mut encoder)?;

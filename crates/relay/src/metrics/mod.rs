@@ -17,6 +17,7 @@ use crate::net::backend::BackendTable;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
+use crate::rows::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
@@ -37,6 +38,7 @@ pub struct Metrics {
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
     backends: Arc<BackendTable>,
+    rows: Option<Arc<RowsMailbox>>,
     intercept: Arc<Status>,
     routes: Arc<route_metrics::Status>,
 }
@@ -58,6 +60,7 @@ impl Metrics {
             turbo,
             log: None,
             backends: Arc::default(),
+            rows: None,
             intercept: Arc::default(),
             routes: Arc::default(),
         }
@@ -97,6 +100,11 @@ impl Metrics {
     /// Adds the metrics of forwards and peers.
     pub(crate) fn with_registry(self, scopes: Arc<ScopeRegistry>) -> Self {
         Self { scopes, ..self }
+    }
+
+    /// Adds what is measured of paths to other relays.
+    pub(crate) fn with_rows(self, rows: Option<Arc<RowsMailbox>>) -> Self {
+        Self { rows, ..self }
     }
 
     /// Adds the conditions that are broken.

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use taut_mesh::members::{Member, MemberName, Members};
+use taut_mesh::plan::Options;
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, PathOptions, is_local};
 
@@ -11,7 +13,7 @@ use super::StartError;
 use super::bind::{assign, bind};
 use super::holdings::Holdings;
 use super::kernel_tls::TlsPlace;
-use super::look_ups::resolve_all;
+use super::look_ups::{named_relays, resolve_all};
 use super::loops::find_loop;
 use super::mesh::Identity;
 use super::next_hop::{Locality, access, next_hop, original, read_own};
@@ -23,7 +25,7 @@ use crate::net::addr::Destination;
 use crate::net::targets::Targets;
 use crate::route::by_name::ByName;
 use crate::route::listener::{NewListener, Purpose};
-use crate::route::table::{Mesh, Peer, Route, Setup};
+use crate::route::table::{Mesh, PassesOn, Peer, Route, Setup};
 use crate::turbo::TurboStart;
 
 /// A configuration whose resources have all been acquired.
@@ -97,6 +99,7 @@ pub(super) fn assemble(
             resolved.relays,
             identity,
             &mesh_legs,
+            &named_relays(config),
             before,
             registry,
             &mut next,
@@ -122,7 +125,7 @@ pub(super) fn assemble(
         let own = targets.drain(..forward.to.len().min(targets.len()));
         let own = own.collect();
         let main = match &forward.transparent {
-            None => next_hop(forward, &forward.to, own, &options, &peers),
+            None => next_hop(forward, &forward.to, own, &options, &peers, before),
             Some(transparent) => original(
                 forward,
                 transparent,
@@ -158,7 +161,7 @@ pub(super) fn assemble(
             .iter()
             .map(|(name, to)| {
                 let own = targets.drain(..to.len().min(targets.len()));
-                let next_hop = next_hop(forward, to, own.collect(), &options, &peers);
+                let next_hop = next_hop(forward, to, own.collect(), &options, &peers, before);
                 let route = route(names_of(to).into(), next_hop, None);
                 (name.clone(), Arc::new(route))
             })
@@ -193,8 +196,20 @@ pub(super) fn assemble(
             };
             let (access, rules) =
                 access(mesh, &listen, &peers, &identity.local.members, &locality)?;
+            let passes = match mesh.pass_to_all {
+                true => PassesOn::All,
+                false => PassesOn::To(named_relays(config)),
+            };
             Some(Arc::new(Mesh {
                 local: identity.local,
+                key: identity.key,
+                measure: mesh.measure,
+                passes,
+                plan: Options {
+                    turbo: mesh.turbo.is_some(),
+                    turbo_rate: mesh.turbo.map_or(0, |turbo| turbo.rate.saturating_mul(8)),
+                    ..Options::default()
+                },
                 trusted: mesh.trusted_networks.clone(),
                 hop_limit: mesh.hop_limit,
                 pool: mesh.pool,
@@ -367,14 +382,18 @@ fn peers_of(
     relays: Vec<(Arc<Member>, Vec<Arc<Targets>>)>,
     identity: &Identity,
     legs: &MeshLegs,
+    named: &[MemberName],
     before: &Holdings,
     registry: &Registry,
     next: &mut Holdings,
 ) -> Vec<Arc<Peer>> {
     let peer = |(member, targets): (Arc<Member>, Vec<Arc<Targets>>)| {
+        let is_named = named.contains(&member.name);
         before.peer(Peer {
             id: next.peer_id(&member.name),
             name: member.name.clone(),
+            is_named,
+            kept: Arc::new(AtomicBool::new(is_named)),
             keys: member.keys.clone(),
             targets,
             tls: identity.dial_tls(&member),

@@ -147,7 +147,7 @@ fn check_list(mesh: &MeshConfig) -> ListFindings {
 /// Looks up every name that the node dials and returns the errors.
 fn failed_look_ups(config: &Config, relays: &[Arc<Member>]) -> Vec<String> {
     let direct = config.forwards.iter();
-    let direct = direct.filter(|f| f.via.is_empty() || f.direct);
+    let direct = direct.filter(|f| !f.uses_mesh() || f.direct);
     let mut names: Vec<Destination> = direct.flat_map(|f| f.to.iter().cloned()).collect();
     let addresses = relays.iter().flat_map(|relay| &relay.addresses);
     names.extend(addresses.map(Destination::from));

@@ -14,11 +14,12 @@ use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{
-    BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, PeerStatus, Status,
+    Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, PeerStatus, Status,
 };
 use crate::counters::forward::MESH;
 use crate::etcd::{EtcdState, ListState};
 use crate::metrics::Metrics;
+use crate::rows::{Question, ToRows};
 use crate::session_list::{SessionFilter, SessionRow};
 use crate::worker::Order;
 use crate::worker::mailbox::Message;
@@ -115,7 +116,10 @@ impl SharedHandle {
     pub(crate) fn drain_peer(&self, name: &str, undo: bool) -> Result<(), DrainError> {
         let named = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-            let dialled = dialled_relays(&present.config);
+            let setup = self.shared.setup();
+            let members = setup.mesh.iter().flat_map(|mesh| mesh.local.members.iter());
+            let own = setup.mesh.as_ref().map(|mesh| &mesh.local.name);
+            let dialled = dialled_relays(&present.config, members, own);
             let named = dialled.into_iter().find(|relay| relay.as_str() == name);
             named.ok_or_else(|| DrainError::UnknownPeer(name.to_owned()))?
         };
@@ -156,6 +160,21 @@ impl SharedHandle {
             }
             error.into()
         })
+    }
+
+    /// Returns what the thread that exchanges rows answers.
+    ///
+    /// # Errors
+    /// A sentence, if there is no such thread or it does not answer.
+    pub(crate) fn ask_rows(&self, question: Question) -> Result<Answer, String> {
+        let Some(rows) = &self.rows else {
+            return Err("the relay has no [relay.mesh]".to_owned());
+        };
+        let (reply, answer) = channel();
+        rows.post(ToRows::Ask(question, reply));
+        answer
+            .recv_timeout(PATIENCE)
+            .map_err(|_| "the relay's thread for rows does not answer; its log says why".to_owned())
     }
 
     /// Returns the state of the node.

@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use taut_mesh::rows::MAX_LINKS;
 use taut_sys::limits::raise_open_file_limit;
 
 use super::StartError;
-use super::look_ups::dialled_relays;
+use super::look_ups::named_relays;
 use crate::config::{Config, Forward, MeshConfig};
 use crate::net::addr::Destination;
+use crate::rows::MAX_PROBES;
 use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING};
 
 /// The maximum number of sessions of a node without `max_sessions`.
@@ -54,7 +56,7 @@ fn fixed(config: &Config, workers: usize) -> u64 {
         + workers as u64 * (2 + copies * listeners as u64)
         + 2 * u64::from(config.data.max_pipes)
         + config.mesh.as_ref().map_or(0, |mesh| {
-            mesh_descriptors(mesh, dialled_relays(config).len() as u64)
+            mesh_descriptors(mesh, named_relays(config).len() as u64)
         })
         + extra_dials(config)
         + introduced_descriptors(config)
@@ -67,7 +69,12 @@ fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
         true => 0,
         false => u64::from(mesh.inbound.max_unproven) + u64::from(mesh.inbound.max_ready),
     };
-    inbound + relays * u64::from(mesh.pool.max)
+    // Row links, and measurements of paths.
+    let rows = match mesh.measure {
+        true => (MAX_LINKS + MAX_PROBES) as u64,
+        false => 0,
+    };
+    inbound + rows + relays * u64::from(mesh.pool.max)
 }
 
 /// Returns the maximum number of descriptors of connection attempts besides the sessions' own.

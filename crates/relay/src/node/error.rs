@@ -26,6 +26,11 @@ pub enum StartError {
         /// The hard limit.
         limit: u64,
     },
+    /// Paths to other relays cannot be measured.
+    #[error(
+        "cannot measure paths to other relays: {0}; raise the limit of open files, or of threads"
+    )]
+    Rows(std::io::Error),
     /// A destination has no address.
     #[error("{0}; check the name and /etc/resolv.conf")]
     Resolve(#[from] ResolveError),

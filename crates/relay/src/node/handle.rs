@@ -22,6 +22,7 @@ use crate::etcd::{ListStatus, Settings};
 use crate::net::backend::Backend;
 use crate::net::targets::{Targets, list, look_up};
 use crate::route::table::{NextHop, Setup};
+use crate::rows::RowsMailbox;
 use crate::session_log::SessionLog;
 use crate::turbo::TurboStart;
 use crate::worker::mailbox::Mailbox;
@@ -46,6 +47,8 @@ pub(crate) struct SharedHandle {
     pub(super) registry: Arc<Registry>,
     /// What legs between relays use.
     pub(super) turbo: Arc<TurboStart>,
+    /// The thread that exchanges rows; `None` if the node started without a mesh.
+    pub(super) rows: Option<Arc<RowsMailbox>>,
     /// The addresses of this machine, which every configuration uses.
     pub(super) own: OwnAddresses,
 }

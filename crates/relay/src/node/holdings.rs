@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
+use taut_mesh::hello::Target;
 use taut_mesh::members::MemberName;
 use taut_sys::Errno;
 use taut_sys::socket::Listener;
@@ -13,8 +14,9 @@ use crate::access::OwnAddresses;
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
+use crate::route::auto::AutoRoute;
 use crate::route::listener::ListenerId;
-use crate::route::table::{Direct, Mesh, NextHop, Peer, Route, Setup, Way};
+use crate::route::table::{Alternatives, Direct, Mesh, NextHop, Peer, Route, Setup, Way};
 
 /// The resources that exist when a configuration is assembled.
 ///
@@ -112,6 +114,14 @@ impl Holdings {
         known.find(|t| t.destination() == destination).cloned()
     }
 
+    /// Returns the automatic routes to `destination`: the former ones if there are any.
+    pub(super) fn auto(&self, destination: &Target) -> Arc<AutoRoute> {
+        let autos = self.setup.iter().flat_map(|setup| setup.autos());
+        let mut routes = autos.map(|auto| auto.route);
+        let known = routes.find(|route| route.destination == *destination);
+        known.unwrap_or_else(|| Arc::new(AutoRoute::new(destination.clone())))
+    }
+
     fn mesh(&self) -> Option<&Arc<Mesh>> {
         self.setup.as_ref().and_then(|setup| setup.mesh.as_ref())
     }
@@ -164,8 +174,13 @@ fn is_same(a: &Route, b: &Route) -> bool {
                 (None, None) => true,
                 _ => false,
             };
-            let same_ways = ways.len() == others.len();
-            let same_ways = same_ways && ways.iter().zip(&**others).all(|(a, b)| same_way(a, b));
+            let same_ways = match (ways, others) {
+                (Alternatives::Fixed(a), Alternatives::Fixed(b)) => {
+                    a.len() == b.len() && a.iter().zip(&**b).all(|(a, b)| same_way(a, b))
+                }
+                (Alternatives::Auto(a), Alternatives::Auto(b)) => Arc::ptr_eq(a, b),
+                _ => false,
+            };
             same_ways && same_last && destination == to
         }
         _ => false,
@@ -189,7 +204,12 @@ fn is_same(a: &Route, b: &Route) -> bool {
 fn is_same_peer(a: &Peer, b: &Peer) -> bool {
     let same_targets = a.targets.len() == b.targets.len()
         && (a.targets.iter().zip(&b.targets)).all(|(a, b)| Arc::ptr_eq(a, b));
-    a.id == b.id && a.own == b.own && a.keys == b.keys && a.options == b.options && same_targets
+    a.id == b.id
+        && a.is_named == b.is_named
+        && a.own == b.own
+        && a.keys == b.keys
+        && a.options == b.options
+        && same_targets
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use crate::config::{Config, Forward};
 use crate::net::addr::Destination;
 use crate::net::targets::{ResolveError, Targets};
 
-/// Returns the relays that this node dials: the first relay of every route, and the relays that
+/// Returns the relays that the configuration names: the first relay of every route, and the relays that
 /// hellos may name.
-pub(super) fn dialled_relays(config: &Config) -> Vec<MemberName> {
+pub(super) fn named_relays(config: &Config) -> Vec<MemberName> {
     let mut relays: Vec<MemberName> = Vec::new();
     let routes = config.forwards.iter().flat_map(|f| &f.via);
     let first = routes.filter_map(|route| route.first());
@@ -19,6 +19,25 @@ pub(super) fn dialled_relays(config: &Config) -> Vec<MemberName> {
     for relay in first.chain(named) {
         if !relays.contains(relay) {
             relays.push(relay.clone());
+        }
+    }
+    relays
+}
+
+/// Returns the relays that this node dials: those that the configuration names, and with automatic routes, or
+/// if sessions of other relays may go anywhere, every other member that has an address.
+pub(super) fn dialled_relays<'a>(
+    config: &Config,
+    members: impl Iterator<Item = &'a Arc<Member>>,
+    own: Option<&MemberName>,
+) -> Vec<MemberName> {
+    let mut relays = named_relays(config);
+    let all = config.mesh.as_ref().is_some_and(|mesh| mesh.pass_to_all)
+        || config.forwards.iter().any(|forward| forward.auto);
+    let others = members.filter(|m| all && Some(&m.name) != own && !m.addresses.is_empty());
+    for member in others {
+        if !relays.contains(&member.name) {
+            relays.push(member.name.clone());
         }
     }
     relays
@@ -44,7 +63,7 @@ pub(super) fn resolve_all(
     relays: Vec<Arc<Member>>,
     before: &Holdings,
 ) -> Result<Resolved, ResolveError> {
-    let destinations = |f: &Forward| match f.via.is_empty() || f.direct {
+    let destinations = |f: &Forward| match !f.uses_mesh() || f.direct {
         true => f.destinations().cloned().collect(),
         false => Vec::new(),
     };

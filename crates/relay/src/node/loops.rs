@@ -17,7 +17,8 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
             let targets = route.next_hops().flat_map(|hop| match hop {
                 NextHop::Direct(direct) => direct.targets.clone(),
                 NextHop::Mesh { ways, .. } => {
-                    let ways = ways.iter();
+                    // An automatic route leads to other members only, never to this one.
+                    let ways = ways.named().iter();
                     ways.flat_map(|way| way.peer.targets.clone()).collect()
                 }
                 // Destinations of a transparent forward are checked for each connection.

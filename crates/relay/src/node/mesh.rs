@@ -151,7 +151,7 @@ impl Identity {
             }
             member.cloned()
         };
-        dialled_relays(config)
+        dialled_relays(config, self.local.members.iter(), Some(&self.local.name))
             .into_iter()
             .filter_map(member)
             .collect()
@@ -175,7 +175,10 @@ impl Identity {
             Some(member) if member.addresses.is_empty() => Err(MeshError::NoAddress(name)),
             Some(member) => Ok(member.clone()),
         };
-        dialled_relays(config).into_iter().map(member).collect()
+        dialled_relays(config, members.iter(), Some(&self.local.name))
+            .into_iter()
+            .map(member)
+            .collect()
     }
 }
 

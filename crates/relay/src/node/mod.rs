@@ -8,9 +8,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::config::Config;
+use crate::control::protocol::{Answer, MeshStatus};
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
 use crate::net::addr::ListenAddr;
+use crate::rows::Question;
 use crate::turbo::route_metrics::RouteMetrics;
 use crate::worker::Order;
 
@@ -86,6 +88,15 @@ impl Node {
         self.metrics.clone()
     }
 
+    /// Returns the mesh as this node knows it, which is what operators see. `None` without a mesh, or if the
+    /// thread that knows does not answer within 5 s.
+    pub fn mesh_status(&self) -> Option<MeshStatus> {
+        match self.shared.ask_rows(Question::Mesh) {
+            Ok(Answer::Mesh(status)) => Some(*status),
+            _ => None,
+        }
+    }
+
     pub(crate) fn handle(&self) -> Arc<SharedHandle> {
         self.shared.clone()
     }
@@ -135,6 +146,9 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.stop();
+        if let Some(rows) = &self.shared.rows {
+            rows.stop();
+        }
         for thread in self.threads.drain(..) {
             // `ended` and the panic hook have already reported a panic.
             let _ = thread.join();

@@ -10,11 +10,12 @@ use taut_mesh::members::{MemberName, Members};
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
+use super::holdings::Holdings;
 use crate::access::{Destinations, Nat64Prefix, OwnAddresses, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
-use crate::route::table::{Direct, NextHop, OriginalDst, Peer, Rules, Upstream, Way};
+use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Peer, Rules, Upstream, Way};
 
 /// What the checks of destinations know of this machine and its network.
 pub(super) struct Locality<'a> {
@@ -29,14 +30,18 @@ pub(super) fn next_hop(
     targets: Vec<Arc<Targets>>,
     options: &Arc<LegOptions>,
     peers: &[Arc<Peer>],
+    before: &Holdings,
 ) -> NextHop {
     let direct = Direct {
         targets,
         options: options.clone(),
     };
     match to.first() {
-        Some(to) if !forward.via.is_empty() => NextHop::Mesh {
-            ways: ways(forward, peers),
+        Some(to) if forward.uses_mesh() => NextHop::Mesh {
+            ways: match forward.auto {
+                false => Alternatives::Fixed(ways(forward, peers)),
+                true => Alternatives::Auto(before.auto(&target(to))),
+            },
             destination: target(to),
             direct: forward.direct.then_some(direct),
         },

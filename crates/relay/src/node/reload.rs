@@ -159,6 +159,7 @@ impl SharedHandle {
         };
         mesh.peers = mesh.peers.iter().filter_map(current).collect();
         mesh.local = identity.local;
+        mesh.key = identity.key;
         let setup = Arc::new(Setup {
             mesh: Some(Arc::new(mesh)),
             ..Setup::clone(&setup)

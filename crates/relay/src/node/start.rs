@@ -12,7 +12,7 @@ use super::ended::{Ended, Report};
 use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
 use super::kernel_tls::TlsPlace;
-use super::look_ups::dialled_relays;
+use super::look_ups::named_relays;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
@@ -25,6 +25,7 @@ use crate::handover::Passed;
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
 use crate::route::table::{Route, Setup};
+use crate::rows::{self, RowsMailbox};
 use crate::session_log::{self, SessionLog};
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
@@ -92,6 +93,13 @@ impl Node {
             .with_registry(registry.clone())
             .with_conditions(tracker.clone());
         let relays = metrics.route_segments().map(|_| Arc::default());
+        let rows = match &config.mesh {
+            Some(_) => Some(Arc::new(
+                RowsMailbox::new().map_err(|e| StartError::Rows(e.into()))?,
+            )),
+            None => None,
+        };
+        let metrics = metrics.with_rows(rows.clone());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
@@ -101,7 +109,8 @@ impl Node {
             early.clone(),
             relays,
         )
-        .with_backends(holdings.backends.clone());
+        .with_backends(holdings.backends.clone())
+        .with_rows(rows.clone());
         let shared = Arc::new(shared);
         let setup = shared.setup();
         start_resolver(&shared, &setup)?;
@@ -156,14 +165,20 @@ impl Node {
             registry,
             tracker,
             turbo,
+            rows: rows.clone(),
             started: Instant::now(),
         });
         shared.start_legs(config, &setup);
+        let rows_thread = match &rows {
+            Some(rows) => rows::start(rows, &shared.shared, shared.mailboxes.clone())
+                .map_err(StartError::Rows)?,
+            None => None,
+        };
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,
             metrics,
-            threads: Vec::new(),
+            threads: rows_thread.into_iter().collect(),
             routes,
             intercept,
             ended,
@@ -208,7 +223,9 @@ pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
         }
         for listen in &route.listen {
             let (listen, to) = (listen.0, &route.destination);
-            if forward.via.is_empty() {
+            if forward.auto {
+                tracing::info!(%listen, %to, via = "auto", "forwarding");
+            } else if forward.via.is_empty() {
                 tracing::info!(%listen, %to, "forwarding");
             } else {
                 let route = |relays: &Vec<MemberName>| {
@@ -234,7 +251,10 @@ pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
 /// Returns what a configuration says and probably does not mean, one sentence each.
 pub(super) fn doubts(config: &Config) -> Vec<String> {
     let refuses_all = config.mesh.as_ref().is_some_and(|mesh| {
-        !mesh.listen.is_empty() && mesh.allow.is_empty() && dialled_relays(config).is_empty()
+        !mesh.listen.is_empty()
+            && mesh.allow.is_empty()
+            && named_relays(config).is_empty()
+            && !mesh.pass_to_all
     });
     let mut doubts = Vec::new();
     if refuses_all {

@@ -1,5 +1,6 @@
 //! The routes from a listener to its connections' destinations.
 
+pub(crate) mod auto;
 pub(crate) mod by_name;
 pub(crate) mod listener;
 pub(crate) mod table;

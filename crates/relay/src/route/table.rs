@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use taut_mesh::acceptor::Local;
 use taut_mesh::hello::Target;
-use taut_mesh::identity::PublicKey;
+use taut_mesh::identity::{PrivateKey, PublicKey};
 use taut_mesh::members::{Member, MemberName};
 use taut_mesh::onward::Policy;
+use taut_mesh::plan::Options;
 use taut_mesh::tls::DialTls;
 use taut_sys::socket::LegOptions;
 
@@ -23,6 +25,7 @@ use crate::counters::peer::PeerStats;
 use crate::intercept::Taking;
 use crate::net::addr::{ListenAddr, UpstreamAddr};
 use crate::net::targets::Targets;
+use crate::route::auto::AutoRoute;
 use crate::route::by_name::ByName;
 use crate::turbo::TurboStart;
 
@@ -65,11 +68,41 @@ impl Setup {
             .is_some_and(|mesh| mesh.peer(name).is_some())
     }
 
+    /// Returns the automatic routes of all forwards.
+    pub(crate) fn autos(&self) -> Vec<OfForward> {
+        let hops = self.routes.iter().flat_map(|route| {
+            let forward = &route.stats.name;
+            route.next_hops().map(move |hop| (forward, hop))
+        });
+        let auto = hops.filter_map(|(forward, hop)| match hop {
+            NextHop::Mesh {
+                ways: Alternatives::Auto(route),
+                direct,
+                ..
+            } => Some(OfForward {
+                forward: forward.to_string(),
+                route: route.clone(),
+                direct: direct.is_some(),
+            }),
+            _ => None,
+        });
+        auto.collect()
+    }
+
     /// Returns whether `peer` still is a relay that this one dials, with the same keys.
     pub(crate) fn has_peer(&self, peer: &Peer) -> bool {
         let present = self.mesh.as_ref().and_then(|mesh| mesh.peer(&peer.name));
         present.is_some_and(|present| present.keys == peer.keys && present.own == peer.own)
     }
+}
+
+/// An automatic route of a forward.
+pub(crate) struct OfForward {
+    /// The forward's name.
+    pub(crate) forward: String,
+    pub(crate) route: Arc<AutoRoute>,
+    /// Sessions may take the direct connection.
+    pub(crate) direct: bool,
 }
 
 impl Route {
@@ -92,7 +125,7 @@ pub(crate) enum NextHop {
     Direct(Direct),
     /// Other relays of the mesh.
     Mesh {
-        ways: Arc<[Way]>,
+        ways: Alternatives,
         destination: Target,
         /// The destination, if sessions go there directly when no way works.
         direct: Option<Direct>,
@@ -106,6 +139,15 @@ pub(crate) enum NextHop {
 pub(crate) struct Direct {
     pub(crate) targets: Vec<Arc<Targets>>,
     pub(crate) options: Arc<LegOptions>,
+}
+
+/// The ways of a forward through the mesh.
+#[derive(Clone, Debug)]
+pub(crate) enum Alternatives {
+    /// Those that the configuration names.
+    Fixed(Arc<[Way]>),
+    /// Those that are chosen by what relays have measured (`via = "auto"`).
+    Auto(Arc<AutoRoute>),
 }
 
 /// A way through the mesh.
@@ -146,6 +188,10 @@ pub(crate) struct Peer {
     /// The index of the peer's pool at every worker.
     pub(crate) id: usize,
     pub(crate) name: MemberName,
+    /// The configuration names it. Otherwise it is dialled only for automatic routes.
+    pub(crate) is_named: bool,
+    /// Connections to it are held ready.
+    pub(crate) kept: Arc<AtomicBool>,
     /// The keys that it may prove its identity with.
     pub(crate) keys: Vec<PublicKey>,
     /// Its addresses, in the order in which they are tried; never empty.
@@ -164,6 +210,14 @@ pub(crate) struct Peer {
 pub(crate) struct Mesh {
     /// This relay and the members.
     pub(crate) local: Local,
+    /// This relay's private key, which signs its row.
+    pub(crate) key: PrivateKey,
+    /// Whether paths are measured and rows exchanged.
+    pub(crate) measure: bool,
+    /// How legs behave, for predictions.
+    pub(crate) plan: Options,
+    /// Relays that sessions of other relays are passed on to.
+    pub(crate) passes: PassesOn,
     /// Networks in which connections between relays need no TLS.
     pub(crate) trusted: Vec<IpNet>,
     pub(crate) peers: Vec<Arc<Peer>>,
@@ -191,6 +245,15 @@ pub(crate) struct Mesh {
     pub(crate) stats: Arc<ForwardStats>,
 }
 
+/// The relays that sessions of other relays are passed on to.
+#[derive(Clone, Debug)]
+pub(crate) enum PassesOn {
+    /// All members (`peers = "*"`).
+    All,
+    /// These: the first relays of routes that the configuration names, and `peers`.
+    To(Vec<MemberName>),
+}
+
 /// What one relay may do here.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
@@ -198,6 +261,16 @@ pub(crate) struct Rules {
     pub(crate) access: Destinations,
     /// Clients that it may speak for.
     pub(crate) clients: Sources,
+}
+
+impl Alternatives {
+    /// Returns the ways that the configuration names; none if they are automatic.
+    pub(crate) fn named(&self) -> &[Way] {
+        match self {
+            Self::Fixed(ways) => ways,
+            Self::Auto(_) => &[],
+        }
+    }
 }
 
 impl NextHop {
@@ -212,6 +285,11 @@ impl NextHop {
 }
 
 impl Peer {
+    /// Returns whether connections to it are held ready.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
+    }
+
     /// Returns the addresses in the order in which they are tried.
     pub(crate) fn addrs(&self) -> Vec<UpstreamAddr> {
         let current = self.targets.iter().map(|targets| targets.current());
@@ -223,6 +301,15 @@ impl Mesh {
     /// Returns the peer of this name, if sessions may be forwarded to it.
     pub(crate) fn peer(&self, name: &MemberName) -> Option<&Arc<Peer>> {
         self.peers.iter().find(|peer| peer.name == *name)
+    }
+
+    /// Returns whether sessions of other relays are passed on to this one. A relay that this one dials only
+    /// for its own automatic routes is none of these.
+    pub(crate) fn passes_on(&self, name: &MemberName) -> bool {
+        match &self.passes {
+            PassesOn::All => true,
+            PassesOn::To(names) => names.contains(name),
+        }
     }
 
     /// Returns whether connections to and from this address need no TLS.
@@ -255,7 +342,7 @@ impl Policy for Mesh {
     }
 
     fn leads_to(&self, relay: &MemberName) -> bool {
-        self.peer(relay).is_some()
+        self.passes_on(relay) && self.peer(relay).is_some()
     }
 
     fn may_reach(&self, member: &MemberName, destination: SocketAddr) -> bool {

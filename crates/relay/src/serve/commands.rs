@@ -12,6 +12,7 @@ use crate::control::protocol::{Answer, Filter, Request};
 use crate::control::{self, MAX_ROWS};
 use crate::metrics::Metrics;
 use crate::node::SharedHandle;
+use crate::rows::Question;
 use crate::session_list::{SessionFilter, prefix};
 
 /// What commands act on.
@@ -122,6 +123,8 @@ impl Commands {
                 tracing::info!("an operator: forward {name} {what}");
                 done(format!("forward {name} {what}"))
             }
+            Request::Mesh => self.node.ask_rows(Question::Mesh)?,
+            Request::Rtt { limit } => self.node.ask_rows(Question::Rtt(limit))?,
             Request::Reload => {
                 let mut notes = (self.reload)()
                     .map_err(|error| format!("{error}; keeping the former configuration"))?;

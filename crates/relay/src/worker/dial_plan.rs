@@ -13,7 +13,9 @@ use taut_sys::socket::LegOptions;
 use super::attempts::{Dial, Pick};
 use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
-use crate::route::table::{Direct, Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream, Way};
+use crate::route::table::{
+    Alternatives, Direct, Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream, Way,
+};
 
 /// How a session obtains its upstream connection, and the progress so far.
 pub(super) enum DialPlan {
@@ -77,8 +79,18 @@ impl DialPlan {
                 destination,
                 direct,
             } => {
+                let ways = match ways {
+                    Alternatives::Fixed(ways) => ways.clone(),
+                    Alternatives::Auto(auto) => {
+                        let chosen = auto.chosen();
+                        if let Some(direct) = direct.as_ref().filter(|_| chosen.direct_first) {
+                            return Ok(Self::to_one_of(direct, false, client, pick));
+                        }
+                        chosen.ways.clone()
+                    }
+                };
                 let last = direct.clone().map(LastResort::OneOf);
-                Self::through(ways, client, destination.clone(), last, setup, pick)
+                Self::through(&ways, client, destination.clone(), last, setup, pick)
             }
         }
     }

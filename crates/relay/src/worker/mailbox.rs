@@ -50,6 +50,8 @@ pub(crate) enum Message {
         filter: Arc<SessionFilter>,
         reply: Sender<u64>,
     },
+    /// The thread that exchanges rows asks for samples of connections.
+    Sample,
     /// A client's SYN to a listener of this forward has arrived.
     Syn { connection: FourTuple, forward: u32 },
     /// The client of an early SYN has not come in time.

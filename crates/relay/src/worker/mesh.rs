@@ -14,8 +14,9 @@ use crate::config::{PoolLimits, Removed};
 use crate::event::token::{Generation, Slot};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::TcpLeg;
-use crate::mesh::inbound::{Inbound, InboundTerms, SessionRequest};
+use crate::mesh::inbound::{Inbound, InboundTerms, Request, SessionRequest};
 use crate::mesh::pool::{PoolTerms, Pools};
+use crate::rows::ToRows;
 
 /// Connections between relays that carry no session yet.
 #[derive(Default)]
@@ -110,7 +111,7 @@ impl Worker {
     fn drain_inbound(&mut self) {
         let requests = self.with_inbound(|inbound, terms| inbound.drain(terms));
         for request in requests.into_iter().flatten() {
-            self.serve(request);
+            self.on_request(request);
         }
     }
 
@@ -173,7 +174,16 @@ impl Worker {
         let request =
             self.with_inbound(|inbound, terms| inbound.handle(slot, generation, ready, terms));
         if let Some(request) = request.flatten() {
-            self.serve(request);
+            self.on_request(request);
+        }
+    }
+
+    fn on_request(&mut self, request: Request) {
+        match (request, &self.shared.rows) {
+            (Request::Session(request), _) => self.serve(request),
+            (Request::Rows(link), Some(rows)) => rows.post(ToRows::Link(Box::new(link))),
+            // Dropping the connection resets it.
+            (Request::Rows(_), None) => {}
         }
     }
 

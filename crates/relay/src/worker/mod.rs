@@ -34,6 +34,7 @@ mod io;
 mod listeners;
 pub(crate) mod mailbox;
 mod mesh;
+mod path_samples;
 mod pending_record;
 mod proxy_header;
 pub(crate) mod resolver;
@@ -66,6 +67,8 @@ pub(crate) struct Worker {
     attempts: Attempts,
     /// The number of sessions planned so far, which decides between equal destinations.
     turn: usize,
+    /// The session whose connections are sampled next.
+    sample_from: usize,
     /// The number of times that the worker has waited for events.
     round: u64,
     mesh: MeshConns,
@@ -124,6 +127,7 @@ impl Worker {
             sessions: Sessions::default(),
             attempts: Attempts::default(),
             turn: index,
+            sample_from: 0,
             round: 0,
             mesh: MeshConns {
                 inbound: Inbound::default(),
@@ -256,6 +260,7 @@ impl Worker {
                 limit,
                 reply,
             } => self.list_sessions(&filter, limit, &reply),
+            Message::Sample => self.sample_paths(),
             Message::End { filter, reply } => self.end_sessions(&filter, &reply),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),
             Message::Syn {

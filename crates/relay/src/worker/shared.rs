@@ -9,6 +9,7 @@ use crate::access::session_quota::SessionQuota;
 use crate::early_syn::PendingTable;
 use crate::net::backend::BackendTable;
 use crate::route::table::Setup;
+use crate::rows::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;
 use crate::worker::mailbox::Mailbox;
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) relays: Option<Arc<Relays>>,
     /// What the node knows about the addresses of destinations.
     pub(crate) backends: Arc<BackendTable>,
+    /// The thread that exchanges rows with other relays.
+    pub(crate) rows: Option<Arc<RowsMailbox>>,
     /// The mailbox of each worker, by its index.
     mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
 }
@@ -76,6 +79,7 @@ impl Shared {
             early,
             relays,
             backends: Arc::default(),
+            rows: None,
             mailboxes: OnceLock::new(),
         }
     }
@@ -83,6 +87,11 @@ impl Shared {
     /// Sets what the node knows about the addresses of destinations.
     pub(crate) fn with_backends(self, backends: Arc<BackendTable>) -> Self {
         Self { backends, ..self }
+    }
+
+    /// Sets the thread that exchanges rows.
+    pub(crate) fn with_rows(self, rows: Option<Arc<RowsMailbox>>) -> Self {
+        Self { rows, ..self }
     }
 
     /// Makes the workers' mailboxes known to each other.

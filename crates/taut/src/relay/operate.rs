@@ -144,6 +144,8 @@ fn in_words(answer: &Answer) -> String {
         Answer::Ended { sessions } => format!("{sessions} sessions reset\n"),
         Answer::Done { notes } => notes.iter().map(|note| format!("{note}\n")).collect(),
         Answer::Error(error) => format!("{error}\n"),
+        // Only `taut mesh` asks for these.
+        Answer::Mesh(_) | Answer::Rtt(_) => String::new(),
     }
 }
 

@@ -1,0 +1,280 @@
+//! Chooses the routes of forwards with `via = "auto"`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use taut_mesh::members::MemberName;
+use taut_mesh::plan::{
+    Candidate, Ends, MAX_RELAYS, Network, Options, Path, Planner, Relay, RelayId,
+};
+use taut_mesh::rows::{Figure, MemberId};
+
+use super::thread::Work;
+use crate::control::protocol::{RouteOption, RouteStatus};
+use crate::route::auto::{AutoRoute, Chosen, Predicted};
+use crate::route::table::Way;
+
+/// The shortest time between two choices.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// The share of the time that the thread spends on choices: a tenth.
+const SHARE: u32 = 10;
+
+/// The number of routes of a destination that sessions try.
+const MAX_WAYS: usize = 8;
+
+/// The number of relays to which connections are held ready for one destination.
+const KEPT: usize = 2;
+
+/// When the routes are chosen next.
+#[derive(Default)]
+pub(super) struct Replan {
+    /// Something has changed since the last choice.
+    pub(super) is_due: bool,
+    not_before: Option<Instant>,
+}
+
+// === impl Replan ===
+
+impl Replan {
+    /// Returns when the routes are to be chosen.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        self.is_due
+            .then(|| self.not_before.map_or(now, |at| at.max(now)))
+    }
+}
+
+impl Work {
+    /// Chooses the routes again if something has changed.
+    pub(super) fn replan(&mut self) {
+        if self.replan.next(self.now).is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.replan.is_due = false;
+        let autos = self.setup.autos();
+        if autos.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        let network = self.network();
+        let Some(me) = network.find(self.mesh.local.name.as_str()) else {
+            return;
+        };
+        let planner = Planner::new(&network, self.plan_options());
+        for auto in &autos {
+            self.choose(&auto.route, auto.direct, &planner, me);
+        }
+        self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
+        let pause = AGAIN.max(began.elapsed() * SHARE);
+        self.replan.not_before = Some(self.now + pause);
+    }
+
+    fn plan_options(&self) -> Options {
+        let hops = usize::from(self.mesh.hop_limit);
+        Options {
+            max_relays: MAX_RELAYS.min(hops + 1),
+            pool: self.mesh.pool.max > 0,
+            ..self.mesh.plan.clone()
+        }
+    }
+
+    /// Returns the relays and the paths between them that sessions of this relay may take.
+    fn network(&self) -> Network {
+        let members = &self.mesh.local.members;
+        let mut network = Network::new(members.iter().map(|m| Relay::from_member(m)).collect());
+        let ids: Vec<_> = members
+            .iter()
+            .map(|member| MemberId::of(&member.name))
+            .collect();
+        let own = MemberId::of(&self.mesh.local.name);
+        for (from, id) in (0..).zip(&ids) {
+            let Some(row) = self.table.row(*id) else {
+                continue;
+            };
+            for (to, other) in (0..).zip(&ids) {
+                let entry = row
+                    .member(*other)
+                    .filter(|entry| *id == own || entry.passes);
+                if let Some(entry) = entry.filter(|_| from != to) {
+                    network.set(from, to, path(entry.figure));
+                }
+            }
+        }
+        network
+    }
+
+    fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>, me: RelayId) {
+        let network = planner.network();
+        let name = &self.mesh.local.name;
+        let to = network.ids().map(|id| {
+            let of = MemberId::of(&network.relay(id).name);
+            let figure = self
+                .table
+                .row(of)
+                .and_then(|row| row.destination(&auto.destination, name));
+            let figure = figure.filter(|_| id != me || direct);
+            figure.map_or(Path::UNKNOWN, path)
+        });
+        let ends = Ends::at_relay(network, me, to.collect());
+        let before = auto.chosen();
+        let current = before.predicted.first().and_then(|first| {
+            let relays = first
+                .relays
+                .iter()
+                .map(|relay| network.find(relay.as_str()));
+            std::iter::once(Some(me))
+                .chain(relays)
+                .collect::<Option<Vec<_>>>()
+        });
+        let ranking = planner.choose(&ends, current.as_deref());
+        let routes: Vec<_> = ranking
+            .routes
+            .iter()
+            .filter(|r| r.relays.first() == Some(&me))
+            .collect();
+        let after = |route: &Candidate| -> Vec<MemberName> {
+            let relays = route.relays[1..].iter();
+            relays.map(|id| network.relay(*id).name.clone()).collect()
+        };
+        let (mut ways, mut first) = (Vec::new(), HashSet::new());
+        let mut predicted = Vec::new();
+        for route in &routes {
+            let relays = after(route);
+            if let Some((next, rest)) = relays.split_first() {
+                // One that an operator has drained is no peer.
+                let peer = self.mesh.peer(next).filter(|_| ways.len() < MAX_WAYS);
+                let Some(peer) = peer.filter(|_| first.insert(next.clone())) else {
+                    continue;
+                };
+                ways.push(Way {
+                    peer: peer.clone(),
+                    route: rest.to_vec(),
+                });
+            }
+            predicted.push(Predicted {
+                relays,
+                first_byte: route.first_byte,
+            });
+        }
+        let is_same = |a: Option<&Predicted>, b: Option<&Predicted>| {
+            a.map(|route| &route.relays) == b.map(|route| &route.relays)
+        };
+        let stays = is_same(before.predicted.first(), predicted.first());
+        let why = why(&predicted);
+        if !stays {
+            let to = &auto.destination;
+            tracing::info!(%to, "automatic route: {why}");
+        }
+        auto.choose(Chosen {
+            direct_first: predicted
+                .first()
+                .is_some_and(|route| route.relays.is_empty()),
+            ways: ways.into(),
+            why,
+            since: if stays { before.since } else { self.now },
+            predicted,
+        });
+    }
+
+    /// Has connections held ready to the relays that sessions try first, and to no others besides those that
+    /// the configuration names.
+    fn keep_connections(&self, autos: &[&AutoRoute]) {
+        let mut kept = HashSet::new();
+        for auto in autos {
+            let chosen = auto.chosen();
+            kept.extend(
+                chosen
+                    .ways
+                    .iter()
+                    .take(KEPT)
+                    .map(|way| way.peer.name.clone()),
+            );
+        }
+        for peer in &self.mesh.peers {
+            let keeps = peer.is_named || kept.contains(&peer.name);
+            peer.kept.store(keeps, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the automatic routes for an operator.
+    pub(super) fn routes(&self) -> Vec<RouteStatus> {
+        let own = self.mesh.local.name.to_string();
+        let relays = |route: &Predicted| -> Vec<String> {
+            let after = route.relays.iter().map(ToString::to_string);
+            std::iter::once(own.clone()).chain(after).collect()
+        };
+        let status = |chosen: Arc<Chosen>, forward: String, to: String| {
+            let first = chosen.predicted.first();
+            RouteStatus {
+                forward,
+                to,
+                choice: first.map(relays).unwrap_or_default(),
+                first_byte_ms: first.map(|route| ms(route.first_byte)),
+                others: chosen
+                    .predicted
+                    .iter()
+                    .skip(1)
+                    .map(|route| RouteOption {
+                        relays: relays(route),
+                        first_byte_ms: ms(route.first_byte),
+                    })
+                    .collect(),
+                why: chosen.why.clone(),
+                since_s: self
+                    .now
+                    .saturating_duration_since(chosen.since)
+                    .as_secs_f64(),
+            }
+        };
+        let autos = self.setup.autos().into_iter();
+        autos
+            .map(|auto| {
+                status(
+                    auto.route.chosen(),
+                    auto.forward,
+                    auto.route.destination.to_string(),
+                )
+            })
+            .collect()
+    }
+}
+
+/// Says which route is the choice, and by how much.
+fn why(predicted: &[Predicted]) -> String {
+    let name = |route: &Predicted| match &route.relays[..] {
+        [] => "the direct path".to_owned(),
+        relays => {
+            let names: Vec<_> = relays.iter().map(MemberName::as_str).collect();
+            format!("through {}", names.join(" > "))
+        }
+    };
+    let [first, others @ ..] = predicted else {
+        return "no route: no relay has measured the path to the destination, or none may dial it"
+            .to_owned();
+    };
+    let time = |route: &Predicted| format!("{:.1} ms", ms(route.first_byte));
+    match others.first() {
+        None => format!(
+            "{}: first byte after {}; no other route is known",
+            name(first),
+            time(first)
+        ),
+        Some(second) => format!(
+            "{}: first byte after {}; {}: after {}",
+            name(first),
+            time(first),
+            name(second),
+            time(second)
+        ),
+    }
+}
+
+fn path(figure: Figure) -> Path {
+    Path::new(figure.rtt(), figure.loss(), None)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,94 @@
+//! The addresses of members and destinations that are written as names. Look-ups block, so each has a
+//! thread of its own.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use taut_mesh::hello::Target;
+
+use super::mailbox::{RowsMailbox, ToRows};
+use crate::net::addr::Destination;
+use crate::net::targets::{Addrs, look_up};
+
+/// The number of look-ups in progress.
+pub(crate) const MAX_LOOK_UPS: usize = 4;
+
+/// The number of names whose addresses are remembered.
+const MAX_NAMES: usize = 4096;
+
+/// The time after which a name is looked up again.
+const AGAIN: Duration = Duration::from_secs(300);
+
+/// The addresses of names.
+#[derive(Default)]
+pub(super) struct Names {
+    found: HashMap<Target, Found>,
+    under_way: usize,
+}
+
+struct Found {
+    addrs: Option<Addrs>,
+    /// When the last look-up began.
+    at: Instant,
+}
+
+impl Names {
+    /// Returns the addresses of a target as far as they are known, and begins a look-up if it is due.
+    pub(super) fn of(
+        &mut self,
+        target: &Target,
+        mailbox: &Arc<RowsMailbox>,
+        now: Instant,
+    ) -> Vec<SocketAddr> {
+        if let Target::Addr(addr) = target {
+            return vec![*addr];
+        }
+        let known = self.found.get(target);
+        let is_due = known.is_none_or(|found| now.saturating_duration_since(found.at) >= AGAIN);
+        let addrs = known.and_then(|found| found.addrs.clone());
+        if is_due && self.under_way < MAX_LOOK_UPS {
+            self.begin(target, addrs.clone(), mailbox, now);
+        }
+        addrs
+            .iter()
+            .flat_map(|addrs| addrs.iter())
+            .map(|addr| addr.0)
+            .collect()
+    }
+
+    fn begin(
+        &mut self,
+        target: &Target,
+        addrs: Option<Addrs>,
+        mailbox: &Arc<RowsMailbox>,
+        now: Instant,
+    ) {
+        if self.found.len() >= MAX_NAMES {
+            self.found
+                .retain(|_, found| now.saturating_duration_since(found.at) < AGAIN);
+            if self.found.len() >= MAX_NAMES {
+                return;
+            }
+        }
+        let (mailbox, what) = (mailbox.clone(), target.clone());
+        let thread = std::thread::Builder::new().name("relay-name".into());
+        let started = thread.spawn(move || {
+            let found = look_up(&Destination::from(&what));
+            mailbox.post(ToRows::Found(what, found.unwrap_or_else(|_| Arc::from([]))));
+        });
+        if started.is_ok() {
+            self.under_way += 1;
+            self.found.insert(target.clone(), Found { addrs, at: now });
+        }
+    }
+
+    /// Records the result of a look-up. A name that cannot be looked up keeps its addresses.
+    pub(super) fn found(&mut self, target: &Target, addrs: Addrs) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if let Some(found) = self.found.get_mut(target).filter(|_| !addrs.is_empty()) {
+            found.addrs = Some(addrs);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What the kernel has measured of a worker's connections, for the relay's row.
+
+use std::net::IpAddr;
+
+use taut_sys::socket::Stream;
+
+use super::Worker;
+use super::dial_plan::DialPlan;
+use crate::rows::{PathSample, SampledPath, ToRows};
+
+/// The number of sessions, and of pools, that are sampled at a time: each costs a system call or two.
+const AT_ONCE: usize = 64;
+
+impl Worker {
+    /// Posts samples of a connection to each of some peers, and of the legs of some sessions; the next ones
+    /// are sampled the next time.
+    pub(super) fn sample_paths(&mut self) {
+        let Some(rows) = self.shared.rows.clone() else {
+            return;
+        };
+        let ready = self.mesh.pools.youngest(self.round).take(AT_ONCE);
+        let mut samples: Vec<_> = ready
+            .filter_map(|(peer, stream)| sample(stream, SampledPath::Peer(peer.name.clone())))
+            .collect();
+        let capacity = self.sessions.entries.capacity();
+        let first = if self.sample_from < capacity {
+            self.sample_from
+        } else {
+            0
+        };
+        let (mut taken, mut place) = (0, first);
+        while place < capacity && taken < AT_ONCE {
+            if let Some(entry) = self.sessions.entries.get(place) {
+                taken += 1;
+                let (client, upstream) = entry.session.legs();
+                let upstream = upstream.filter(|_| entry.session.is_connected());
+                let to = upstream.and_then(|leg| leg.stream().peer_addr().ok());
+                let path = match &entry.plan {
+                    DialPlan::Ask { peer, .. } => Some(SampledPath::Peer(peer.name.clone())),
+                    _ => to.and_then(|to| outside(to.ip())),
+                };
+                let of = |leg: Option<&crate::forwarding::leg::TcpLeg>,
+                          path: Option<SampledPath>| {
+                    sample(leg?.stream(), path?)
+                };
+                samples.extend(of(upstream, path));
+                if entry.member.is_none() {
+                    samples.extend(of(Some(client), outside(entry.client.0.ip())));
+                }
+            }
+            place += 1;
+        }
+        self.sample_from = place;
+        rows.post(ToRows::Samples(samples));
+    }
+}
+
+/// Returns the path to an address outside, if it is one that other machines have, too.
+fn outside(ip: IpAddr) -> Option<SampledPath> {
+    let is_local = match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+    };
+    (!is_local).then_some(SampledPath::Outside(ip))
+}
+
+fn sample(stream: &Stream, path: SampledPath) -> Option<PathSample> {
+    let info = stream.info().ok()?;
+    let smoothed = info.rtt?;
+    Some(PathSample {
+        path,
+        least: info.min_rtt.unwrap_or(smoothed),
+        smoothed,
+        segments: (info.segs_out.unwrap_or(0), info.total_retrans),
+    })
+}

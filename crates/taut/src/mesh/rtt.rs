@@ -1,0 +1,118 @@
+//! `taut mesh rtt`: the round-trip times that all relays have measured.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::Args;
+use taut_relay::control;
+use taut_relay::control::protocol::{Answer, PathStatus, Request, RttRows};
+
+use crate::Failure;
+
+/// Print the round-trip times that the relays of the mesh have measured
+///
+/// A running relay of the mesh answers, from the rows that all relays exchange.
+#[derive(Args)]
+pub(crate) struct RttArgs {
+    /// Print one path a line, as `taut mesh plan --rtt` and `taut mesh dns --rtt` read it: from, to,
+    /// milliseconds, loss in percent
+    #[arg(long, conflicts_with = "json")]
+    table: bool,
+    /// Print the answer as JSON
+    #[arg(long)]
+    json: bool,
+    /// Maximum number of paths, up to 300000
+    #[arg(long, default_value_t = 300_000)]
+    limit: usize,
+    /// Control socket of the relay (relay.control)
+    #[arg(long, value_name = "PATH", default_value = control::PATH)]
+    control: PathBuf,
+}
+
+pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
+    let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
+    let request = Request::Rtt { limit: args.limit };
+    let answer = control::ask(&args.control, &request).map_err(|e| run(&e))?;
+    let Answer::Rtt(rows) = answer else {
+        return Err(Failure::Run(
+            "the relay answers something else; is it of this version?".to_owned(),
+        ));
+    };
+    let text = match (args.json, args.table) {
+        (true, _) => serde_json::to_string_pretty(&rows).map_err(|e| run(&e))? + "\n",
+        (_, true) => table(&rows),
+        _ => in_words(&rows),
+    };
+    // The reader may have closed the pipe.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// Returns the paths in the form that other commands read.
+fn table(rows: &RttRows) -> String {
+    let mut text = "# from to rtt_ms loss_percent\n".to_owned();
+    for path in &rows.paths {
+        let PathStatus {
+            from,
+            to,
+            rtt_ms,
+            loss,
+            ..
+        } = path;
+        text.push_str(&format!("{from} {to} {rtt_ms:.3} {:.3}\n", loss * 100.0));
+    }
+    text
+}
+
+fn in_words(rows: &RttRows) -> String {
+    let mut text = format!(
+        "{:<20} {:<20} {:>10} {:>10} {:>8} {:>8}\n",
+        "from", "to", "least ms", "mean ms", "loss %", "age s"
+    );
+    for path in &rows.paths {
+        let PathStatus {
+            from,
+            to,
+            rtt_ms,
+            smoothed_ms,
+            loss,
+            age_s,
+        } = path;
+        let loss = loss * 100.0;
+        text.push_str(&format!(
+            "{from:<20} {to:<20} {rtt_ms:>10.2} {smoothed_ms:>10.2} {loss:>8.3} {age_s:>8.0}\n"
+        ));
+    }
+    if rows.paths.is_empty() {
+        text =
+            "no path has been measured yet; rows arrive some seconds after the start\n".to_owned();
+    }
+    if rows.left_out > 0 {
+        text.push_str(&format!("and {} more; --limit shows them\n", rows.left_out));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_path_a_line() {
+        let path = PathStatus {
+            from: "fra1".to_owned(),
+            to: "203.0.113.0/24".to_owned(),
+            rtt_ms: 81.25,
+            smoothed_ms: 90.0,
+            loss: 0.0125,
+            age_s: 3.0,
+        };
+        let rows = RttRows {
+            paths: vec![path],
+            left_out: 2,
+        };
+        let expected = "# from to rtt_ms loss_percent\nfra1 203.0.113.0/24 81.250 1.250\n";
+        assert_eq!(table(&rows), expected);
+        assert!(in_words(&rows).ends_with("and 2 more; --limit shows them\n"));
+    }
+}

@@ -1,0 +1,97 @@
+//! `taut mesh status`: the mesh as a running relay knows it.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::Args;
+use taut_relay::control;
+use taut_relay::control::protocol::{
+    Answer, MemberState, MemberStatus, MeshStatus, Request, RouteStatus,
+};
+
+use crate::Failure;
+
+/// Show the mesh as the running relay knows it: members, paths, automatic routes
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    /// Print the answer as JSON
+    #[arg(long)]
+    json: bool,
+    /// Control socket of the relay (relay.control)
+    #[arg(long, value_name = "PATH", default_value = control::PATH)]
+    control: PathBuf,
+}
+
+pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
+    let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
+    let answer = control::ask(&args.control, &Request::Mesh).map_err(|e| run(&e))?;
+    let Answer::Mesh(status) = answer else {
+        return Err(Failure::Run(
+            "the relay answers something else; is it of this version?".to_owned(),
+        ));
+    };
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&status).map_err(|e| run(&e))? + "\n",
+        false => in_words(&status),
+    };
+    // The reader may have closed the pipe.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn in_words(status: &MeshStatus) -> String {
+    let mut text = format!(
+        "relay {} of {} members\n",
+        status.name,
+        status.members.len()
+    );
+    for member in &status.members {
+        let _ = writeln!(text, "  {}: {}", member.name, member_in_words(member));
+    }
+    if !status.routes.is_empty() {
+        text.push_str("automatic routes\n");
+    }
+    for route in &status.routes {
+        let RouteStatus {
+            forward,
+            to,
+            why,
+            since_s,
+            ..
+        } = route;
+        let _ = writeln!(text, "  {forward}, to {to}: {why}; for {since_s:.0} s");
+    }
+    let rows = &status.rows;
+    let _ = writeln!(
+        text,
+        "rows: {} known, {} bytes; {} bytes sent, {} received, {} rows refused",
+        rows.known, rows.bytes, rows.sent_bytes, rows.received_bytes, rows.refused
+    );
+    text
+}
+
+fn member_in_words(member: &MemberStatus) -> String {
+    let mut parts = vec![
+        match member.state {
+            MemberState::This => "this relay",
+            MemberState::Up => "up",
+            MemberState::Down => "cannot be reached",
+            MemberState::Unknown => "not measured",
+        }
+        .to_owned(),
+    ];
+    if let (Some(rtt), Some(loss)) = (member.rtt_ms, member.loss) {
+        parts.push(format!("{rtt:.2} ms, {:.3} % lost", loss * 100.0));
+    }
+    if let Some(age) = member.row_age_s {
+        parts.push(format!("its row is {age:.0} s old"));
+    }
+    if member.pool_ready + member.sessions > 0 {
+        parts.push(format!(
+            "{} connections ready, {} sessions",
+            member.pool_ready, member.sessions
+        ));
+    }
+    parts.join("; ")
+}
