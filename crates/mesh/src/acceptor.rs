@@ -292,12 +292,13 @@ impl Acceptor {
         }
     }
 
-    /// Returns the error for a dialler that has closed its side, or `None` if it has given back a ready
-    /// connection, which is not an error.
+    /// Returns the error for a dialler that has closed its side, or `None` if it has sent nothing or given back
+    /// a ready connection, which are not errors.
     pub fn closed(&self) -> Option<Rejection> {
         match self.stage {
-            Stage::First if self.trusted.is_some() => None,
-            Stage::First | Stage::Handshake => Some(Rejection::ClosedEarly),
+            // It has sent nothing: other relays measure the path by such connections (`crate::rows`).
+            Stage::First => None,
+            Stage::Handshake => Some(Rejection::ClosedEarly),
             Stage::Proven => self.framer.has_begun().then_some(Rejection::ClosedEarly),
             Stage::Done => None,
             Stage::Refused(rejection) => Some(rejection),
