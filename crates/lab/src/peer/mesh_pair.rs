@@ -91,6 +91,7 @@ impl MeshPair<'_> {
             turbo: self.leg.turbo,
             congestion_control: self.leg.congestion_control.clone(),
             rate: self.leg.rate,
+            measure: false,
         };
         let far_node = Node {
             metrics: self.metrics,

@@ -68,6 +68,9 @@ pub struct Mesh {
     /// The rate at which mesh legs start, with `turbo`.
     #[serde(serialize_with = "as_tc_writes_it")]
     pub rate: BitsPerSecond,
+    /// Whether the relay measures paths and exchanges rows. Most experiments count connections and
+    /// descriptors, and need no routes.
+    pub measure: bool,
 }
 
 /// The section `[[relay.forward]]`.
@@ -336,6 +339,7 @@ mod tests {
             turbo: false,
             congestion_control: Some("cubic".to_owned()),
             rate: BitsPerSecond::giga(1),
+            measure: false,
         };
         let forward = Forward {
             via: vec!["a > b".to_owned(), "far".to_owned()],
@@ -359,6 +363,7 @@ mod tests {
             turbo = false
             congestion_control = "cubic"
             rate = "1gbit"
+            measure = false
             [[relay.forward]]
             listen = "10.0.0.1:8080"
             via = ["a > b", "far"]

@@ -198,6 +198,7 @@ impl Rig {
             turbo: true,
             congestion_control: None,
             rate: RATE,
+            measure: false,
         };
         let mut forwards = Vec::new();
         match side {
