@@ -3,7 +3,7 @@
 //! A relay's [`Row`] has a [`Figure`] (round-trip times and loss) for each other member and for prefixes and
 //! destinations outside the mesh. The relay signs it with its key, so that it can travel through others:
 //! a relay speaks only for its own row, whoever delivers it. A [`Table`] holds the newest row of each
-//! member, [`Exchange`] decides what is sent on which link and when, and [`neighbours`] which relays have a
+//! member, [`Exchange`] decides what is sent on which link and when, and [`neighbours()`] which relays have a
 //! link. [`OwnRow`] turns samples into the relay's own row and decides when a change is worth telling.
 //! `docs/design/mesh-rows.md` gives the reasons, the bytes and the bounds.
 

@@ -1,7 +1,7 @@
 //! Follows the signed list of members in etcd, and announces this relay there.
 //!
 //! The follower is a task beside the relay's other periodic ones, without privileges. It reads and watches one
-//! key, verifies the list that it finds ([`decide`]), and writes a list that may take the place of the present
+//! key, verifies the list that it finds ([`mod@decide`]), and writes a list that may take the place of the present
 //! one to `members_file`. The watcher of that file adopts it, as if an operator had written it. So the relay has
 //! one way to change its members, a start needs no etcd, and losing etcd changes nothing.
 //!

@@ -18,7 +18,7 @@ use crate::Failure;
 /// list with a lower serial.
 #[derive(ClapArgs)]
 pub(super) struct SignArgs {
-    /// The list: TOML with a [[member]] for each relay
+    /// The list: TOML with a table `member` for each relay
     list: PathBuf,
     /// The private key of the mesh, from `taut mesh keygen`; keep it off the relays
     #[arg(long, value_name = "FILE")]
