@@ -201,8 +201,8 @@ impl Control {
         let is_down = |relay: &Watched| !relay.health.is_up();
         if !changed.is_empty() && self.relays.iter().all(is_down) {
             tracing::warn!(
-                "no relay is up; clients are led to the nearest all the same: check this machine's \
-                 own connections, then the relays"
+                "all relays are down; clients still get the nearest one. Check this machine's network, \
+                 then the relays"
             );
         }
     }

@@ -45,7 +45,7 @@ pub enum ServeError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A thread has ended.
-    #[error("a thread that answers has ended: {0}")]
+    #[error("a thread that answers queries has stopped: {0}; restart the server, and report this")]
     Lost(Errno),
     /// The process's own set-up failed.
     #[error("cannot set up threads, signals and timers: {0}")]

@@ -31,7 +31,7 @@ pub(crate) enum MeasuredError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// The file is too large.
-    #[error("it has {0} bytes, of at most {MAX_FILE}; measure to shorter prefixes")]
+    #[error("the file has {0} bytes and may have {MAX_FILE}; join neighbouring prefixes")]
     TooLarge(u64),
     /// The file has a mistake.
     #[error("{0}")]

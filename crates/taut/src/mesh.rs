@@ -12,7 +12,7 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use crate::Failure;
 
-/// Make and show the identities of relays, show what a mesh knows, and plan routes
+/// Manage a mesh of relays: keys, signed lists of members, measured paths, routes, DNS
 #[derive(ClapArgs)]
 #[command(after_help = "\
 A relay of a mesh proves its identity by its private key, and knows other relays by their public \

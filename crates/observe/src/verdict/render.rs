@@ -501,7 +501,7 @@ impl Cause {
             Self::NothingToSend {
                 waiting: Some(_), ..
             } => {
-                "save round trips: send several requests at a time, or put a relay nearer to the peer (taut relay; taut mesh plan --for says which)"
+                "save round trips: send several requests at a time, or put a relay nearer to the peer (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
             }
             Self::NothingToSend { .. } => "nothing in TCP: look at the application",
             Self::PeerWindowSmall {
@@ -522,11 +522,11 @@ impl Cause {
             }
             Self::SteadyRate { .. } | Self::EvenSignals { .. } => ASK_FOR_RATE,
             Self::LossWithoutQueue { .. } => {
-                "repair what loses packets; or use BBR, which loss slows less; or put a relay before the lossy part (taut relay; taut mesh plan --for says which)"
+                "repair what loses packets; or use BBR, which loss slows less; or put a relay before the lossy part (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
             }
             Self::Paced { .. } => "the application, or its manager, sets SO_MAX_PACING_RATE",
             Self::WindowGrows { .. } => {
-                "keep connections open, or put a relay on the path (taut relay; taut mesh plan --for says which)"
+                "keep connections open, or put a relay on the path (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
             }
             Self::RoundTripVaries { steal: Some(_), .. } => {
                 "give this machine a larger share of CPU; inside it, if it is the sender, run taut guest"

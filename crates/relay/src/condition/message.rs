@@ -132,7 +132,9 @@ fn etcd_failure(cause: &str) -> &'static str {
 /// Returns what to do about a list that is refused.
 fn refused_list(cause: &str) -> &'static str {
     match cause {
-        "missing" => "put the signed list back: `etcdctl put PREFIX/members < FILE`",
+        "missing" => {
+            "put the signed list back, with the prefix of relay.mesh.etcd: `etcdctl put /taut/members < FILE`"
+        }
         "signature" => {
             "it is not signed by relay.mesh.members_key: someone may have changed it; sign it with `taut mesh sign`"
         }

@@ -272,6 +272,14 @@ impl Section {
                 return Err((at, message));
             }
             let forward = forward.check(i)?;
+            let measures = config.mesh.as_ref().is_none_or(|mesh| mesh.measure);
+            if let Some(at) = via_at.filter(|_| forward.auto && !measures) {
+                let message = format!(
+                    "relay.forward[{i}].via: automatic routes need measured paths; remove `measure = false` \
+                     from [relay.mesh], or name the relays"
+                );
+                return Err((at, message));
+            }
             let section = format!("relay.forward[{i}]");
             taken.name(name_at, &section, forward.name.as_deref())?;
             taken.listen(at, &section, &forward.listen)?;

@@ -55,6 +55,18 @@ fn every_field_is_read() {
 }
 
 #[test]
+fn an_automatic_route_needs_measured_paths() {
+    let forward = "[[relay.forward]]\nlisten = \":1\"\nvia = \"auto\"\nto = \"a:1\"\n";
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\n";
+    assert!(parse(&format!("{mesh}{forward}")).unwrap().forwards[0].auto);
+    let said = error(&format!("{mesh}measure = false\n{forward}"));
+    assert!(
+        said.contains("relay.forward[0].via: automatic routes need measured paths"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_forward_may_have_several_destinations_and_check_them() {
     let config =
         parse("[[relay.forward]]\nlisten = \":1\"\nto = [\"a:1\", \"[::1]:2\"]\ncheck = \"5s\"\n")

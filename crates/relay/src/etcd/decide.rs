@@ -24,7 +24,9 @@ pub(super) enum Outcome {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Refusal {
     /// The key does not exist.
-    #[error("there is none under PREFIX/members; put the signed list there")]
+    #[error(
+        "etcd has no list under the relay's prefix; put it there, for example `etcdctl put /taut/members < FILE`"
+    )]
     Missing,
     /// It is not signed by the key of the mesh.
     #[error("{0}")]

@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     #[error("no connection: {0}")]
     Unreachable(io::Error),
     /// A connection or call took too long.
-    #[error("no answer in relay.mesh.etcd.timeout")]
+    #[error("no answer within relay.mesh.etcd.timeout; check the server, or raise it")]
     TimedOut,
     /// The connection ended.
     #[error("the connection has ended: {0}")]

@@ -251,7 +251,7 @@ fn why(predicted: &[Predicted]) -> String {
         }
     };
     let [first, others @ ..] = predicted else {
-        return "no route: no relay has measured the path to the destination, or none may dial it"
+        return "no route: no relay has measured the path to the destination yet, or `allow` refuses it on every relay"
             .to_owned();
     };
     let time = |route: &Predicted| format!("{:.1} ms", ms(route.first_byte));

@@ -121,7 +121,9 @@ fn explain(config: &Config, client: &str, json: bool) -> Result<(), Failure> {
     for (relay, why) in order {
         text += &match why {
             Some((rtt, prefix)) => format!("{relay}: {rtt:.1} ms to {prefix}\n"),
-            None => format!("{relay}: not measured from here; in the order of the configuration\n"),
+            None => format!(
+                "{relay}: no round-trip time to this client; in the order of the configuration\n"
+            ),
         };
     }
     print(&text)

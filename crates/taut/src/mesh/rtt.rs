@@ -14,7 +14,7 @@ use crate::Failure;
 /// A running relay of the mesh answers, from the rows that all relays exchange.
 #[derive(Args)]
 pub(crate) struct RttArgs {
-    /// Print one path a line, as `taut mesh plan --rtt` and `taut mesh dns --rtt` read it: from, to,
+    /// Print one path a line, as `taut mesh plan --rtt` and `rtt_file` of [mesh.dns] read it: from, to,
     /// milliseconds, loss in percent
     #[arg(long, conflicts_with = "json")]
     table: bool,
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
     let answer = control::ask(&args.control, &request).map_err(|e| run(&e))?;
     let Answer::Rtt(rows) = answer else {
         return Err(Failure::Run(
-            "the relay answers something else; is it of this version?".to_owned(),
+            "the relay does not understand this request: it runs another version of taut; restart it with this one".to_owned(),
         ));
     };
     let text = match (args.json, args.table) {
@@ -67,7 +67,7 @@ fn table(rows: &RttRows) -> String {
 fn in_words(rows: &RttRows) -> String {
     let mut text = format!(
         "{:<20} {:<20} {:>10} {:>10} {:>8} {:>8}\n",
-        "from", "to", "least ms", "mean ms", "loss %", "age s"
+        "from", "to", "least ms", "smoothed ms", "loss %", "age s"
     );
     for path in &rows.paths {
         let PathStatus {

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
     let answer = control::ask(&args.control, &Request::Mesh).map_err(|e| run(&e))?;
     let Answer::Mesh(status) = answer else {
         return Err(Failure::Run(
-            "the relay answers something else; is it of this version?".to_owned(),
+            "the relay does not understand this request: it runs another version of taut; restart it with this one".to_owned(),
         ));
     };
     let text = match args.json {
