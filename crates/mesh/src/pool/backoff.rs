@@ -5,8 +5,6 @@ use std::time::{Duration, Instant};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-use super::sizer::unit;
-
 /// Upper limit of the wait after a first failure. A wait is random, from half of its limit to the limit.
 const FIRST: Duration = Duration::from_millis(200);
 
@@ -56,4 +54,9 @@ impl Backoff {
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }
+}
+
+/// Converts random bits to a number from 0 to 1.
+pub(super) fn unit(random: u64) -> f64 {
+    random as f64 / u64::MAX as f64
 }

@@ -22,7 +22,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, unit};
 use crate::deadline::{FOREVER, after};
 
 /// Time constant of the estimated arrival rate.
@@ -266,11 +266,6 @@ pub fn expiry(now: Instant, max_age: Duration, random: u64) -> Instant {
     // Limited first, because the multiplication could overflow.
     let max_age = max_age.min(FOREVER);
     after(now, max_age.mul_f64(0.8 + 0.4 * unit(random)))
-}
-
-/// Converts random bits to a number from 0 to 1.
-pub(super) fn unit(random: u64) -> f64 {
-    random as f64 / u64::MAX as f64
 }
 
 #[cfg(test)]

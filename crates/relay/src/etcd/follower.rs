@@ -1,14 +1,11 @@
 //! The task that follows the list of members in etcd for as long as the relay runs.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use taut_mesh::etcd::{
     Keys, Request, WatchMessage, offer, present, read_list, read_present, watch_list, watch_message,
 };
-use taut_mesh::identity::PublicKey;
-use taut_mesh::members::MemberName;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::announce::{Announced, Announcer};
@@ -16,34 +13,17 @@ use super::connection::{Connection, Stream};
 use super::decide::{Outcome, decide};
 use super::endpoints::Endpoints;
 use super::failure::Failure;
+use super::host::{Host, Settings};
 use super::status::ListStatus;
 use super::tls::{Tls, expiry};
 use super::{log_in, random_unit};
-use crate::config::{Endpoint, EtcdConfig, MeshConfig};
-use crate::node::SharedHandle;
+use crate::config::Endpoint;
 
 /// The interval at which the configuration is checked for a change, and whether the relay drains.
 const SETTINGS_EVERY: Duration = Duration::from_secs(1);
 
-/// What the follower needs of the configuration, and this relay's name.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) mesh: MeshConfig,
-    pub(crate) etcd: EtcdConfig,
-    pub(crate) name: MemberName,
-}
-
-impl PartialEq for Settings {
-    fn eq(&self, other: &Self) -> bool {
-        let of = |s: &Self| -> (PathBuf, Vec<PublicKey>) {
-            (s.mesh.members_file.clone(), s.mesh.members_key.clone())
-        };
-        self.etcd == other.etcd && self.name == other.name && of(self) == of(other)
-    }
-}
-
 /// Follows the list of members in etcd while the configuration of `node` says so.
-pub(crate) async fn follow(node: Arc<SharedHandle>) {
+pub(crate) async fn follow(node: Arc<impl Host>) {
     let mut announcer = Announcer::new();
     loop {
         match node.etcd_settings() {
@@ -64,14 +44,14 @@ pub(crate) async fn follow(node: Arc<SharedHandle>) {
     }
 }
 
-struct Follower<'a> {
-    node: &'a Arc<SharedHandle>,
+struct Follower<'a, H> {
+    node: &'a Arc<H>,
     settings: &'a Settings,
     keys: Keys,
     announcer: &'a mut Announcer,
 }
 
-impl Follower<'_> {
+impl<H: Host> Follower<'_, H> {
     /// Uses one server after the other until the settings change.
     async fn run(mut self) {
         let endpoints_of = &self.settings.etcd.endpoints;

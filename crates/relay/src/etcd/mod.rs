@@ -31,12 +31,14 @@ mod decide;
 mod endpoints;
 mod failure;
 mod follower;
+mod host;
 mod list_file;
 mod secret;
 mod status;
 mod tls;
 
-pub(crate) use follower::{Settings, follow};
+pub(crate) use follower::follow;
+pub(crate) use host::{Host, Settings};
 pub(crate) use status::{EtcdState, ListState, ListStatus};
 
 use connection::Connection;

@@ -26,7 +26,8 @@ use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::{READS_MAX, TcpLeg, read_records};
 use crate::outcome::peer::PeerFailure;
-use crate::route::table::{Mesh, Peer};
+use crate::route::peer::Peer;
+use crate::route::table::Mesh;
 
 /// The interval at which sizes are checked without an event.
 const POLL_EVERY: Duration = Duration::from_secs(1);

@@ -25,7 +25,8 @@ use crate::net::addr::Destination;
 use crate::net::targets::Targets;
 use crate::route::by_name::ByName;
 use crate::route::listener::{NewListener, Purpose};
-use crate::route::table::{Mesh, PassesOn, Peer, Route, Setup};
+use crate::route::peer::Peer;
+use crate::route::table::{Mesh, PassesOn, Route, Setup};
 use crate::turbo::TurboStart;
 
 /// A configuration whose resources have all been acquired.

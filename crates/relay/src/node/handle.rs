@@ -18,7 +18,7 @@ use crate::access::OwnAddresses;
 use crate::condition::Tracker;
 use crate::config::Config;
 use crate::counters::registry::Registry;
-use crate::etcd::{ListStatus, Settings};
+use crate::etcd::{Host, ListStatus, Settings};
 use crate::net::backend::Backend;
 use crate::net::targets::{Targets, list, look_up};
 use crate::route::table::{NextHop, Setup};
@@ -140,15 +140,6 @@ impl SharedHandle {
         setup.mesh.as_ref().map(|mesh| mesh.local.members.clone())
     }
 
-    /// Returns where the list of members comes from besides its file; `None` if from nowhere else.
-    pub(crate) fn etcd_settings(&self) -> Option<Settings> {
-        let name = self.shared.setup().mesh.as_ref()?.local.name.clone();
-        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        let mesh = present.config.mesh.clone()?;
-        let etcd = mesh.etcd.clone()?;
-        Some(Settings { mesh, etcd, name })
-    }
-
     /// Counts a health check.
     pub(crate) fn count_check(&self, connected: bool) {
         self.shared.backends.count_check(connected);
@@ -252,5 +243,27 @@ impl SharedHandle {
 impl std::fmt::Debug for SharedHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedHandle").finish_non_exhaustive()
+    }
+}
+
+impl Host for SharedHandle {
+    fn etcd_settings(&self) -> Option<Settings> {
+        let name = self.shared.setup().mesh.as_ref()?.local.name.clone();
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        let mesh = present.config.mesh.clone()?;
+        let etcd = mesh.etcd.clone()?;
+        Some(Settings { mesh, etcd, name })
+    }
+
+    fn members(&self) -> Option<Arc<Members>> {
+        self.members()
+    }
+
+    fn accepts(&self) -> bool {
+        self.accepts()
+    }
+
+    fn list(&self) -> &ListStatus {
+        self.list()
     }
 }

@@ -16,7 +16,8 @@ use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
 use crate::route::auto::AutoRoute;
 use crate::route::listener::ListenerId;
-use crate::route::table::{Alternatives, Direct, Mesh, NextHop, Peer, Route, Setup, Way};
+use crate::route::peer::{Peer, Way};
+use crate::route::table::{Alternatives, Direct, Mesh, NextHop, Route, Setup};
 
 /// The resources that exist when a configuration is assembled.
 ///

@@ -15,7 +15,8 @@ use crate::access::{Destinations, Nat64Prefix, OwnAddresses, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
-use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Peer, Rules, Upstream, Way};
+use crate::route::peer::{Peer, Way};
+use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Rules, Upstream};
 
 /// What the checks of destinations know of this machine and its network.
 pub(super) struct Locality<'a> {

@@ -18,7 +18,8 @@ use super::start::announce;
 use super::threads::{early_reader, start_resolver};
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
-use crate::route::table::{Mesh, Peer, Route, Setup};
+use crate::route::peer::Peer;
+use crate::route::table::{Mesh, Route, Setup};
 use crate::worker::Order;
 use crate::worker::mailbox::Message;
 

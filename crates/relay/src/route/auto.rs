@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use taut_mesh::hello::Target;
 use taut_mesh::members::MemberName;
 
-use super::table::Way;
+use super::peer::Way;
 
 /// The routes of one destination. The thread that exchanges rows chooses them; sessions read them.
 #[derive(Debug)]

@@ -3,4 +3,5 @@
 pub(crate) mod auto;
 pub(crate) mod by_name;
 pub(crate) mod listener;
+pub(crate) mod peer;
 pub(crate) mod table;

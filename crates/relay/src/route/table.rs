@@ -4,29 +4,27 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use taut_mesh::acceptor::Local;
 use taut_mesh::hello::Target;
-use taut_mesh::identity::{PrivateKey, PublicKey};
+use taut_mesh::identity::PrivateKey;
 use taut_mesh::members::{Member, MemberName};
 use taut_mesh::onward::Policy;
 use taut_mesh::plan::Options;
-use taut_mesh::tls::DialTls;
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
 use crate::access::{DestinationVerdict, Destinations, Sources};
 use crate::config::{InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
-use crate::counters::peer::PeerStats;
 use crate::intercept::Taking;
-use crate::net::addr::{ListenAddr, UpstreamAddr};
+use crate::net::addr::ListenAddr;
 use crate::net::targets::Targets;
 use crate::route::auto::AutoRoute;
 use crate::route::by_name::ByName;
+use crate::route::peer::{Peer, Way};
 use crate::turbo::TurboStart;
 
 /// The configuration that new sessions use. A reload replaces it; running sessions keep theirs.
@@ -150,15 +148,6 @@ pub(crate) enum Alternatives {
     Auto(Arc<AutoRoute>),
 }
 
-/// A way through the mesh.
-#[derive(Clone, Debug)]
-pub(crate) struct Way {
-    /// The first relay.
-    pub(crate) peer: Arc<Peer>,
-    /// The relays after it.
-    pub(crate) route: Vec<MemberName>,
-}
-
 /// The next hop of a transparent forward.
 #[derive(Debug)]
 pub(crate) struct OriginalDst {
@@ -180,29 +169,6 @@ pub(crate) enum Upstream {
         /// The options of a direct connection, if sessions use one when no way works.
         direct: Option<Arc<LegOptions>>,
     },
-}
-
-/// A relay that this one dials.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    /// The index of the peer's pool at every worker.
-    pub(crate) id: usize,
-    pub(crate) name: MemberName,
-    /// The configuration names it. Otherwise it is dialled only for automatic routes.
-    pub(crate) is_named: bool,
-    /// Connections to it are held ready.
-    pub(crate) kept: Arc<AtomicBool>,
-    /// The keys that it may prove its identity with.
-    pub(crate) keys: Vec<PublicKey>,
-    /// Its addresses, in the order in which they are tried; never empty.
-    pub(crate) targets: Vec<Arc<Targets>>,
-    /// What a connection to it needs, with the key of this relay.
-    pub(crate) tls: DialTls,
-    /// The key of this relay that `tls` uses.
-    pub(crate) own: PublicKey,
-    pub(crate) options: LegOptions,
-    /// The peer's counters, and its name.
-    pub(crate) stats: Arc<PeerStats>,
 }
 
 /// The node's part in a mesh.
@@ -281,19 +247,6 @@ impl NextHop {
             Self::Mesh { direct, .. } => direct.as_ref().map_or(&[], |direct| &direct.targets),
             Self::OriginalDst(_) => &[],
         }
-    }
-}
-
-impl Peer {
-    /// Returns whether connections to it are held ready.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept.load(Ordering::Relaxed)
-    }
-
-    /// Returns the addresses in the order in which they are tried.
-    pub(crate) fn addrs(&self) -> Vec<UpstreamAddr> {
-        let current = self.targets.iter().map(|targets| targets.current());
-        current.flat_map(|addrs| addrs.to_vec()).collect()
     }
 }
 

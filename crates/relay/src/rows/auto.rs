@@ -14,7 +14,7 @@ use taut_mesh::rows::{Figure, MemberId};
 use super::thread::Work;
 use crate::control::protocol::{RouteOption, RouteStatus};
 use crate::route::auto::{AutoRoute, Chosen, Predicted};
-use crate::route::table::Way;
+use crate::route::peer::Way;
 
 /// The shortest time between two choices.
 const AGAIN: Duration = Duration::from_millis(200);

@@ -13,8 +13,9 @@ use taut_sys::socket::LegOptions;
 use super::attempts::{Dial, Pick};
 use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
+use crate::route::peer::{Peer, Way};
 use crate::route::table::{
-    Alternatives, Direct, Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream, Way,
+    Alternatives, Direct, Mesh, NextHop, OriginalDst, Route, Setup, Upstream,
 };
 
 /// How a session obtains its upstream connection, and the progress so far.

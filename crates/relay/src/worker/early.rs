@@ -18,7 +18,8 @@ use crate::event::token::Token;
 use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::{End, Side};
-use crate::route::table::{Peer, Route};
+use crate::route::peer::Peer;
+use crate::route::table::Route;
 
 /// A worker's upstream legs that wait for their client.
 pub(super) struct EarlyLegs {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
+use super::case::Case;
 use super::stage::{FILE, Stage};
 use crate::experiment::flows::{self, Arrivals, Flow, all_active};
 use crate::experiment::{ExperimentError, Request};
@@ -18,26 +19,6 @@ const APART: Duration = Duration::from_millis(50);
 /// How long after the join the measurement begins: a handover of the link takes a few round trips.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What the flows that join use on the shared link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    /// Cubic from end to end, without relays: the reference.
-    Cubic,
-    /// A mesh with BBR between the relays.
-    Bbr,
-    /// A mesh with turbo start, whose `rate` is the link's.
-    Turbo,
-    /// A mesh with turbo start, whose `rate` is ten times the link's, which is the default.
-    TurboTooFast,
-}
-
-/// Equally many Cubic flows and flows that join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Case {
-    pub(super) flows: usize,
-    pub(super) kind: Kind,
-}
-
 /// The arrivals of all flows.
 #[derive(Clone, Debug)]
 pub(super) struct Contest {
@@ -45,31 +26,6 @@ pub(super) struct Contest {
     others: Vec<Arrivals>,
     /// Whether a link delivered late.
     pub(super) disturbed: bool,
-}
-
-impl Kind {
-    pub(super) const ALL: [Self; 4] = [Self::Cubic, Self::Bbr, Self::Turbo, Self::TurboTooFast];
-
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Cubic => "cubic",
-            Self::Bbr => "mesh-bbr",
-            Self::Turbo => "turbo",
-            Self::TurboTooFast => "turbo-default-rate",
-        }
-    }
-}
-
-impl Case {
-    pub(super) fn of(flows: &[usize], kinds: &[Kind]) -> Vec<Self> {
-        flows
-            .iter()
-            .flat_map(|&flows| kinds.iter().map(move |&kind| Self { flows, kind }))
-            .filter(|case| {
-                case.kind != Kind::Bbr || taut_sys::socket::has_congestion_control("bbr")
-            })
-            .collect()
-    }
 }
 
 /// Holds a contest in a world of its own, so that no relay knows the link from an earlier one.

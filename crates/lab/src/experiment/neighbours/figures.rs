@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::Contests;
-use super::contest::{Case, Contest, Kind};
+use super::case::{Case, Kind};
+use super::contest::Contest;
 use super::stage;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::{Request, stats};

@@ -1,6 +1,7 @@
 //! `neighbours`: turbo flows beside Cubic flows of others on the link between two relays (pied-piper
 //! 6.3, "Inside the cloud").
 
+mod case;
 mod contest;
 mod figures;
 mod stage;
@@ -15,7 +16,8 @@ use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
-use contest::{Case, Contest, Kind};
+use case::{Case, Kind};
+use contest::Contest;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-use super::contest::{Case, Kind};
+use super::case::{Case, Kind};
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Digest;
 use crate::peer::mesh_pair::{MeshLeg, MeshPair, RunningPair};
