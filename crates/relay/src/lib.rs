@@ -45,6 +45,7 @@ pub mod node;
 pub mod outcome;
 pub mod route;
 mod rows;
+mod rows_mailbox;
 pub mod serve;
 mod session_list;
 pub mod session_log;

@@ -24,7 +24,7 @@ use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::{READS_MAX, read_records};
 use crate::route::table::Mesh;
-use crate::rows::RowLink;
+use crate::rows_mailbox::RowLink;
 use crate::turbo::route_metrics::Relays;
 
 /// The time for which an unproven connection is safe from eviction by another connection of its own

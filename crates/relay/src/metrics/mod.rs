@@ -17,7 +17,7 @@ use crate::net::backend::BackendTable;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
-use crate::rows::RowsMailbox;
+use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;

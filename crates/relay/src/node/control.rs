@@ -19,7 +19,7 @@ use crate::control::protocol::{
 use crate::counters::forward::MESH;
 use crate::etcd::{EtcdState, ListState};
 use crate::metrics::Metrics;
-use crate::rows::{Question, ToRows};
+use crate::rows_mailbox::{Question, ToRows};
 use crate::session_list::{SessionFilter, SessionRow};
 use crate::worker::Order;
 use crate::worker::mailbox::Message;

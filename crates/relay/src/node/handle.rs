@@ -22,7 +22,7 @@ use crate::etcd::{Host, ListStatus, Settings};
 use crate::net::backend::Backend;
 use crate::net::targets::{Targets, list, look_up};
 use crate::route::table::{NextHop, Setup};
-use crate::rows::RowsMailbox;
+use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::SessionLog;
 use crate::turbo::TurboStart;
 use crate::worker::mailbox::Mailbox;

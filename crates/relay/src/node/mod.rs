@@ -12,7 +12,7 @@ use crate::control::protocol::{Answer, MeshStatus};
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
 use crate::net::addr::ListenAddr;
-use crate::rows::Question;
+use crate::rows_mailbox::Question;
 use crate::turbo::route_metrics::RouteMetrics;
 use crate::worker::Order;
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 use taut_mesh::members::MemberName;
 use taut_mesh::rows::{Figure, MemberId, Row};
 
-use super::mailbox::Question;
 use super::thread::Work;
 use crate::control::protocol::{
     Answer, MemberState, MemberStatus, MeshStatus, PathStatus, RowsStatus, RttRows,
 };
+use crate::rows_mailbox::Question;
 
 /// The largest number of paths between members in a state of the mesh: those of 200 relays.
 const MAX_PATHS: usize = 40_000;

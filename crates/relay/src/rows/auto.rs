@@ -15,12 +15,7 @@ use super::thread::Work;
 use crate::control::protocol::{RouteOption, RouteStatus};
 use crate::route::auto::{AutoRoute, Chosen, Predicted};
 use crate::route::peer::Way;
-
-/// The shortest time between two choices.
-const AGAIN: Duration = Duration::from_millis(200);
-
-/// The share of the time that the thread spends on choices: a tenth.
-const SHARE: u32 = 10;
+use crate::route::table::OfForward;
 
 /// The number of routes of a destination that sessions try.
 const MAX_WAYS: usize = 8;
@@ -28,47 +23,30 @@ const MAX_WAYS: usize = 8;
 /// The number of relays to which connections are held ready for one destination.
 const KEPT: usize = 2;
 
-/// When the routes are chosen next.
-#[derive(Default)]
-pub(super) struct Replan {
-    /// Something has changed since the last choice.
-    pub(super) is_due: bool,
-    not_before: Option<Instant>,
-}
-
-// === impl Replan ===
-
-impl Replan {
-    /// Returns when the routes are to be chosen.
-    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
-        self.is_due
-            .then(|| self.not_before.map_or(now, |at| at.max(now)))
-    }
-}
-
 impl Work {
     /// Chooses the routes again if something has changed.
     pub(super) fn replan(&mut self) {
         if self.replan.next(self.now).is_none_or(|at| at > self.now) {
             return;
         }
-        self.replan.is_due = false;
-        let autos = self.setup.autos();
-        if autos.is_empty() {
-            return;
-        }
         let began = Instant::now();
+        let autos = self.setup.autos();
+        if !autos.is_empty() {
+            self.choose_all(&autos);
+        }
+        self.replan.on_choice(self.now, began.elapsed());
+    }
+
+    fn choose_all(&mut self, autos: &[OfForward]) {
         let network = self.network();
         let Some(me) = network.find(self.mesh.local.name.as_str()) else {
             return;
         };
         let planner = Planner::new(&network, self.plan_options());
-        for auto in &autos {
+        for auto in autos {
             self.choose(&auto.route, auto.direct, &planner, me);
         }
         self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
-        let pause = AGAIN.max(began.elapsed() * SHARE);
-        self.replan.not_before = Some(self.now + pause);
     }
 
     fn plan_options(&self) -> Options {

@@ -13,9 +13,9 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 use taut_sys::socket::Stream;
 
-use super::mailbox::RowLink;
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::read_records;
+use crate::rows_mailbox::RowLink;
 
 /// The time from the SYN to the end of the handshake.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use taut_mesh::hello::Target;
 
-use super::mailbox::{RowsMailbox, ToRows};
 use crate::net::addr::Destination;
 use crate::net::targets::{Addrs, look_up};
+use crate::rows_mailbox::{RowsMailbox, ToRows};
 
 /// The number of look-ups in progress.
 pub(crate) const MAX_LOOK_UPS: usize = 4;

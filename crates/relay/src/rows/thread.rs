@@ -12,18 +12,18 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::{LegOptions, Stream};
 
-use super::auto::Replan;
 use super::destinations::Destinations;
 use super::link::{Link, PATIENCE, State};
 use super::links::Links;
-use super::mailbox::{
-    PathSample, PeerFigure, Published, RowLink, RowsMailbox, SampledPath, ToRows,
-};
 use super::names::Names;
 use super::probe::{Measured, Probes, What};
+use super::replan::Replan;
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::CIPHER;
 use crate::route::table::{Mesh, Setup};
+use crate::rows_mailbox::{
+    PathSample, PeerFigure, Published, RowLink, RowsMailbox, SampledPath, ToRows,
+};
 use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
 

@@ -12,7 +12,7 @@ use crate::control::protocol::{Answer, Filter, Request};
 use crate::control::{self, MAX_ROWS};
 use crate::metrics::Metrics;
 use crate::node::SharedHandle;
-use crate::rows::Question;
+use crate::rows_mailbox::Question;
 use crate::session_list::{SessionFilter, prefix};
 
 /// What commands act on.

@@ -16,7 +16,7 @@ use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::TcpLeg;
 use crate::mesh::inbound::{Inbound, InboundTerms, Request, SessionRequest};
 use crate::mesh::pool::{PoolTerms, Pools};
-use crate::rows::ToRows;
+use crate::rows_mailbox::ToRows;
 
 /// Connections between relays that carry no session yet.
 #[derive(Default)]

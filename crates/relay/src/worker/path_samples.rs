@@ -6,7 +6,7 @@ use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::dial_plan::DialPlan;
-use crate::rows::{PathSample, SampledPath, ToRows};
+use crate::rows_mailbox::{PathSample, SampledPath, ToRows};
 
 /// The number of sessions, and of pools, that are sampled at a time: each costs a system call or two.
 const AT_ONCE: usize = 64;

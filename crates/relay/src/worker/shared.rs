@@ -9,7 +9,7 @@ use crate::access::session_quota::SessionQuota;
 use crate::early_syn::PendingTable;
 use crate::net::backend::BackendTable;
 use crate::route::table::Setup;
-use crate::rows::RowsMailbox;
+use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;
 use crate::worker::mailbox::Mailbox;

@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::scopes::MAX_LABELS;
 use super::{Count, Encoded, Level};
 use crate::metrics::Metrics;
-use crate::rows::PeerFigure;
+use crate::rows_mailbox::PeerFigure;
 
 impl Metrics {
     /// Encodes what is known of the paths to the first [`MAX_LABELS`] relays, and what that has cost.

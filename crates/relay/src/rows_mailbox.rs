@@ -1,4 +1,4 @@
-//! Messages to the thread, and what it publishes.
+//! Messages to the thread that measures paths and exchanges rows ([`crate::rows`]), and what it publishes.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
