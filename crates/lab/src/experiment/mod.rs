@@ -23,6 +23,7 @@ mod process_tree;
 pub mod progress;
 pub mod relay_peers;
 mod retry;
+pub mod routes;
 mod sessions;
 pub mod snoop_hazards;
 pub mod snoop_soak;
@@ -89,6 +90,7 @@ pub const ALL: &[Experiment] = &[
     relay_peers::EXPERIMENT,
     mesh_peers::EXPERIMENT,
     failover::EXPERIMENT,
+    routes::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,
     snoop_hazards::EXPERIMENT,

@@ -1,0 +1,120 @@
+//! Measures every route of every pair, in worlds side by side: a download mostly waits for the path.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use super::choice::Predicted;
+use super::option::{Mode, Route};
+use super::rig::Rig;
+use super::sites::{PAIRS, Pair};
+use crate::experiment::progress::Progress;
+use crate::experiment::{ExperimentError, Request};
+use crate::peer::curl::Times;
+
+/// What is measured.
+pub(super) struct Plan {
+    /// The number of cities with a relay.
+    pub(super) sites: usize,
+    /// The worlds, those that take longest first.
+    pub(super) worlds: Vec<(Pair, Mode)>,
+    /// The number of downloads by each route.
+    runs: usize,
+    /// The number of worlds at a time.
+    lanes: usize,
+}
+
+/// The downloads by one route of a pair.
+pub(super) type Samples = BTreeMap<Route, Vec<Times>>;
+
+/// All downloads.
+#[derive(Default)]
+pub(super) struct Measured {
+    pub(super) times: BTreeMap<(Pair, Mode), Samples>,
+    /// The planner's routes for each pair, the choice first.
+    pub(super) predicted: BTreeMap<Pair, Vec<Predicted>>,
+    /// The number of cities.
+    pub(super) sites: usize,
+    /// The number of worlds in which a link delivered late.
+    pub(super) late: usize,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn of(request: &Request) -> Self {
+        let (sites, pairs, runs, lanes) = match request.quick {
+            true => (7, &PAIRS[..3], 1, 5),
+            false => (10, &PAIRS[..], 5, 4),
+        };
+        let far = pairs.iter().filter(|pair| !pair.is_local());
+        let mut worlds: Vec<_> = pairs.iter().map(|&pair| (pair, Mode::Turbo)).collect();
+        worlds.extend(far.map(|&pair| (pair, Mode::Cubic)));
+        Self {
+            sites,
+            worlds,
+            runs: request.runs.unwrap_or(runs).max(1),
+            lanes,
+        }
+    }
+}
+
+/// Makes all downloads.
+pub(super) fn measure(
+    plan: &Plan,
+    request: &Request,
+    progress: &Progress,
+) -> Result<Measured, ExperimentError> {
+    let queue: Mutex<VecDeque<(Pair, Mode)>> = Mutex::new(plan.worlds.iter().copied().collect());
+    let measured = Mutex::new(Measured {
+        sites: plan.sites,
+        ..Measured::default()
+    });
+    let next = || {
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.pop_front()
+    };
+    let lane = || -> Result<(), ExperimentError> {
+        while let Some((pair, mode)) = next() {
+            let rig = Rig::build(pair, mode, plan.sites, request).inspect_err(|_| stop(&queue))?;
+            let samples = downloads(&rig, plan.runs).inspect_err(|_| stop(&queue))?;
+            let late = rig.was_late()?;
+            let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+            measured.late += usize::from(late);
+            measured.times.insert((pair, mode), samples);
+            measured
+                .predicted
+                .entry(pair)
+                .or_insert(rig.predicted.clone());
+            progress.step();
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..plan.lanes).map(|_| scope.spawn(lane)).collect();
+        let results: Vec<_> = lanes.into_iter().map(|lane| lane.join()).collect();
+        for result in results {
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok::<_, ExperimentError>(())
+    })?;
+    Ok(measured
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Leaves nothing to do for the other lanes, after one has failed.
+fn stop(queue: &Mutex<VecDeque<(Pair, Mode)>>) {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+fn downloads(rig: &Rig, runs: usize) -> Result<Samples, ExperimentError> {
+    let mut samples = Samples::new();
+    // One round after the other, so that a drift of the machine affects all routes equally.
+    for _ in 0..runs {
+        for route in rig.routes() {
+            let times = rig.download(route)?;
+            samples.entry(route.clone()).or_default().push(times);
+        }
+    }
+    Ok(samples)
+}
