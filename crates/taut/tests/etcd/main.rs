@@ -7,6 +7,16 @@ use std::fs;
 use std::process::Command;
 
 use rig::*;
+use taut_sys::netns::Netns;
+
+/// A network namespace that ends with the test.
+struct Namespace(Netns);
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Netns::delete(self.0.name());
+    }
+}
 
 // === the list ===
 
@@ -140,7 +150,8 @@ fn a_server_whose_answers_are_lost_is_left_for_another() {
         "this test makes a network namespace and must run as root; `make test` does"
     );
     let name = format!("taut-etcd-{}", std::process::id());
-    let netns = taut_sys::netns::Netns::create(&name).unwrap();
+    let netns = Namespace(Netns::create(&name).unwrap());
+    let netns = &netns.0;
     let in_netns = |command: &mut Command| {
         let status = netns.run(|| command.status()).unwrap().unwrap();
         assert!(status.success(), "{command:?}");
