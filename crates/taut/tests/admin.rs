@@ -5,9 +5,13 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-const PAGE: [(&str, &str, &str); 3] = [
+use serde_json::{Value, json};
+
+const PAGE: [(&str, &str, &str); 4] = [
     (
         "/",
         "text/html",
@@ -23,7 +27,18 @@ const PAGE: [(&str, &str, &str); 3] = [
         "text/javascript",
         include_str!("../../relay/src/admin/page.js"),
     ),
+    (
+        "/mesh.js",
+        "text/javascript",
+        include_str!("../../relay/src/admin/mesh.js"),
+    ),
 ];
+
+/// What a name could be if it were chosen to become HTML.
+const HOSTILE: &str = "<img src=x onerror=alert(1)></td><script>alert(2)</script>";
+
+/// How a browser writes the beginning of [`HOSTILE`] if it is text.
+const AS_TEXT: &str = "&lt;img src=x onerror=alert(1)&gt;&lt;/td&gt;&lt;script&gt;";
 
 /// A relay with the page, killed at the end.
 struct Relay {
@@ -34,11 +49,16 @@ struct Relay {
 
 impl Relay {
     fn start(to: SocketAddr) -> Self {
+        Self::start_with("control = \"off\"\n", &format!("to = \"{to}\"\n"))
+    }
+
+    /// Starts one with these lines in `[relay]`, and in its only forward.
+    fn start_with(relay: &str, forward: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("taut.toml");
         let config = format!(
-            "[relay]\nworkers = 1\ncontrol = \"off\"\nadmin = \"127.0.0.1:0\"\n\
-             [[relay.forward]]\nname = \"shop\"\nlisten = \"127.0.0.1:0\"\nto = \"{to}\"\n"
+            "[[relay.forward]]\nname = \"shop\"\nlisten = \"127.0.0.1:0\"\n{forward}\
+             [relay]\nworkers = 1\nadmin = \"127.0.0.1:0\"\n{relay}"
         );
         fs::write(&path, config).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_taut"))
@@ -104,7 +124,39 @@ fn get(page: SocketAddr, path: &str, host: &str) -> String {
     text
 }
 
-/// Serves the page with `state` as its data, until the process ends.
+/// Makes a key in `dir`, and returns the public one.
+fn keygen(dir: &Path, name: &str) -> String {
+    let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
+    let made = keygen.args(["mesh", "keygen"]).arg(dir.join(name)).output();
+    String::from_utf8(made.unwrap().stdout)
+        .unwrap()
+        .trim()
+        .to_owned()
+}
+
+/// Returns what `taut mesh status --json` prints of the relay with this control socket.
+fn mesh_status(control: &Path) -> Value {
+    let mut status = Command::new(env!("CARGO_BIN_EXE_taut"));
+    status.args(["mesh", "status", "--json", "--control"]);
+    let output = status.arg(control).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+/// Returns an address on loopback that nobody listens on.
+fn unused_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn assert_nothing_is_html(shown: &str) {
+    assert!(shown.contains(AS_TEXT), "{shown}");
+    assert!(
+        !shown.contains("<img") && !shown.contains("<script>alert"),
+        "{shown}"
+    );
+}
+
+/// Serves the page with `state` as its data and without a mesh, until the process ends.
 fn serve_page(state: String) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -121,6 +173,7 @@ fn serve_page(state: String) -> SocketAddr {
             let (kind, body) = match file {
                 Some((_, kind, body)) => (*kind, *body),
                 None if path == "/status.json" => ("application/json", state.as_str()),
+                None if path == "/mesh.json" => ("application/json", "null"),
                 None => ("text/plain", ""),
             };
             let head = format!(
@@ -165,15 +218,84 @@ fn the_page_shows_the_relay_in_a_browser_and_nothing_of_it_as_html() {
     assert!(shown.contains(&format!(">{client}<")), "{shown}");
 
     // The same with names that are HTML, which no configuration of this relay could have.
-    let hostile = "<img src=x onerror=alert(1)></td><script>alert(2)</script>";
-    let state = state.replace("\"shop\"", &serde_json::to_string(hostile).unwrap());
+    let state = state.replace("\"shop\"", &serde_json::to_string(HOSTILE).unwrap());
     let shown = document(serve_page(state));
-    assert!(
-        shown.contains("&lt;img src=x onerror=alert(1)&gt;&lt;/td&gt;&lt;script&gt;"),
-        "{shown}"
+    assert_nothing_is_html(&shown);
+    // There is no mesh.
+    for id in ["routes-section", "heat-section", "members-section"] {
+        assert!(
+            shown.contains(&format!("<section id=\"{id}\" hidden=\"\">")),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn the_page_shows_members_round_trip_times_and_routes_and_a_label_that_is_html_as_text() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ports = [unused_address(), unused_address()];
+    let mut members = String::new();
+    for (name, port) in ["near", "far"].into_iter().zip(ports) {
+        let key = keygen(dir, name);
+        members += &format!(
+            "[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = [\"{port}\"]\n"
+        );
+    }
+    // A label of `far`.
+    members += &format!("site = '{HOSTILE}'\n");
+    fs::write(dir.join("members"), members).unwrap();
+    let start = |name: &str, port: SocketAddr, forward: &str| {
+        let dir = dir.display();
+        let mesh = format!(
+            "control = \"{dir}/{name}.sock\"\n[relay.mesh]\nprivate_key_file = \"{dir}/{name}\"\n\
+             members_file = \"{dir}/members\"\nlisten = \"{port}\"\nallow = [\"127.0.0.1/32:{}\"]\n",
+            to.port()
+        );
+        Relay::start_with(&mesh, forward)
+    };
+    let _far = start("far", ports[1], &format!("to = \"{to}\"\n"));
+    let near = start(
+        "near",
+        ports[0],
+        &format!("via = \"auto\"\nto = \"{to}\"\n"),
     );
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let status = loop {
+        let status = mesh_status(&dir.join("near.sock"));
+        let routed = status["routes"][0]["choice"] == json!(["near", "far"]);
+        if routed && status["paths"].as_array().is_some_and(|all| all.len() == 2) {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "no route: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+
+    let shown = document(near.page);
+    for id in ["routes-section", "heat-section", "members-section"] {
+        assert!(shown.contains(&format!("<section id=\"{id}\">")), "{shown}");
+    }
+    let why = status["routes"][0]["why"].as_str().unwrap();
+    let (choice, _) = why.split_once(':').unwrap();
+    for part in [
+        format!("near → far → {to}, first byte after "),
+        choice.to_owned(),
+        "title=\"near to far: ".to_owned(),
+        "title=\"far to near: ".to_owned(),
+        ">this relay<".to_owned(),
+        "class=\"good\">up<".to_owned(),
+    ] {
+        assert!(shown.contains(&part), "{part} in {shown}");
+    }
+    assert!(!shown.contains("not measured"), "{shown}");
+    assert_nothing_is_html(&shown);
+    // Without a mesh there is nothing to show, which is no failure.
+    let alone = Relay::start(to);
+    let said = get(alone.page, "/mesh.json", "localhost");
     assert!(
-        !shown.contains("<img") && !shown.contains("<script>alert"),
-        "{shown}"
+        said.starts_with("HTTP/1.1 200") && said.ends_with("\r\n\r\nnull"),
+        "{said}"
     );
 }

@@ -1,8 +1,8 @@
 //! The admin page: the relay's state for people, read-only, over HTTP.
 //!
-//! The page is three fixed files and one answer of JSON. Whatever strangers choose (addresses, names)
-//! reaches the browser as JSON alone, and the script sets it as text. The headers allow the page nothing
-//! but its own files.
+//! The page is four fixed files and two answers of JSON: the relay's state, and, asked for less often, the
+//! mesh's. Whatever strangers choose (addresses, names, labels) reaches the browser as JSON alone, and the
+//! scripts set it as text. The headers allow the page nothing but its own files.
 //!
 //! A page of another site must not read the state by a name that its owner lets point to this machine
 //! (DNS rebinding): only requests whose `Host` is an IP address or `localhost` are answered, because such
@@ -13,6 +13,8 @@
 //! | connections | those of crate exposition | further ones wait |
 //! | sessions in an answer | [`SESSIONS`] | the rest is only counted |
 //! | work | the state is collected at most every [`FRESH`], once for all who ask | the last answer is repeated |
+//! | work for the mesh | the same, every [`MESH_FRESH`] | the last answer is repeated |
+//! | paths in the mesh's state | those of 200 relays, about 5 MB | the rest is only counted |
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,17 +25,21 @@ use taut_exposition::{Asked, Page};
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
 
-use crate::control::protocol::{SessionRow, Status};
+use crate::control::protocol::{MeshStatus, SessionRow, Status};
 
 /// The most sessions in an answer.
 pub(crate) const SESSIONS: usize = 50;
 
-/// How long an answer is repeated.
+/// How long the relay's state is repeated.
 const FRESH: Duration = Duration::from_secs(1);
+
+/// How long the mesh's is.
+const MESH_FRESH: Duration = Duration::from_secs(5);
 
 const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
+const MESH_SCRIPT: &str = include_str!("mesh.js");
 
 /// The headers of every answer.
 const HEADERS: [(&str, &str); 7] = [
@@ -62,50 +68,68 @@ pub(crate) struct State {
     pub(crate) matching: u64,
 }
 
-/// The last answer, and when it was collected.
-type Last = Arc<Mutex<Option<(Instant, Vec<u8>)>>>;
+/// A state as JSON, or a sentence that says why it cannot be collected.
+type Collected = Result<Vec<u8>, String>;
 
-/// Serves the page, and does not return. `state` may block.
-pub(crate) async fn serve<S>(listener: TcpListener, state: S)
+/// The last answer, and when it was collected.
+type Last = Arc<Mutex<Option<(Instant, Collected)>>>;
+
+/// Serves the page, and does not return. `state` and `mesh`, which is `None` without a mesh, may block.
+pub(crate) async fn serve<S, M>(listener: TcpListener, state: S, mesh: M)
 where
     S: Fn() -> State + Clone + Send + Sync + 'static,
+    M: Fn() -> Result<Option<MeshStatus>, String> + Clone + Send + Sync + 'static,
 {
-    let last = Last::default();
+    let (last, last_mesh) = (Last::default(), Last::default());
     let page = move |asked: Asked| {
         let (state, last) = (state.clone(), last.clone());
+        let (mesh, last_mesh) = (mesh.clone(), last_mesh.clone());
         async move {
-            match route(&asked) {
-                Route::Page(page) => page,
-                Route::State => match spawn_blocking(move || collected(&last, state)).await {
-                    Ok(json) => found("application/json", json),
-                    // The panic hook has reported why.
-                    Err(_) => refused(500, "the state cannot be collected; see the relay's log\n"),
-                },
+            let collecting = match route(&asked) {
+                Route::Page(page) => return page,
+                Route::State => spawn_blocking(move || collected(&last, FRESH, || json(&state()))),
+                Route::Mesh => spawn_blocking(move || {
+                    collected(&last_mesh, MESH_FRESH, || {
+                        mesh().and_then(|mesh| json(&mesh))
+                    })
+                }),
+            };
+            match collecting.await {
+                Ok(Ok(json)) => found("application/json", json),
+                Ok(Err(why)) => refused(503, &format!("{why}\n")),
+                // The panic hook has reported why.
+                Err(_) => refused(500, "the state cannot be collected; see the relay's log\n"),
             }
         }
     };
     taut_exposition::serve_pages(listener, "the admin page", page).await;
 }
 
-/// Returns the state as JSON, collected now or a moment ago.
-fn collected(last: &Last, state: impl Fn() -> State) -> Vec<u8> {
+fn json(state: &impl Serialize) -> Collected {
+    serde_json::to_vec(state).map_err(|error| format!("the state cannot be written: {error}"))
+}
+
+/// Returns what `collect` does, collected now or at most `fresh` ago.
+fn collected(last: &Last, fresh: Duration, collect: impl Fn() -> Collected) -> Collected {
     // Those who ask meanwhile wait here and get the same answer.
     let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((at, json)) = &*last
-        && at.elapsed() < FRESH
+    if let Some((at, answer)) = &*last
+        && at.elapsed() < fresh
     {
-        return json.clone();
+        return answer.clone();
     }
-    let json = serde_json::to_vec(&state()).unwrap_or_default();
-    *last = Some((Instant::now(), json.clone()));
-    json
+    let answer = collect();
+    *last = Some((Instant::now(), answer.clone()));
+    answer
 }
 
 /// How a request is answered.
 enum Route {
     Page(Page),
-    /// With the state.
+    /// With the relay's state.
     State,
+    /// With the mesh's.
+    Mesh,
 }
 
 fn route(asked: &Asked) -> Route {
@@ -119,8 +143,13 @@ fn route(asked: &Asked) -> Route {
         (true, "/") => found("text/html; charset=utf-8", HTML.into()),
         (true, "/page.css") => found("text/css; charset=utf-8", STYLE.into()),
         (true, "/page.js") => found("text/javascript; charset=utf-8", SCRIPT.into()),
+        (true, "/mesh.js") => found("text/javascript; charset=utf-8", MESH_SCRIPT.into()),
         (true, "/status.json") => return Route::State,
-        (true, _) => refused(404, "the page is at /, its data at /status.json\n"),
+        (true, "/mesh.json") => return Route::Mesh,
+        (true, _) => refused(
+            404,
+            "the page is at /, its data at /status.json and /mesh.json\n",
+        ),
     };
     Route::Page(page)
 }
@@ -179,7 +208,7 @@ mod tests {
     fn status(asked: &Asked) -> Option<u16> {
         match route(asked) {
             Route::Page(page) => Some(page.status),
-            Route::State => None,
+            Route::State | Route::Mesh => None,
         }
     }
 
@@ -207,11 +236,9 @@ mod tests {
             ":80",
         ] {
             assert_eq!(status(&asked("/", Some(host))), Some(421), "{host}");
-            assert_eq!(
-                status(&asked("/status.json", Some(host))),
-                Some(421),
-                "{host}"
-            );
+            for data in ["/status.json", "/mesh.json"] {
+                assert_eq!(status(&asked(data, Some(host))), Some(421), "{host}");
+            }
         }
         assert_eq!(status(&asked("/", None)), Some(421));
     }
@@ -258,8 +285,9 @@ mod tests {
             "eval(",
         ] {
             assert!(!SCRIPT.contains(forbidden), "{forbidden}");
+            assert!(!MESH_SCRIPT.contains(forbidden), "{forbidden}");
         }
-        for file in [HTML, STYLE, SCRIPT] {
+        for file in [HTML, STYLE, SCRIPT, MESH_SCRIPT] {
             assert!(!file.contains("http://") && !file.contains("https://"));
         }
         // What the policy would refuse.

@@ -14,7 +14,7 @@ use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{
-    Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, PeerStatus, Status,
+    Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, MeshStatus, PeerStatus, Status,
 };
 use crate::counters::forward::MESH;
 use crate::etcd::{EtcdState, ListState};
@@ -175,6 +175,20 @@ impl SharedHandle {
         answer
             .recv_timeout(PATIENCE)
             .map_err(|_| "the relay's thread for rows does not answer; its log says why".to_owned())
+    }
+
+    /// Returns the mesh as this node knows it; `None` without one.
+    ///
+    /// # Errors
+    /// A sentence, if the thread that knows does not answer.
+    pub(crate) fn mesh_status(&self) -> Result<Option<MeshStatus>, String> {
+        if self.rows.is_none() {
+            return Ok(None);
+        }
+        match self.ask_rows(Question::Mesh)? {
+            Answer::Mesh(status) => Ok(Some(*status)),
+            _ => Ok(None),
+        }
     }
 
     /// Returns the state of the node.

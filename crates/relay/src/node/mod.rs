@@ -8,11 +8,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::config::Config;
-use crate::control::protocol::{Answer, MeshStatus};
+use crate::control::protocol::MeshStatus;
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
 use crate::net::addr::ListenAddr;
-use crate::rows_mailbox::Question;
 use crate::turbo::route_metrics::RouteMetrics;
 use crate::worker::Order;
 
@@ -91,10 +90,7 @@ impl Node {
     /// Returns the mesh as this node knows it, which is what operators see. `None` without a mesh, or if the
     /// thread that knows does not answer within 5 s.
     pub fn mesh_status(&self) -> Option<MeshStatus> {
-        match self.shared.ask_rows(Question::Mesh) {
-            Ok(Answer::Mesh(status)) => Some(*status),
-            _ => None,
-        }
+        self.shared.mesh_status().ok().flatten()
     }
 
     pub(crate) fn handle(&self) -> Arc<SharedHandle> {

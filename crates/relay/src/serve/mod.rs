@@ -182,7 +182,9 @@ async fn serve(
                 matching,
             }
         };
-        served.push(tokio::spawn(admin::serve(listener, state)));
+        let handle = node.handle();
+        let mesh = move || handle.mesh_status();
+        served.push(tokio::spawn(admin::serve(listener, state, mesh)));
     }
     let replaces = taken.replaces();
     taken.serving().await;
