@@ -54,6 +54,7 @@ pub(crate) struct Metrics {
     blind: Counter,
     pub(crate) tcp_connections: Gauge,
     pub(crate) tcp_refused: Counter,
+    pub(crate) tcp_displaced: Counter,
     pub(crate) tcp_timed_out: Counter,
     pub(crate) rtts: Gauge,
     pub(crate) rtt_file_errors: Counter,
@@ -107,12 +108,17 @@ impl Metrics {
         let refused = registered(
             &mut registry,
             "tcp_refused",
-            "TCP connections closed because too many were open, of all clients or of one",
+            "TCP connections closed because too many of the same network were open",
+        );
+        let displaced = registered(
+            &mut registry,
+            "tcp_displaced",
+            "TCP connections closed for newer ones, because they were idle longest of too many",
         );
         let timed_out = registered(
             &mut registry,
             "tcp_timed_out",
-            "TCP connections closed because the client was too slow",
+            "TCP connections closed because the client was too slow, or they were too old",
         );
         let tcp_connections = Gauge::default();
         registry.register(
@@ -165,6 +171,7 @@ impl Metrics {
             blind,
             tcp_connections,
             tcp_refused: refused,
+            tcp_displaced: displaced,
             tcp_timed_out: timed_out,
             rtts,
             rtt_file_errors,

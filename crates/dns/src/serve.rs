@@ -196,7 +196,7 @@ fn start(bound: Bound, shared: &Shared) -> Result<mpsc::Receiver<Errno>, ServeEr
             let _ = ended.blocking_send(error);
         })?;
     }
-    let open = Arc::<tcp::Open>::default();
+    let open = Arc::new(tcp::Open::new());
     for listener in bound.tcp {
         let listener = TcpListener::from_std(listener)?;
         tokio::spawn(tcp::serve(listener, open.clone(), shared.clone()));

@@ -3,34 +3,36 @@
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
-//! | connections | [`CONNECTIONS`]; of a network (IPv4 /24, IPv6 /56) [`OF_NETWORK`] | the newest is closed, `taut_dns_tcp_refused_total` |
+//! | connections of a network (IPv4 /24, IPv6 /56) | 32; of an IPv6 /48: 64 | the newest is closed, `taut_dns_tcp_refused_total` |
+//! | connections | 512 | the one that was idle longest is closed, `taut_dns_tcp_displaced_total` |
 //! | a query | [`QUERY`] bytes | the connection is closed |
 //! | time for a query to arrive, for an answer to leave | [`PATIENCE`] | the same, `taut_dns_tcp_timed_out_total` |
+//! | time for all of a connection | [`LIFE`] | the same |
 //! | queries of a connection | [`QUERIES`] | it is closed after the last answer |
 
-use std::collections::HashMap;
+mod connections;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use taut_sys::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::time::{error::Elapsed, sleep, timeout};
 
+use self::connections::{Admission, Connections, Id};
 use crate::answer::Transport;
-use crate::rate_limit::network;
 use crate::state::Shared;
 
-/// The most connections at a time.
-const CONNECTIONS: usize = 512;
-/// The most connections of one network.
-const OF_NETWORK: usize = 32;
 /// The longest query.
 const QUERY: usize = 4096;
 /// The longest wait for the whole of the next query, and for an answer to be taken.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest life of a connection. A resolver that has more to ask connects again (RFC 7766 section 6.2.3).
+const LIFE: Duration = Duration::from_secs(30);
 /// The length of the accept queue.
 const BACKLOG: i32 = 256;
 /// The most queries of a connection.
@@ -38,14 +40,15 @@ const QUERIES: usize = 128;
 /// The pause after a failed accept, for lack of descriptors, say.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of open connections of each network.
-#[derive(Default)]
-pub(crate) struct Open(Mutex<HashMap<u64, usize>>);
+/// The open connections.
+pub(crate) struct Open(Mutex<Connections<Arc<Notify>>>);
 
 /// A connection that is counted in [`Open`]; dropping it ends that.
 struct Counted {
     open: Arc<Open>,
-    network: u64,
+    id: Id,
+    /// Another connection needs the place.
+    displaced: Arc<Notify>,
     shared: Shared,
 }
 
@@ -87,9 +90,16 @@ pub(crate) async fn serve(listener: TcpListener, open: Arc<Open>, shared: Shared
             continue;
         };
         tokio::spawn(async move {
-            let shared = counted.shared.clone();
-            if let Err(Ended::TimedOut) = answer_all(stream, source, &shared).await {
-                shared.metrics.tcp_timed_out.inc();
+            let metrics = &counted.shared.metrics;
+            tokio::select! {
+                ended = timeout(LIFE, answer_all(stream, source, &counted)) => {
+                    if let Err(_) | Ok(Err(Ended::TimedOut)) = ended {
+                        metrics.tcp_timed_out.inc();
+                    }
+                }
+                () = counted.displaced.notified() => {
+                    metrics.tcp_displaced.inc();
+                }
             }
         });
     }
@@ -103,10 +113,12 @@ enum Ended {
     Closed,
 }
 
-async fn answer_all(mut stream: TcpStream, source: IpAddr, shared: &Shared) -> Result<(), Ended> {
+async fn answer_all(mut stream: TcpStream, source: IpAddr, counted: &Counted) -> Result<(), Ended> {
+    let shared = &counted.shared;
     let (mut query, mut answer, mut framed) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..QUERIES {
         timeout(PATIENCE, read_query(&mut stream, &mut query)).await??;
+        counted.open.lock().on_query(counted.id, Instant::now());
         let current = shared.current.load_full();
         let reply = current
             .answers
@@ -136,23 +148,35 @@ async fn read_query(stream: &mut TcpStream, query: &mut Vec<u8>) -> io::Result<(
     stream.read_exact(query).await.map(drop)
 }
 
+// === impl Open ===
+
+impl Open {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Connections::new()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections<Arc<Notify>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 // === impl Counted ===
 
 impl Counted {
     fn take(open: &Arc<Open>, source: IpAddr, shared: &Shared) -> Option<Self> {
-        let network = network(source);
-        let mut counts = open.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = counts.values().sum();
-        let own = counts.entry(network).or_default();
-        if all >= CONNECTIONS || *own >= OF_NETWORK {
-            counts.retain(|_, count| *count > 0);
+        let closer = Arc::new(Notify::new());
+        let admission = open.lock().admit(source, closer.clone(), Instant::now());
+        let Admission::Taken { id, displaced } = admission else {
             return None;
+        };
+        if let Some(displaced) = displaced {
+            displaced.notify_one();
         }
-        *own += 1;
         shared.metrics.tcp_connections.inc();
         Some(Self {
             open: open.clone(),
-            network,
+            id,
+            displaced: closer,
             shared: shared.clone(),
         })
     }
@@ -160,13 +184,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut counts = self.open.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = counts.get_mut(&self.network) {
-            *own -= 1;
-            if *own == 0 {
-                counts.remove(&self.network);
-            }
-        }
+        self.open.lock().on_end(self.id);
         self.shared.metrics.tcp_connections.dec();
     }
 }

@@ -61,7 +61,7 @@ pub enum Given<W> {
     To(W),
     /// The pool holds it for a later session.
     Kept,
-    /// The pool of a peer that is not dialled any more has no use for it: close it.
+    /// The pool is full, or its peer is not dialled any more: close it.
     Surplus,
 }
 
@@ -203,7 +203,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     pub fn may_dial_ahead(&mut self, now: Instant) -> bool {
         // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
         // not exceed the size of the pool, and it must respect the peer's back-off.
-        let has_room = self.dialling.saturating_add(self.ready()) < self.bounds.ceiling.max(1);
+        let has_room = self.dialling.saturating_add(self.ready()) < self.most_ready();
         let may = !self.retired && has_room && self.sizer.retry_at().is_none_or(|at| now >= at);
         self.ahead += u32::from(may);
         may
@@ -244,12 +244,13 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         self.last_success.is_some_and(|at| at >= begun)
     }
 
-    /// Gives a connection that has become ready to a session, or to the pool.
+    /// Gives a connection that has become ready to a session, or to the pool. More connections than the pool
+    /// may hold become ready if the sessions that they were dialled for have left.
     pub fn give(&mut self, connection: C) -> Given<W> {
         if let Some(session) = self.waiting.pop_front() {
             return Given::To(session);
         }
-        if self.retired {
+        if self.retired || self.ready() >= self.most_ready() {
             return Given::Surplus;
         }
         self.ready.push_back(connection);
@@ -301,6 +302,12 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     /// Returns the pause of the pool after a failure, as its end, or `None` if the last dial succeeded.
     pub fn retry_at(&self) -> Option<Instant> {
         self.sizer.retry_at()
+    }
+
+    /// Returns how many connections may be ready. One is always allowed: a client whose handshake is under
+    /// way may have asked for it.
+    fn most_ready(&self) -> u32 {
+        self.bounds.ceiling.max(1)
     }
 
     fn dials_at_once(&self) -> u32 {

@@ -49,7 +49,7 @@ pub(crate) struct PathSample {
     pub(crate) path: SampledPath,
     pub(crate) least: Duration,
     pub(crate) smoothed: Duration,
-    /// Segments that were sent, and those of them that were sent again.
+    /// Segments that were sent since the last sample of the connection, and those of them that were sent again.
     pub(crate) segments: (u32, u32),
 }
 
@@ -87,6 +87,7 @@ pub(crate) struct Published {
     pub(crate) probes: u64,
     pub(crate) probes_failed: u64,
     pub(crate) destinations_refused: u64,
+    pub(crate) left_out: u64,
 }
 
 /// The thread's mailbox.

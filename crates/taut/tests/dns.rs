@@ -20,6 +20,8 @@ const PORT: u16 = 5353;
 struct Server {
     child: Child,
     said: BufReader<ChildStderr>,
+    /// What it has said so far.
+    log: String,
     address: &'static str,
     dir: tempfile::TempDir,
 }
@@ -42,6 +44,7 @@ impl Server {
         let mut server = Self {
             child,
             said,
+            log: String::new(),
             address,
             dir,
         };
@@ -54,16 +57,31 @@ impl Server {
     }
 
     fn wait_for_log(&mut self, part: &str) -> String {
-        let mut seen = String::new();
         loop {
             let mut line = String::new();
             let read = self.said.read_line(&mut line).unwrap();
-            assert_ne!(read, 0, "it ended: {seen}");
-            seen.push_str(&line);
+            assert_ne!(read, 0, "it ended: {}", self.log);
+            self.log.push_str(&line);
             if line.contains(part) {
                 return line;
             }
         }
+    }
+
+    /// Returns the first value of a line of `/proc/PID/status`.
+    fn process(&self, key: &str) -> String {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        line.unwrap().split_whitespace().next().unwrap().to_owned()
+    }
+
+    /// Fails if the process has a capability, or could get one.
+    fn assert_no_capability(&self) {
+        for set in ["CapEff:", "CapPrm:", "CapInh:", "CapBnd:", "CapAmb:"] {
+            let capabilities = u64::from_str_radix(&self.process(set), 16).unwrap();
+            assert_eq!(capabilities, 0, "{set}");
+        }
+        assert_eq!(self.process("NoNewPrivs:"), "1");
     }
 
     /// Returns what `dig` prints.
@@ -339,24 +357,25 @@ fn the_server_keeps_no_privilege() {
         return;
     }
     let server = Server::start("127.53.0.7", "user = \"nobody\"", [None, None]);
-    let status = fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
-    let value = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key));
-        line.unwrap().split_whitespace().next().unwrap().to_owned()
-    };
-    assert_ne!(value("Uid:"), "0");
-    for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
-        assert_eq!(
-            u64::from_str_radix(&value(set), 16).unwrap(),
-            0,
-            "{set} {status}"
-        );
-    }
-    assert_eq!(value("NoNewPrivs:"), "1");
+    assert_ne!(server.process("Uid:"), "0");
+    server.assert_no_capability();
+    assert!(!server.log.contains("runs as root"), "{}", server.log);
     assert_eq!(
         server.dig("+short www.steer.example.org A").trim(),
         "192.0.2.1"
     );
+}
+
+#[test]
+fn a_server_without_a_user_to_switch_to_has_no_capability_either_and_says_what_to_do() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root has privileges to lose");
+        return;
+    }
+    let server = Server::start("127.53.0.11", "", [None, None]);
+    assert_eq!(server.process("Uid:"), "0");
+    server.assert_no_capability();
+    assert!(server.log.contains("set mesh.dns.user"), "{}", server.log);
 }
 
 #[test]
@@ -412,7 +431,7 @@ fn the_check_names_a_mistake_and_explain_the_order_of_a_client() {
 
 #[test]
 fn a_resolver_in_front_hands_on_its_clients_subnets_and_the_answers() {
-    let server = Server::start("127.53.0.9", "", [None, None]);
+    let server = Server::start("127.53.0.11", "", [None, None]);
     let dir = tempfile::tempdir().unwrap();
     let config = format!(
         r#"

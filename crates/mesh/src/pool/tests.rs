@@ -211,6 +211,26 @@ fn a_retired_pool_serves_only_sessions_that_already_wait() {
 }
 
 #[test]
+fn connections_of_sessions_that_have_left_do_not_make_the_pool_larger_than_its_limit() {
+    let now = Instant::now();
+    let mut pool = pool(now);
+    let sessions = ["1", "2", "3", "4", "5", "6"];
+    for session in sessions {
+        assert_eq!(pool.wait(session), Wait::Dial);
+        pool.on_dial();
+    }
+    for session in sessions {
+        pool.forget(session);
+    }
+    let given = (0..6).map(|connection| {
+        pool.on_dial_succeeded(SETUP, now);
+        pool.give(connection)
+    });
+    let kept = given.filter(|given| *given == Given::Kept).count();
+    assert_eq!((kept, pool.ready()), (4, BOUNDS.ceiling));
+}
+
+#[test]
 fn early_clients_leave_sessions_their_connections() {
     let now = Instant::now();
     let mut pool = pool(now);

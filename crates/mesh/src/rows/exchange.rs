@@ -32,6 +32,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The shortest time between two pings that are answered.
 const PONG_EVERY: Duration = Duration::from_millis(500);
 
+/// The rows without a true signature, or larger than their share, that a link may bring at once, and the time in
+/// which one of them is forgiven. Each costs the check of a signature. Honest relays send some while a list with
+/// other keys is being distributed.
+const MAX_FALSE: u32 = 32;
+const FORGIVEN_IN: Duration = Duration::from_secs(1);
+
 /// The length of a summary's entry: an ID and a version.
 const ENTRY: usize = 12;
 
@@ -86,6 +92,9 @@ struct Link {
     ping_at: Instant,
     ping: Option<([u8; 8], Instant)>,
     heard: Instant,
+    /// The false rows that are not forgiven yet, as of `forgiven`.
+    false_rows: u32,
+    forgiven: Instant,
 }
 
 #[derive(Debug)]
@@ -119,6 +128,9 @@ pub enum LinkFault {
     /// A summary is malformed.
     #[error("a summary of {0} bytes")]
     Summary(usize),
+    /// Too many rows that their relays have not signed, or that are larger than their share.
+    #[error("more than {MAX_FALSE} rows that are not signed by their relays or too large")]
+    FalseRows,
 }
 
 // === impl Exchange ===
@@ -193,7 +205,7 @@ impl Exchange {
                 Frame::Pong(nonce) => received.extend(link.on_pong(nonce, now).map(Received::Rtt)),
                 Frame::Row(message) => {
                     let message = RowMessage::decode(&message)?;
-                    received.extend(self.on_row(id, message, now, table));
+                    received.extend(self.on_row(id, message, now, table)?);
                 }
             }
         }
@@ -207,11 +219,13 @@ impl Exchange {
         message: RowMessage,
         now: Instant,
         table: &mut Table,
-    ) -> Option<Received> {
+    ) -> Result<Option<Received>, LinkFault> {
         let (origin, version) = (message.origin, message.version());
         let learned = table.learn(message, now);
-        let link = self.links.get_mut(&id)?;
-        match learned {
+        let Some(link) = self.links.get_mut(&id) else {
+            return Ok(None);
+        };
+        Ok(match learned {
             Ok(Learned::Old) => {
                 self.traffic.known += 1;
                 link.has(origin, version);
@@ -229,13 +243,16 @@ impl Exchange {
             }
             Err(fault) => {
                 self.traffic.refused += 1;
-                if fault == RowFault::NoBase {
+                if fault.is_false() && !link.forgives(now) {
+                    return Err(LinkFault::FalseRows);
+                }
+                if matches!(fault, RowFault::NoBase | RowFault::Changes) {
                     // The other end then sends the changes since the version that is here, or the whole row.
                     link.summarise(origin);
                 }
                 Some(Received::Refused(fault))
             }
-        }
+        })
     }
 
     /// Sends the row of `origin`, which is new in the table, to the links that lack it.
@@ -309,7 +326,21 @@ impl Link {
             ping_at: now,
             ping: None,
             heard: now,
+            false_rows: 0,
+            forgiven: now,
         }
+    }
+
+    /// Records a false row. Returns whether the link may go on.
+    fn forgives(&mut self, now: Instant) -> bool {
+        let elapsed = now.saturating_duration_since(self.forgiven);
+        let forgiven = u32::try_from(elapsed.as_secs() / FORGIVEN_IN.as_secs());
+        let forgiven = forgiven.unwrap_or(u32::MAX);
+        if forgiven > 0 {
+            self.forgiven = now;
+        }
+        self.false_rows = self.false_rows.saturating_sub(forgiven) + 1;
+        self.false_rows <= MAX_FALSE
     }
 
     fn on_summary(&mut self, entries: &[u8], table: &Table) -> Result<(), LinkFault> {

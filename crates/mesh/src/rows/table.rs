@@ -71,12 +71,25 @@ pub enum RowFault {
     /// The message has changes of a row that is not known here.
     #[error("the changes are of a version that is not known")]
     NoBase,
+    /// The changes do not give a row that the relay has signed.
+    #[error("the changes do not give a row that is signed by the relay whose row it is")]
+    Changes,
     /// The row is too old.
     #[error("the row is too old")]
     TooOld,
     /// The row takes more than its share of the memory.
     #[error("the row is larger than its share of {MAX_BYTES} bytes")]
     TooLarge,
+}
+
+// === impl RowFault ===
+
+impl RowFault {
+    /// Returns whether the row cost the check of a signature or the memory of a large row for nothing. Others
+    /// cost next to nothing, and honest relays send them while the list of members is being distributed.
+    pub(super) fn is_false(self) -> bool {
+        matches!(self, Self::Signature | Self::Changes | Self::TooLarge)
+    }
 }
 
 // === impl Table ===
@@ -202,7 +215,7 @@ impl Table {
         if !signed.is_of(&member.name, &member.keys) {
             // Changes may have been applied to something else than their sender believed.
             return Err(if is_part {
-                RowFault::NoBase
+                RowFault::Changes
             } else {
                 RowFault::Signature
             });

@@ -11,12 +11,12 @@
 //! | bound | value | when it is reached |
 //! |---|---|---|
 //! | connections | those of crate exposition | further ones wait |
-//! | sessions in an answer | [`SESSIONS`] | the rest is only counted |
+//! | sessions in an answer, and those that a worker looks at | [`SESSIONS`] | the rest is only counted, by the counters of metrics |
 //! | work | the state is collected at most every [`FRESH`], once for all who ask | the last answer is repeated |
 //! | work for the mesh | the same, every [`MESH_FRESH`] | the last answer is repeated |
 //! | paths in the mesh's state | those of 200 relays, about 5 MB | the rest is only counted |
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,9 +63,36 @@ pub(crate) struct State {
     pub(crate) at: f64,
     pub(crate) relay: Status,
     /// Up to [`SESSIONS`] sessions.
-    pub(crate) sessions: Vec<SessionRow>,
-    /// All sessions.
-    pub(crate) matching: u64,
+    pub(crate) sessions: Vec<Session>,
+}
+
+/// A session, without its client: every user of this machine reaches an address on loopback, and only some
+/// may know who the clients are. `taut relay sessions` tells those who may use the control socket.
+#[derive(Debug, Serialize)]
+pub(crate) struct Session {
+    id: String,
+    forward: String,
+    upstream: Option<SocketAddr>,
+    peer: Option<String>,
+    state: String,
+    age: f64,
+    to_upstream: u64,
+    to_client: u64,
+}
+
+impl From<SessionRow> for Session {
+    fn from(row: SessionRow) -> Self {
+        Self {
+            id: row.id,
+            forward: row.forward,
+            upstream: row.upstream,
+            peer: row.peer,
+            state: row.state,
+            age: row.age,
+            to_upstream: row.to_upstream,
+            to_client: row.to_client,
+        }
+    }
 }
 
 /// A state as JSON, or a sentence that says why it cannot be collected.

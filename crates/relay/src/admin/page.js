@@ -95,13 +95,13 @@ function showPeers(relay, seconds) {
 }
 
 function showSessions(data) {
-  const more = data.matching - data.sessions.length;
-  byId("sessions-note").textContent = more > 0 ? `${data.sessions.length} of ${data.matching}.` : "";
+  const more = data.relay.sessions - data.sessions.length;
+  byId("sessions-note").textContent = more > 0 ? `${data.sessions.length} of ${data.relay.sessions}.` : "";
   fill("sessions",
-    [["client"], ["forward"], ["state"], ["to upstream", true], ["to client", true], ["age", true], ["next"], ["session"]],
+    [["session"], ["forward"], ["state"], ["to upstream", true], ["to client", true], ["age", true], ["next"]],
     data.sessions.map((s) => [
-      s.client, s.forward, s.state.replaceAll("_", " "), bytes(s.to_upstream), bytes(s.to_client), time(s.age),
-      s.peer ?? s.upstream ?? "", s.id,
+      s.id, s.forward, s.state.replaceAll("_", " "), bytes(s.to_upstream), bytes(s.to_client), time(s.age),
+      s.peer ?? s.upstream ?? "",
     ]), "no open session");
 }
 

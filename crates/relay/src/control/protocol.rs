@@ -156,6 +156,8 @@ pub struct EtcdStatus {
     pub refusal: Option<String>,
     /// The last failure.
     pub last_failure: Option<String>,
+    /// Why this relay could not announce itself or read which relays have, the last time; `None` if it could.
+    pub announcement: Option<String>,
     /// Members that have announced themselves.
     pub present: u64,
     /// Up to 16 members that have not.

@@ -6,4 +6,5 @@ pub(crate) mod histogram;
 pub(crate) mod last_addr;
 pub(crate) mod peer;
 pub(crate) mod registry;
+pub(crate) mod told;
 pub(crate) mod worker;

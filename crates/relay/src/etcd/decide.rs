@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::{ListRefusal, Members, SignedError};
 
-use super::list_file;
+use super::list_file::{self, NotReplaced};
 use crate::config::MeshConfig;
 
 /// What became of a list.
@@ -108,18 +108,24 @@ pub(super) fn decide(
     if in_file.as_ref() == Some(&*members) {
         return Outcome::Unchanged;
     }
-    // The file may be newer than what runs, if a name of it cannot be looked up yet, or it may be damaged.
-    for present in in_file.iter().chain(running) {
-        if let Err(refusal) = members.may_replace(present) {
-            return Outcome::Refused(Refusal::Present(refusal));
-        }
-    }
     let has_none = in_file.is_none() && running.is_none();
     if has_none && members.has_expired(SystemTime::now()) {
         return Outcome::Refused(Refusal::Expired);
     }
-    match list_file::write(&mesh.members_file, &text) {
+    // The file may be newer than what runs, if it has been refused or another process has just written it; or
+    // it may be damaged.
+    let may = || {
+        let in_file = list_file::read(&mesh.members_file, &mesh.members_key);
+        let mut present = in_file.iter().chain(running);
+        present.try_for_each(|present| members.may_replace(present))
+    };
+    // Without the lock first: most refusals need no file.
+    if let Err(refusal) = may() {
+        return Outcome::Refused(Refusal::Present(refusal));
+    }
+    match list_file::write(&mesh.members_file, &text, may) {
         Ok(()) => Outcome::Adopted(members),
-        Err(error) => Outcome::Refused(Refusal::NotWritten(error)),
+        Err(NotReplaced::Refused(refusal)) => Outcome::Refused(Refusal::Present(refusal)),
+        Err(NotReplaced::Failed(error)) => Outcome::Refused(Refusal::NotWritten(error)),
     }
 }

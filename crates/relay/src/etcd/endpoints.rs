@@ -14,6 +14,12 @@ pub(super) const LONGEST: Duration = Duration::from_secs(30);
 pub(super) struct Endpoints {
     count: usize,
     current: usize,
+    backoff: Backoff,
+}
+
+/// The wait after failures.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
     failures: u32,
 }
 
@@ -22,7 +28,7 @@ impl Endpoints {
         Self {
             count: count.max(1),
             current: 0,
-            failures: 0,
+            backoff: Backoff::default(),
         }
     }
 
@@ -32,14 +38,25 @@ impl Endpoints {
     }
 
     pub(super) fn succeeded(&mut self) {
-        self.failures = 0;
+        self.backoff.succeeded();
     }
 
     /// Goes on to the next server; returns the wait before it is tried. `random` is from 0 to 1.
     pub(super) fn failed(&mut self, random: f64) -> Duration {
         self.current = (self.current + 1) % self.count;
         // All servers are tried before the wait grows.
-        let rounds = self.failures / u32::try_from(self.count).unwrap_or(u32::MAX);
+        self.backoff.failed(self.count, random)
+    }
+}
+
+impl Backoff {
+    pub(super) fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Returns the wait after a failure, which doubles after each `round` of them. `random` is from 0 to 1.
+    pub(super) fn failed(&mut self, round: usize, random: f64) -> Duration {
+        let rounds = self.failures / u32::try_from(round).unwrap_or(u32::MAX).max(1);
         self.failures = self.failures.saturating_add(1);
         let limit = FIRST.saturating_mul(1 << rounds.min(16)).min(LONGEST);
         limit.mul_f64(random.clamp(0.0, 1.0))

@@ -76,6 +76,17 @@ impl Failure {
         matches!(self, Self::Denied(fault) if fault.wants_token())
     }
 
+    /// Returns whether further calls need a new connection: this one has ended, cannot be trusted to match
+    /// answers to calls, or has an old token.
+    pub(super) fn ends_connection(&self) -> bool {
+        match self {
+            Self::Denied(_) => self.wants_token(),
+            Self::Etcd(_) => false,
+            Self::LookUp(_) | Self::Unreachable(_) | Self::TimedOut | Self::Closed(_) => true,
+            Self::Tls(_) | Self::Reply(_) | Self::File { .. } => true,
+        }
+    }
+
     pub(super) fn file(path: &Path, problem: impl ToString) -> Self {
         Self::File {
             path: path.to_owned(),

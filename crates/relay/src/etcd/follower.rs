@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::announce::{Announced, Announcer};
 use super::connection::{Connection, Stream};
 use super::decide::{Outcome, decide};
-use super::endpoints::Endpoints;
+use super::endpoints::{Backoff, Endpoints};
 use super::failure::Failure;
 use super::host::{Host, Settings};
 use super::status::ListStatus;
@@ -85,9 +85,9 @@ impl<H: Host> Follower<'_, H> {
         self.status().connected(endpoint, expiries);
         let mut watch: Option<Stream> = None;
         let mut last_seen = None;
+        let mut ended_watches = Backoff::default();
         loop {
             let read = offer(&self.call(&mut connection, &read_list(&self.keys)).await?)?;
-            endpoints.succeeded();
             self.status().read(endpoint);
             // A watch that has missed a change is replaced.
             if last_seen.as_ref().is_some_and(|seen| *seen != read.list) {
@@ -95,8 +95,6 @@ impl<H: Host> Follower<'_, H> {
             }
             last_seen = Some(read.list.clone());
             self.consider(read.list).await;
-            self.announce(&mut connection).await?;
-            self.list_present(&mut connection).await?;
             let mut stream = match watch.take() {
                 Some(stream) => stream,
                 None => {
@@ -105,35 +103,51 @@ impl<H: Host> Follower<'_, H> {
                 }
             };
             let read_again = Instant::now() + self.interval();
-            let mut announce_at = Instant::now() + self.announce_interval();
-            loop {
+            let mut announce_at = Instant::now();
+            let mut has_listed = false;
+            let ended = loop {
+                let withdraws = !self.node.accepts() && self.announcer.has_lease();
+                if Instant::now() >= announce_at || withdraws {
+                    let announced = self.announce(&mut connection, !has_listed).await;
+                    if self.is_disconnected(announced) {
+                        // The watch has a connection of its own, and goes on.
+                        (connection, _) = self.connect(endpoint, tls.as_ref()).await?;
+                    }
+                    has_listed = true;
+                    announce_at = Instant::now() + self.announce_interval();
+                }
                 let message = tokio::select! {
                     line = stream.next() => Some(watch_message(&line?)?),
-                    () = sleep_until(read_again) => break,
+                    () = sleep_until(read_again) => break false,
                     () = sleep(SETTINGS_EVERY) => None,
                 };
                 match message {
                     Some(WatchMessage::Changed(change)) => {
+                        endpoints.succeeded();
                         self.status().change_reported();
                         last_seen = Some(change.list.clone());
                         self.consider(change.list).await;
                     }
+                    // The watch has begun.
+                    Some(WatchMessage::Quiet) => endpoints.succeeded(),
                     Some(WatchMessage::Ended { compacted }) => {
                         self.status().watch_ended(compacted);
-                        break;
+                        break true;
                     }
-                    Some(WatchMessage::Quiet) | None => {}
+                    None => {}
                 }
                 if !self.settings_are_current() {
                     return Ok(());
                 }
-                let withdraws = !self.node.accepts() && self.announcer.has_lease();
-                if Instant::now() >= announce_at || withdraws {
-                    self.announce(&mut connection).await?;
-                    announce_at = Instant::now() + self.announce_interval();
-                }
+            };
+            if ended {
+                let wait = ended_watches.failed(1, random_unit());
+                // No longer, so that the lease does not end.
+                sleep(wait.min(self.announce_interval())).await;
+            } else {
+                ended_watches.succeeded();
+                watch = Some(stream);
             }
-            watch = Some(stream);
         }
     }
 
@@ -183,21 +197,57 @@ impl<H: Host> Follower<'_, H> {
         self.status().decided(&outcome);
     }
 
-    /// Announces this relay, or withdraws the announcement if the relay drains.
-    async fn announce(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+    /// Announces this relay, or withdraws the announcement if the relay drains, and reads, if `lists`, which
+    /// relays have announced themselves. Does so with a new token if the present one has expired.
+    async fn announce(&mut self, connection: &mut Connection, lists: bool) -> Result<(), Failure> {
+        match self.try_to_announce(connection, lists).await {
+            Err(failure) if failure.wants_token() && self.settings.etcd.login.is_some() => {
+                log_in(&self.settings.etcd, connection).await?;
+                self.try_to_announce(connection, lists).await
+            }
+            other => other,
+        }
+    }
+
+    async fn try_to_announce(
+        &mut self,
+        connection: &mut Connection,
+        lists: bool,
+    ) -> Result<(), Failure> {
         let term = self.settings.etcd.lease.filter(|_| self.node.accepts());
-        let Some(term) = term else {
-            return self.announcer.withdraw(connection).await;
-        };
-        let announced = self
-            .announcer
-            .announce(connection, &self.keys, &self.settings.name, term)
-            .await?;
-        self.status().announced(
-            announced == Announced::Yes,
-            announced == Announced::Duplicate,
-        );
+        if let Some(term) = term {
+            let (keys, name) = (&self.keys, &self.settings.name);
+            let announced = self
+                .announcer
+                .announce(connection, keys, name, term)
+                .await?;
+            self.status().announced(
+                announced == Announced::Yes,
+                announced == Announced::Duplicate,
+            );
+        } else {
+            self.announcer.withdraw(connection).await?;
+        }
+        if lists {
+            self.list_present(connection).await?;
+        }
         Ok(())
+    }
+
+    /// Records how announcing went. A failure does not end the use of a server: the list is what relays
+    /// need of etcd. Returns whether a new connection is needed.
+    fn is_disconnected(&self, announced: Result<(), Failure>) -> bool {
+        let failure = announced.err();
+        let text = failure.as_ref().map(Failure::to_string);
+        if self.status().set_announcement(text.clone())
+            && let Some(text) = text
+        {
+            tracing::warn!(
+                "this relay cannot announce itself in etcd, or read which relays have: {text}; it follows \
+                 the list of members all the same"
+            );
+        }
+        failure.is_some_and(|failure| failure.ends_connection())
     }
 
     /// Reads which relays have announced themselves.

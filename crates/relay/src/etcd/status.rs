@@ -57,6 +57,10 @@ pub(crate) struct EtcdState {
     pub(crate) announced: u64,
     /// Times that another process had the name of this relay for longer than a lease lasts.
     pub(crate) duplicates: u64,
+    /// Times that announcing this relay, or reading which relays have announced themselves, failed.
+    pub(crate) announcements_failed: u64,
+    /// Why that failed the last time, in words; `None` if it did not.
+    pub(crate) announcement: Option<String>,
     /// The relays that have announced themselves.
     pub(crate) present: Vec<MemberName>,
     /// The time of the last read.
@@ -207,6 +211,15 @@ impl ListStatus {
         let etcd = &mut self.lock().etcd;
         etcd.announced += u64::from(is_announced);
         etcd.duplicates += u64::from(is_duplicate);
+    }
+
+    /// Records why announcing has failed, if it has. Returns whether that is another reason than the last time.
+    pub(super) fn set_announcement(&self, failure: Option<String>) -> bool {
+        let etcd = &mut self.lock().etcd;
+        etcd.announcements_failed += u64::from(failure.is_some());
+        let is_new = etcd.announcement != failure;
+        etcd.announcement = failure;
+        is_new
     }
 
     pub(super) fn set_present(&self, names: Vec<MemberName>) {

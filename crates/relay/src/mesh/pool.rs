@@ -20,6 +20,7 @@ use taut_sys::socket::Stream;
 use taut_sys::{Errno, random};
 
 use crate::config::PoolLimits;
+use crate::counters::told::Told;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
@@ -97,6 +98,8 @@ struct Conn {
     own: PublicKey,
     begun: Instant,
     deadline: Option<Instant>,
+    /// What has been told of its segments.
+    told: Told,
 }
 
 enum State {
@@ -276,13 +279,13 @@ impl Pools {
     }
 
     /// Returns the youngest ready connection to each peer, beginning with another peer in each `round`.
-    pub(crate) fn youngest(&self, round: u64) -> impl Iterator<Item = (&Peer, &Stream)> {
+    pub(crate) fn youngest(&self, round: u64) -> impl Iterator<Item = (&Peer, &Stream, &Told)> {
         let first = usize::try_from(round).unwrap_or(0) % self.pools.len().max(1);
         let (before, after) = self.pools.split_at(first.min(self.pools.len()));
         after.iter().chain(before).filter_map(|pool| {
             let slot = pool.pool.youngest()?;
             let conn = self.conns.get(slot.0 as usize)?;
-            Some((&*pool.peer, &conn.stream))
+            Some((&*pool.peer, &conn.stream, &conn.told))
         })
     }
 
@@ -447,7 +450,11 @@ impl Pools {
         let PeerPool { peer, pool } = &mut self.pools[i];
         let addrs = peer.addrs();
         let tried = pool.on_dial();
-        let addr = addrs[tried % addrs.len()].0;
+        let Some(addr) = tried.checked_rem(addrs.len()).map(|place| addrs[place].0) else {
+            // Its names have not been looked up yet.
+            self.dial_failed(i, tried, Errno::HOSTUNREACH, false, terms);
+            return;
+        };
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.conns.vacant_entry();
@@ -470,6 +477,7 @@ impl Pools {
                     own: peer.own,
                     begun: terms.now,
                     deadline: Some(deadline),
+                    told: Told::default(),
                 });
                 self.deadlines.set(slot, None, Some(deadline));
             }
@@ -554,6 +562,7 @@ impl Pools {
                 return;
             }
             Given::Surplus => {
+                terms.metrics.pool_surplus.add(1);
                 self.remove(slot);
                 return;
             }

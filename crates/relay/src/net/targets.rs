@@ -1,6 +1,6 @@
 //! The addresses of a destination, refreshed periodically.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,8 @@ use crate::net::backend::{BackendTable, Backends};
 /// The maximum number of addresses of a name; further ones are not used.
 const MAX_ADDRS: usize = 32;
 
-/// A destination and its present addresses; never without one.
+/// A destination and its present addresses. Only that of a relay that the configuration does not need may be
+/// without one, until it has been looked up.
 #[derive(Debug)]
 pub(crate) struct Targets {
     destination: Destination,
@@ -53,6 +54,22 @@ impl Targets {
             backends: ArcSwap::from_pointee(table.of(addrs.iter().copied())),
             look_ups: Default::default(),
         })
+    }
+
+    /// Returns the destination without an address if it is a name, which is looked up later.
+    pub(crate) fn without_look_up(destination: Destination, table: &BackendTable) -> Self {
+        let ip = destination.host.parse().ok();
+        let addr = ip.map(|ip| UpstreamAddr(SocketAddr::new(ip, destination.port)));
+        Self {
+            destination,
+            backends: ArcSwap::from_pointee(table.of(addr)),
+            look_ups: Default::default(),
+        }
+    }
+
+    /// Returns whether the destination has an address.
+    pub(crate) fn has_address(&self) -> bool {
+        !self.backends.load().is_empty()
     }
 
     /// Replaces the addresses.

@@ -80,6 +80,9 @@ pub(super) fn assemble(
         }
         None => None,
     };
+    if let (Some(identity), Some(mesh), Some(running)) = (&identity, &config.mesh, before.mesh()) {
+        identity.replaces(&running.local.members, mesh)?;
+    }
     let mut next = before.successor();
     read_own(&next.own).map_err(StartError::Addresses)?;
     let relays = match &identity {
@@ -92,7 +95,12 @@ pub(super) fn assemble(
     let relays = relays.into_iter();
     let relays = relays.filter(|relay| !names.drained.contains(&relay.name));
     let relays = relays.collect();
-    let resolved = resolve_all(config, relays, before)?;
+    let needed = match names.checked {
+        true => named_relays(config),
+        // A list of members is adopted as it is: a name must not keep a relay from being revoked.
+        false => Vec::new(),
+    };
+    let resolved = resolve_all(config, relays, &needed, before)?;
     let legs = legs_of(config)?;
     let mesh_legs = mesh_legs_of(config, turbo)?;
     let peers = match &identity {

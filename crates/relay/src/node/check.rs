@@ -11,6 +11,7 @@ use super::assemble::{check_mesh_legs, legs_of};
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
 use super::kernel_tls::TlsPlace;
+use super::look_ups::named_relays;
 use super::mesh::Identity;
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
@@ -101,11 +102,16 @@ pub fn check(config: &Config) -> Findings {
             ));
         }
     }
-    errors.extend(failed_look_ups(config, &relays));
+    let (failed, of_others) = failed_look_ups(config, &relays);
+    errors.extend(failed);
     let place = config.mesh.iter().map(|_| place.to_string());
     Findings {
         errors,
-        warnings: doubts(config).into_iter().chain(of_list.warning).collect(),
+        warnings: doubts(config)
+            .into_iter()
+            .chain(of_list.warning)
+            .chain(of_others)
+            .collect(),
         notes: place.chain(of_list.note).collect(),
     }
 }
@@ -144,13 +150,24 @@ fn check_list(mesh: &MeshConfig) -> ListFindings {
     }
 }
 
-/// Looks up every name that the node dials and returns the errors.
-fn failed_look_ups(config: &Config, relays: &[Arc<Member>]) -> Vec<String> {
+/// Looks up every name that the node dials. Returns the errors that would stop a start, and those that would
+/// not: of relays that the configuration does not name.
+fn failed_look_ups(config: &Config, relays: &[Arc<Member>]) -> (Vec<String>, Vec<String>) {
     let direct = config.forwards.iter();
     let direct = direct.filter(|f| !f.uses_mesh() || f.direct);
-    let mut names: Vec<Destination> = direct.flat_map(|f| f.to.iter().cloned()).collect();
-    let addresses = relays.iter().flat_map(|relay| &relay.addresses);
-    names.extend(addresses.map(Destination::from));
+    let to = direct.flat_map(|f| f.to.iter().cloned());
+    let named = named_relays(config);
+    let (needed, others): (Vec<_>, Vec<_>) =
+        relays.iter().partition(|relay| named.contains(&relay.name));
+    let addresses = |relays: Vec<&Arc<Member>>| -> Vec<Destination> {
+        let all = relays.into_iter().flat_map(|relay| &relay.addresses);
+        all.map(Destination::from).collect()
+    };
+    let needed = to.chain(addresses(needed)).collect();
+    (failed(needed), failed(addresses(others)))
+}
+
+fn failed(mut names: Vec<Destination>) -> Vec<String> {
     names.sort_by_key(ToString::to_string);
     names.dedup();
     let mut errors = Vec::new();

@@ -61,6 +61,20 @@ impl SharedHandle {
 
     /// Returns up to `limit` sessions that match, and the number of all that do.
     pub(crate) fn sessions(&self, filter: SessionFilter, limit: usize) -> (Vec<SessionRow>, u64) {
+        self.list_sessions(filter, limit, true)
+    }
+
+    /// Returns up to `limit` sessions, and looks at no more than that of each worker.
+    pub(crate) fn some_sessions(&self, limit: usize) -> Vec<SessionRow> {
+        self.list_sessions(SessionFilter::default(), limit, false).0
+    }
+
+    fn list_sessions(
+        &self,
+        filter: SessionFilter,
+        limit: usize,
+        counts: bool,
+    ) -> (Vec<SessionRow>, u64) {
         let filter = Arc::new(filter);
         let (reply, answers) = channel();
         for mailbox in &self.mailboxes {
@@ -68,6 +82,7 @@ impl SharedHandle {
             let _ = mailbox.post(Message::List {
                 filter: filter.clone(),
                 limit,
+                counts,
                 reply: reply.clone(),
             });
         }
@@ -317,6 +332,7 @@ fn members_status(members: &Members, state: &ListState, now: Instant) -> Members
             failures: counted(ListState::FAILURES, etcd.failures),
             refusal: etcd.refusal.clone(),
             last_failure: etcd.last_failure.clone(),
+            announcement: etcd.announcement.clone(),
             present: present.count() as u64,
             absent: absent.map(|member| member.name.to_string()).collect(),
         }

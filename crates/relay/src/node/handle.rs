@@ -38,6 +38,8 @@ pub(crate) struct SharedHandle {
     pub(super) log: Mutex<Option<SessionLog>>,
     /// Notified when destinations or their addresses may have changed.
     pub(crate) changed: Notify,
+    /// Notified when names of peers may have no address yet.
+    pub(crate) unknown: Notify,
     pub(super) started: Instant,
     /// What is broken.
     pub(super) tracker: Arc<Mutex<Tracker>>,
@@ -82,20 +84,22 @@ impl SharedHandle {
             .for_each(|mailbox| mailbox.waker().wake());
     }
 
-    /// Returns the names that are looked up periodically: those of forwards, then those of peers.
+    /// Returns the names that the configuration needs: those of forwards, then those of peers that it names.
     pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
         let forwards = setup.routes.iter().flat_map(|r| r.targets());
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
-        let all = forwards.chain(peers.flat_map(|peer| &peer.targets));
-        let mut names: Vec<Arc<Targets>> = Vec::new();
-        for targets in all.filter(|t| t.is_a_name()) {
-            // Forwards with the same destination may share its addresses.
-            if !names.iter().any(|known| Arc::ptr_eq(known, targets)) {
-                names.push(targets.clone());
-            }
-        }
-        names
+        let peers = peers.filter(|peer| peer.is_named);
+        names_in(forwards.chain(peers.flat_map(|peer| &peer.targets)))
+    }
+
+    /// Returns the names of peers that have no address yet, or of all that the configuration does not name.
+    pub(crate) fn names_of_others(&self, all: bool) -> Vec<Arc<Targets>> {
+        let setup = self.shared.setup();
+        let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
+        let targets = peers.flat_map(|peer| peer.targets.iter().map(move |t| (peer.is_named, t)));
+        let wanted = targets.filter(|(named, targets)| (all && !named) || !targets.has_address());
+        names_in(wanted.map(|(_, targets)| targets))
     }
 
     /// Returns the addresses that are checked, each once.
@@ -238,6 +242,18 @@ impl SharedHandle {
         drop(present);
         self.changed.notify_one();
     }
+}
+
+/// Returns the destinations that are names, each once: forwards with the same destination may share its
+/// addresses.
+fn names_in<'a>(all: impl Iterator<Item = &'a Arc<Targets>>) -> Vec<Arc<Targets>> {
+    let mut names: Vec<Arc<Targets>> = Vec::new();
+    for targets in all.filter(|t| t.is_a_name()) {
+        if !names.iter().any(|known| Arc::ptr_eq(known, targets)) {
+            names.push(targets.clone());
+        }
+    }
+    names
 }
 
 impl std::fmt::Debug for SharedHandle {

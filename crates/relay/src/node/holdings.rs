@@ -115,15 +115,18 @@ impl Holdings {
         known.find(|t| t.destination() == destination).cloned()
     }
 
-    /// Returns the automatic routes to `destination`: the former ones if there are any.
-    pub(super) fn auto(&self, destination: &Target) -> Arc<AutoRoute> {
-        let autos = self.setup.iter().flat_map(|setup| setup.autos());
-        let mut routes = autos.map(|auto| auto.route);
-        let known = routes.find(|route| route.destination == *destination);
+    /// Returns the automatic routes to `destination`: the former ones if there are any. Those of a forward that
+    /// may take the direct connection are no other's.
+    pub(super) fn auto(&self, destination: &Target, direct: bool) -> Arc<AutoRoute> {
+        let mut autos = self.setup.iter().flat_map(|setup| setup.autos());
+        let known =
+            autos.find(|auto| auto.route.destination == *destination && auto.direct == direct);
+        let known = known.map(|auto| auto.route);
         known.unwrap_or_else(|| Arc::new(AutoRoute::new(destination.clone())))
     }
 
-    fn mesh(&self) -> Option<&Arc<Mesh>> {
+    /// Returns the mesh of the present configuration.
+    pub(super) fn mesh(&self) -> Option<&Arc<Mesh>> {
         self.setup.as_ref().and_then(|setup| setup.mesh.as_ref())
     }
 

@@ -1,12 +1,14 @@
 //! Looks up the names of destinations and of relays.
 
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use taut_mesh::members::{Member, MemberName};
 
 use super::holdings::Holdings;
 use crate::config::{Config, Forward};
 use crate::net::addr::Destination;
+use crate::net::backend::BackendTable;
 use crate::net::targets::{ResolveError, Targets};
 
 /// Returns the relays that the configuration names: the first relay of every route, and the relays that
@@ -43,64 +45,128 @@ pub(super) fn dialled_relays<'a>(
     relays
 }
 
+/// The largest number of names that are looked up at a time for a configuration.
+const AT_ONCE: usize = 32;
+
 /// The addresses of each forward's destinations that this node dials, and of each relay.
 pub(super) struct Resolved {
     pub(super) forwards: Vec<Vec<Arc<Targets>>>,
     pub(super) relays: Vec<(Arc<Member>, Vec<Arc<Targets>>)>,
 }
 
-/// A look-up in progress, or an earlier result.
-enum LookUp<'s> {
-    Known(Arc<Targets>),
-    Started(std::thread::ScopedJoinHandle<'s, Result<Arc<Targets>, ResolveError>>),
-}
-
-/// Looks up every destination and relay that is not known yet. The look-ups run concurrently, so a
-/// resolver that does not answer costs its time-out only once. A destination behind other relays is
-/// looked up by the last of them.
+/// Returns the addresses of every destination, and of every relay that `needed` holds, looked up unless they
+/// are known. The names of other relays may be without an address, since whoever runs such a relay must not
+/// be able to keep this one from a start or from a list of members: they are looked up later. A destination
+/// behind other relays is looked up by the last of them.
+///
+/// Several look-ups run at a time, so that a resolver that does not answer costs its time-out only once for
+/// up to [`AT_ONCE`] names.
 pub(super) fn resolve_all(
     config: &Config,
     relays: Vec<Arc<Member>>,
+    needed: &[MemberName],
     before: &Holdings,
 ) -> Result<Resolved, ResolveError> {
-    let destinations = |f: &Forward| match !f.uses_mesh() || f.direct {
-        true => f.destinations().cloned().collect(),
-        false => Vec::new(),
+    let destinations = |f: &Forward| -> Vec<Destination> {
+        match !f.uses_mesh() || f.direct {
+            true => f.destinations().cloned().collect(),
+            false => Vec::new(),
+        }
     };
-    let table = &*before.backends;
-    std::thread::scope(|scope| {
-        let look_up = |to: Destination| match before.target(&to) {
-            Some(known) => LookUp::Known(known),
-            None => LookUp::Started(scope.spawn(move || Targets::resolve(to, table).map(Arc::new))),
-        };
-        let forwards: Vec<_> = config
+    let addresses = |relay: &Member| -> Vec<Destination> {
+        let addresses = relay.addresses.iter();
+        addresses.map(Destination::from).collect()
+    };
+    let is_needed = |relay: &Arc<Member>| needed.contains(&relay.name);
+    let of_relays = relays.iter().filter(|relay| is_needed(relay));
+    let wanted = config.forwards.iter().flat_map(destinations);
+    let wanted = wanted.chain(of_relays.flat_map(|relay| addresses(relay)));
+    let wanted = wanted.filter(|to| before.target(to).is_none_or(|known| !known.has_address()));
+    let new = look_up_each(&wanted.collect::<Vec<_>>(), &before.backends)?;
+    let targets = |to: Destination| {
+        let new = new.iter().find(|new| *new.destination() == to).cloned();
+        let known = new.or_else(|| before.target(&to));
+        known.unwrap_or_else(|| Arc::new(Targets::without_look_up(to, &before.backends)))
+    };
+    let all = |to: Vec<Destination>| to.into_iter().map(targets).collect::<Vec<_>>();
+    Ok(Resolved {
+        forwards: config
             .forwards
             .iter()
-            .map(|f| destinations(f).into_iter().map(look_up).collect::<Vec<_>>())
-            .collect();
-        let relays: Vec<_> = relays
-            .into_iter()
-            .map(|relay| {
-                let addresses = relay.addresses.iter();
-                let addresses: Vec<_> = addresses.map(|a| look_up(a.into())).collect();
-                (relay, addresses)
-            })
-            .collect();
-        let join = |one: LookUp<'_>| match one {
-            LookUp::Known(targets) => Ok(targets),
-            LookUp::Started(thread) => thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-        };
-        let forwards = forwards
-            .into_iter()
-            .map(|f| f.into_iter().map(join).collect());
-        let forwards = forwards.collect::<Result<_, _>>()?;
-        let relays = relays.into_iter().map(|(relay, addresses)| {
-            let targets = addresses.into_iter().map(join).collect::<Result<_, _>>()?;
-            Ok((relay, targets))
-        });
-        let relays = relays.collect::<Result<_, _>>()?;
-        Ok(Resolved { forwards, relays })
+            .map(|f| all(destinations(f)))
+            .collect(),
+        relays: relays
+            .iter()
+            .map(|relay| (relay.clone(), all(addresses(relay))))
+            .collect(),
     })
+}
+
+/// Looks up each destination, several at a time.
+fn look_up_each(
+    wanted: &[Destination],
+    table: &BackendTable,
+) -> Result<Vec<Arc<Targets>>, ResolveError> {
+    let mut found = Vec::with_capacity(wanted.len());
+    for some in wanted.chunks(AT_ONCE) {
+        let look_up = |to: &Destination| Targets::resolve(to.clone(), table).map(Arc::new);
+        let some: Result<Vec<_>, _> = std::thread::scope(|scope| {
+            let begun: Vec<_> = some
+                .iter()
+                .map(|to| scope.spawn(move || look_up(to)))
+                .collect();
+            let join = |thread: ScopedJoinHandle<'_, _>| {
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            begun.into_iter().map(join).collect()
+        });
+        found.extend(some?);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taut_mesh::identity::PrivateKey;
+    use taut_mesh::members::Members;
+
+    /// Two members: the address of one is a name that cannot be looked up.
+    fn members() -> Members {
+        let member = |name: &str, address: &str| {
+            let key = PrivateKey::from_seed(&[u8::try_from(name.len()).unwrap(); 32]).public();
+            format!(
+                "[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = [\"{address}\"]\n"
+            )
+        };
+        let list = member("good", "192.0.2.1:7") + &member("bad", "no-such-relay.invalid:7");
+        Members::parse(&list).unwrap()
+    }
+
+    #[test]
+    fn the_name_of_another_member_that_cannot_be_looked_up_stops_nothing() {
+        let members: Vec<_> = members().iter().cloned().collect();
+        let (config, before) = (Config::new(Vec::new()), Holdings::default());
+        let good: MemberName = "good".parse().unwrap();
+        let resolved = resolve_all(
+            &config,
+            members.clone(),
+            std::slice::from_ref(&good),
+            &before,
+        );
+        let relays = resolved.unwrap().relays;
+        let has_address = |name: &str| {
+            let (_, targets) = relays
+                .iter()
+                .find(|(m, _)| m.name.as_str() == name)
+                .unwrap();
+            targets.iter().map(|t| t.has_address()).collect::<Vec<_>>()
+        };
+        assert_eq!(has_address("good"), [true]);
+        assert_eq!(has_address("bad"), [false], "it is looked up later");
+        let bad: MemberName = "bad".parse().unwrap();
+        assert!(resolve_all(&config, members, &[good, bad], &before).is_err());
+    }
 }

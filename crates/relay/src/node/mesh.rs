@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use taut_mesh::acceptor::Local;
 use taut_mesh::identity::{KeyError, PrivateKey, PublicKey};
-use taut_mesh::members::{MAX_FILE, Member, MemberName, Members, MembersError, SignedError};
+use taut_mesh::members::{
+    ListRefusal, MAX_FILE, Member, MemberName, Members, MembersError, SignedError,
+};
 use taut_mesh::tls::{AcceptTls, DialTls};
 
 use crate::config::{Config, MeshConfig};
@@ -45,6 +47,14 @@ pub enum MeshError {
         path: PathBuf,
         /// The reason.
         source: SignedError,
+    },
+    /// The list is older than the one in use.
+    #[error("relay.mesh.members_file: {path}: {source}; keeping the list in use", path = path.display())]
+    Older {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: ListRefusal,
     },
     /// Others than root and this process can change the list of members.
     #[error(
@@ -128,6 +138,21 @@ impl Identity {
             local,
             in_kernel,
         })
+    }
+
+    /// Checks that the list of members may take the place of the one in use. An operator may shrink it, and
+    /// nobody may bring an older one back, with which removed relays would be members again.
+    ///
+    /// # Errors
+    /// [`MeshError::Older`]; `config` names the file.
+    pub(super) fn replaces(&self, running: &Members, config: &MeshConfig) -> Result<(), MeshError> {
+        match self.local.members.may_replace(running) {
+            Ok(()) | Err(ListRefusal::Smaller { .. }) => Ok(()),
+            Err(source) => Err(MeshError::Older {
+                path: config.members_file.clone(),
+                source,
+            }),
+        }
     }
 
     /// Returns what is needed to dial a relay.
@@ -217,4 +242,45 @@ pub(super) fn load_members(config: &MeshConfig) -> Result<Members, MeshError> {
         path: path.to_owned(),
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+    use taut_mesh::members::{Statement, sign};
+
+    fn signed(names: &[&str], serial: u64) -> Arc<Members> {
+        let member = |name: &&str| {
+            let key = PrivateKey::from_seed(&[u8::try_from(name.len()).unwrap(); 32]).public();
+            format!("[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\n")
+        };
+        let list: String = names.iter().map(member).collect();
+        let key = PrivateKey::from_seed(&[99; 32]);
+        let statement = Statement {
+            serial,
+            expires: None::<SystemTime>,
+            smaller_since: None,
+        };
+        let text = sign(&list, &statement, &key).unwrap();
+        Arc::new(Members::parse_signed(&text, &[key.public()]).unwrap())
+    }
+
+    #[test]
+    fn an_operator_may_shrink_the_list_and_nobody_may_bring_an_older_one_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = MeshConfig::new(dir.path().join("own.key"), dir.path().join("members.toml"));
+        PrivateKey::create(&config.private_key_file, &[1; 32]).unwrap();
+        let running = signed(&["a", "bb", "ccc"], 5);
+        let offered = |names: &[&str], serial| {
+            let members = signed(names, serial);
+            let identity = Identity::with_members(&config, &TlsPlace::Process, members).unwrap();
+            identity.replaces(&running, &config)
+        };
+        assert!(offered(&["a", "bb", "ccc"], 5).is_ok(), "it is the same");
+        assert!(offered(&["a"], 6).is_ok());
+        for refused in [offered(&["a", "bb"], 4), offered(&["a", "bb"], 5)] {
+            assert!(matches!(refused, Err(MeshError::Older { .. })));
+        }
+    }
 }

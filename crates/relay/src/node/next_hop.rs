@@ -41,7 +41,7 @@ pub(super) fn next_hop(
         Some(to) if forward.uses_mesh() => NextHop::Mesh {
             ways: match forward.auto {
                 false => Alternatives::Fixed(ways(forward, peers)),
-                true => Alternatives::Auto(before.auto(&target(to))),
+                true => Alternatives::Auto(before.auto(&target(to), forward.direct)),
             },
             destination: target(to),
             direct: forward.direct.then_some(direct),

@@ -130,6 +130,7 @@ impl SharedHandle {
         }
         announce(&config, &setup, present.holdings.setup.as_deref());
         self.changed.notify_one();
+        self.unknown.notify_one();
         present.config = wanted;
         present.holdings = holdings;
         if let Watch::Replace(reader) = watch {
@@ -149,6 +150,7 @@ impl SharedHandle {
         };
         let mut mesh = Mesh::clone(mesh);
         let identity = Identity::load(wanted, &TlsPlace::of(config))?;
+        identity.replaces(&mesh.local.members, wanted)?;
         let current = |peer: &Arc<Peer>| {
             let member = identity.local.members.by_name(peer.name.as_str())?;
             Some(Arc::new(Peer {
@@ -237,6 +239,8 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     new.workers = old.workers;
     keep("relay.metrics", new.metrics != old.metrics);
     new.metrics = old.metrics;
+    keep("relay.admin", new.admin != old.admin);
+    new.admin = old.admin;
     keep("relay.handover", new.handover != old.handover);
     new.handover = old.handover.clone();
     keep("relay.control", new.control != old.control);
@@ -318,6 +322,7 @@ mod tests {
         assert!(keep_what_stays(&mut new, &old).is_empty());
         new.workers = Some(7);
         new.metrics = Some("127.0.0.1:1".parse().unwrap());
+        new.admin = Some("127.0.0.1:2".parse().unwrap());
         new.data.max_pipes = 1;
         new.data.splice_after = None;
         new.forwards[0].early_syn = true;
@@ -327,11 +332,12 @@ mod tests {
             [
                 "relay.workers",
                 "relay.metrics",
+                "relay.admin",
                 "relay.splice, splice_after, pipe_size or max_pipes",
                 "early_syn of the first forward that has it",
             ]
         );
-        assert_eq!(new.workers, old.workers);
+        assert_eq!((new.workers, new.admin), (old.workers, old.admin));
         assert_eq!(new.data, old.data);
         assert!(!new.forwards[0].early_syn);
         assert!(new.timeouts.idle.is_some());

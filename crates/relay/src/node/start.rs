@@ -162,6 +162,7 @@ impl Node {
             early: Mutex::new(early),
             log: Mutex::new(log),
             changed: Notify::new(),
+            unknown: Notify::new(),
             list,
             registry,
             tracker,

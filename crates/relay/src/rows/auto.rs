@@ -6,11 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use taut_mesh::members::MemberName;
-use taut_mesh::plan::{
-    Candidate, Ends, MAX_RELAYS, Network, Options, Path, Planner, Relay, RelayId,
-};
-use taut_mesh::rows::{Figure, MemberId};
+use taut_mesh::plan::{Candidate, Ends, MAX_RELAYS, Options, Path, Planner, RelayId};
+use taut_mesh::rows::{Key, MemberId};
 
+use super::planned::{Planned, path, planned};
 use super::thread::Work;
 use crate::control::protocol::{RouteOption, RouteStatus};
 use crate::route::auto::{AutoRoute, Chosen, Predicted};
@@ -38,7 +37,9 @@ impl Work {
     }
 
     fn choose_all(&mut self, autos: &[OfForward]) {
-        let network = self.network();
+        let local = &self.mesh.local;
+        let Planned { network, left_out } = planned(&local.name, &local.members, &self.table);
+        self.left_out = left_out as u64;
         let Some(me) = network.find(self.mesh.local.name.as_str()) else {
             return;
         };
@@ -58,41 +59,21 @@ impl Work {
         }
     }
 
-    /// Returns the relays and the paths between them that sessions of this relay may take.
-    fn network(&self) -> Network {
-        let members = &self.mesh.local.members;
-        let mut network = Network::new(members.iter().map(|m| Relay::from_member(m)).collect());
-        let ids: Vec<_> = members
-            .iter()
-            .map(|member| MemberId::of(&member.name))
-            .collect();
-        let own = MemberId::of(&self.mesh.local.name);
-        for (from, id) in (0..).zip(&ids) {
-            let Some(row) = self.table.row(*id) else {
-                continue;
-            };
-            for (to, other) in (0..).zip(&ids) {
-                let entry = row
-                    .member(*other)
-                    .filter(|entry| *id == own || entry.passes);
-                if let Some(entry) = entry.filter(|_| from != to) {
-                    network.set(from, to, path(entry.figure));
-                }
-            }
-        }
-        network
-    }
-
     fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>, me: RelayId) {
         let network = planner.network();
         let name = &self.mesh.local.name;
         let to = network.ids().map(|id| {
             let of = MemberId::of(&network.relay(id).name);
-            let figure = self
-                .table
-                .row(of)
-                .and_then(|row| row.destination(&auto.destination, name));
-            let figure = figure.filter(|_| id != me || direct);
+            let row = self.table.row(of);
+            let figure = match id == me {
+                // What its forwards may reach is not what sessions of others may, so it has a key of its own.
+                true if direct => {
+                    let key = Key::destination(&auto.destination, Some(name));
+                    row.and_then(|row| row.outside(key))
+                }
+                true => None,
+                false => row.and_then(|row| row.destination(&auto.destination, name)),
+            };
             figure.map_or(Path::UNKNOWN, path)
         });
         let ends = Ends::at_relay(network, me, to.collect());
@@ -247,10 +228,6 @@ fn why(predicted: &[Predicted]) -> String {
             time(second)
         ),
     }
-}
-
-fn path(figure: Figure) -> Path {
-    Path::new(figure.rtt(), figure.loss(), None)
 }
 
 fn ms(time: Duration) -> f64 {

@@ -4,7 +4,11 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use taut_mesh::hello::Target;
+use taut_mesh::members::MemberName;
 use taut_mesh::rows::Key;
+
+use crate::access;
 
 /// The number of destinations that are measured.
 pub(crate) const MAX_DESTINATIONS: usize = 256;
@@ -31,6 +35,57 @@ struct Destination {
     /// The SYNs of the present measurement that are left.
     left: u32,
     next_at: Instant,
+    /// The measurements that have failed since one succeeded.
+    failures: u32,
+}
+
+/// Returns which destinations this relay measures, and how many it is asked for and does not.
+///
+/// `direct` are those that its own forwards may reach directly. They have keys of this relay's own, which no other
+/// relay looks for: that its forwards lead there does not mean that sessions of others may. `asked` are those that
+/// other members ask for; they are measured as far as the `access` of that member permits. Members take turns, in
+/// the order of their names, so that one with many does not displace the others.
+pub(super) fn to_measure<'a>(
+    own: &MemberName,
+    direct: Vec<Target>,
+    mut asked: Vec<(MemberName, Target)>,
+    by_member: bool,
+    access: impl Fn(&MemberName) -> &'a access::Destinations,
+    mut addrs_of: impl FnMut(&Target) -> Vec<SocketAddr>,
+) -> (Vec<(Key, SocketAddr)>, u64) {
+    let (mut wanted, mut refused) = (Vec::new(), 0);
+    for target in direct {
+        let addr = addrs_of(&target).first().copied();
+        wanted.extend(addr.map(|addr| (Key::destination(&target, Some(own)), addr)));
+    }
+    asked.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let turns = asked.chunk_by(|(a, _), (b, _)| a == b);
+    let turns = turns.flat_map(|of_one| of_one.iter().enumerate());
+    let mut turns: Vec<_> = turns.collect();
+    turns.sort_by_key(|(turn, _)| *turn);
+    for (_, (of, target)) in turns {
+        let access = access(of);
+        let host = match target {
+            Target::Addr(_) => None,
+            Target::Name { host, port } if access.check_name(host, *port).is_allowed() => {
+                Some(host.as_str())
+            }
+            Target::Name { .. } => {
+                refused += 1;
+                continue;
+            }
+        };
+        let addrs = addrs_of(target);
+        let allowed = |addr: &&SocketAddr| access.check_addr(**addr, host).is_allowed();
+        match addrs.iter().find(allowed) {
+            Some(addr) => {
+                let key = Key::destination(target, by_member.then_some(of));
+                wanted.push((key, *addr));
+            }
+            None => refused += u64::from(!addrs.is_empty()),
+        }
+    }
+    (wanted, refused)
 }
 
 // === impl Destinations ===
@@ -49,6 +104,7 @@ impl Destinations {
                 addr,
                 left: SYNS,
                 next_at: now,
+                failures: 0,
             };
             self.all.entry(key).or_insert(known.unwrap_or(fresh));
         }
@@ -62,7 +118,10 @@ impl Destinations {
     pub(super) fn due(&mut self, now: Instant) -> Vec<(Key, SocketAddr)> {
         let mut due = Vec::new();
         let mut running = self.all.values().filter(|d| d.left < SYNS).count();
-        for (key, destination) in &mut self.all {
+        let mut all: Vec<_> = self.all.iter_mut().collect();
+        // Those that have waited longest first.
+        all.sort_unstable_by_key(|(key, destination)| (destination.next_at, **key));
+        for (key, destination) in all {
             let begins = destination.left == SYNS;
             if now < destination.next_at || (begins && running >= AT_ONCE) {
                 continue;
@@ -77,6 +136,25 @@ impl Destinations {
             }
         }
         due
+    }
+
+    /// Records that a destination has answered. Returns whether it still is one that is measured.
+    pub(super) fn answered(&mut self, key: Key) -> bool {
+        let Some(destination) = self.all.get_mut(&key) else {
+            return false;
+        };
+        destination.failures = 0;
+        true
+    }
+
+    /// Records that a destination has not answered. Returns whether nothing of it has for as many SYNs as a
+    /// measurement has: routes must not lead there on the word of a former one.
+    pub(super) fn failed(&mut self, key: Key) -> bool {
+        let Some(destination) = self.all.get_mut(&key) else {
+            return false;
+        };
+        destination.failures = destination.failures.saturating_add(1);
+        destination.failures >= SYNS
     }
 
     /// Returns when [`Destinations::due`] has something to return.
@@ -116,5 +194,71 @@ mod tests {
         }
         assert_eq!(all.adopt(vec![(key(1), addr(1))], now).len(), 4);
         assert!(all.next().unwrap() > start + AGAIN);
+    }
+
+    fn name(name: &str) -> MemberName {
+        name.parse().unwrap()
+    }
+
+    fn addrs_of(target: &Target) -> Vec<SocketAddr> {
+        match target {
+            Target::Addr(addr) => vec![*addr],
+            Target::Name { .. } => Vec::new(),
+        }
+    }
+
+    fn target(n: usize) -> Target {
+        format!("192.0.2.{n}:80").parse().unwrap()
+    }
+
+    #[test]
+    fn a_destination_of_its_own_forwards_is_offered_to_no_other_relay() {
+        let none = access::Destinations::default();
+        for by_member in [false, true] {
+            let asked = vec![(name("b"), target(1))];
+            let direct = vec![target(1)];
+            let (wanted, refused) =
+                to_measure(&name("a"), direct, asked, by_member, |_| &none, addrs_of);
+            let keys: Vec<_> = wanted.iter().map(|(key, _)| *key).collect();
+            assert_eq!(keys, [Key::destination(&target(1), Some(&name("a")))]);
+            assert_eq!(refused, 1);
+        }
+    }
+
+    #[test]
+    fn a_member_with_many_destinations_does_not_displace_those_of_another() {
+        let all =
+            access::Destinations::new(vec!["192.0.2.0/24:*".parse().unwrap()], Vec::new()).unwrap();
+        let mut asked: Vec<_> = (1..100).map(|n| (name("b"), target(n))).collect();
+        asked.push((name("c"), target(200)));
+        let (wanted, _) = to_measure(&name("a"), vec![], asked, true, |_| &all, addrs_of);
+        let second = Key::destination(&target(200), Some(&name("c")));
+        assert_eq!(wanted[1].0, second);
+        assert_eq!(wanted.len(), 100);
+    }
+
+    #[test]
+    fn a_destination_without_an_answer_in_a_whole_measurement_is_forgotten() {
+        let key = Key::prefix([192, 0, 2, 1].into());
+        let addr = SocketAddr::from(([192, 0, 2, 1], 80));
+        let mut all = Destinations::default();
+        all.adopt(vec![(key, addr)], Instant::now());
+        let failures = SYNS as usize - 1;
+        assert!((0..failures).all(|_| !all.failed(key)));
+        assert!(all.answered(key));
+        assert!((0..failures).all(|_| !all.failed(key)));
+        assert!(all.failed(key));
+    }
+
+    #[test]
+    fn a_measurement_that_ends_after_its_permission_is_ignored() {
+        let now = Instant::now();
+        let key = Key::prefix([192, 0, 2, 1].into());
+        let addr = SocketAddr::from(([192, 0, 2, 1], 80));
+        let mut all = Destinations::default();
+        all.adopt(vec![(key, addr)], now);
+        assert_eq!(all.adopt(Vec::new(), now), [key]);
+        assert!(!all.answered(key));
+        assert!(!all.failed(key));
     }
 }

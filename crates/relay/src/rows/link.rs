@@ -23,6 +23,19 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// The bytes that wait for the socket, at most. The other relay reads too slowly beyond.
 const MAX_PENDING: usize = 256 << 10;
 
+/// The reads of a link in a pass of the thread, so that no link keeps the others waiting or has what arrives
+/// grow without bound.
+const READS_A_PASS: usize = 4;
+
+/// How far a pass over a link has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Advance {
+    /// The socket has nothing more now.
+    Drained,
+    /// More may be there, of which there will be no event.
+    MoreToRead,
+}
+
 /// A row link.
 pub(super) struct Link {
     pub(super) peer: MemberName,
@@ -122,17 +135,18 @@ impl Link {
         scratch: &mut Scratch<'_>,
         received: &mut Vec<u8>,
         now: Instant,
-    ) -> Result<(), Errno> {
+    ) -> Result<Advance, Errno> {
         if let State::Connecting { tls, trusted } = &self.state {
             if !ready.writable() {
-                return Ok(());
+                return Ok(Advance::Drained);
             }
             self.stream.take_error()?;
             if self.stream.is_its_own_peer() {
                 return Err(Errno::CONNREFUSED);
             }
             if *trusted {
-                return self.make_ready(Ready::trusted());
+                self.make_ready(Ready::trusted())?;
+                return Ok(Advance::MoreToRead);
             }
             let mut opening = Vec::new();
             let dialler = Dialler::new(tls, now, PATIENCE, &mut opening);
@@ -141,23 +155,24 @@ impl Link {
         }
         self.flush()?;
         if !ready.readable() {
-            return Ok(());
+            return Ok(Advance::Drained);
         }
-        loop {
+        for _ in 0..READS_A_PASS {
             let partial = match &self.state {
                 State::Handshaking(dialler) => dialler.partial(),
                 State::Open { channel, .. } | State::Ready { channel, .. } => channel
                     .as_ref()
                     .map_or(&[][..], |channel| channel.partial()),
-                State::Connecting { .. } => return Ok(()),
+                State::Connecting { .. } => return Ok(Advance::Drained),
             };
             match read_records(&self.stream, partial, scratch) {
                 Ok(len) => self.on_bytes(len, scratch, received, now)?,
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => return Ok(Advance::Drained),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(Advance::MoreToRead)
     }
 
     fn on_bytes(

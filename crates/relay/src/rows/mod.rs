@@ -8,6 +8,7 @@
 //! | messages that wait for the thread | [`MAX_MESSAGES`](crate::rows_mailbox::MAX_MESSAGES) | dropped; a connection is reset |
 //! | measurements at a time | [`probe::MAX_PROBES`] | later ones wait |
 //! | destinations that are measured for other relays | [`destinations::MAX_DESTINATIONS`] | not measured |
+//! | members from which automatic routes are chosen | [`planned::MAX_PLANNED`] | those farthest from this relay are left out, `taut_relay_routes_left_out` |
 //! | look-ups at a time | [`names::MAX_LOOK_UPS`] | later ones wait |
 
 mod answer;
@@ -16,6 +17,7 @@ mod destinations;
 mod link;
 mod links;
 mod names;
+mod planned;
 mod probe;
 mod replan;
 mod thread;

@@ -108,6 +108,13 @@ impl Probes {
         probes.map(timed_out).collect()
     }
 
+    /// Ends all measurements without a result.
+    pub(super) fn clear(&mut self) {
+        for probe in self.all.drain() {
+            probe.stream.abort();
+        }
+    }
+
     /// Returns when [`Probes::expire`] is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.all

@@ -7,13 +7,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use taut_mesh::members::{Member, MemberName};
+use taut_mesh::onward::Policy;
 use taut_mesh::rows::{Exchange, Key, MemberId, OwnRow, Received, Table, neighbours};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::{LegOptions, Stream};
 
-use super::destinations::Destinations;
-use super::link::{Link, PATIENCE, State};
+use super::destinations::{Destinations, to_measure};
+use super::link::{Advance, Link, PATIENCE, State};
 use super::links::Links;
 use super::names::Names;
 use super::probe::{Measured, Probes, What};
@@ -75,7 +76,9 @@ pub(crate) fn start(
         own: OwnRow::default(),
         exchange: Exchange::new(now),
         floor: 0,
+        overtakings: 0,
         links: Links::default(),
+        unread: Vec::new(),
         probes: Probes::default(),
         probed: HashMap::new(),
         failures: HashMap::new(),
@@ -83,6 +86,7 @@ pub(crate) fn start(
         names: Names::default(),
         counts: Counts::default(),
         replan: Replan::default(),
+        left_out: 0,
         poller,
         mailbox: mailbox.clone(),
         shared: shared.clone(),
@@ -114,7 +118,11 @@ pub(super) struct Work {
     pub(super) exchange: Exchange,
     /// The version above which the next row of this relay must be.
     floor: u64,
+    /// The rows so far that had to be above that of another process.
+    overtakings: u64,
     pub(super) links: Links,
+    /// The links from which more is to be read: one link must not keep the others waiting.
+    unread: Vec<usize>,
     probes: Probes,
     /// When the path to a member was measured last.
     probed: HashMap<MemberId, Instant>,
@@ -124,6 +132,8 @@ pub(super) struct Work {
     names: Names,
     counts: Counts,
     pub(super) replan: Replan,
+    /// Members that the last choice of routes left out.
+    pub(super) left_out: u64,
     poller: Poller,
     mailbox: Arc<RowsMailbox>,
     pub(super) shared: Arc<Shared>,
@@ -152,6 +162,12 @@ impl Work {
             for &(token, ready) in &reports {
                 self.on_event(token, ready);
             }
+            for place in std::mem::take(&mut self.unread) {
+                self.on_link(place, Readiness::DATA);
+            }
+            for measured in self.probes.expire(self.now) {
+                self.on_measured(measured);
+            }
             for message in self.mailbox.take() {
                 self.on_message(message);
             }
@@ -168,6 +184,9 @@ impl Work {
 
     /// Returns the time at which there is something to do without an event.
     fn next(&self) -> Instant {
+        if !self.unread.is_empty() {
+            return self.now;
+        }
         // A destination may be due and wait for others.
         let soon = self.now + Duration::from_millis(20);
         let others = [
@@ -220,6 +239,8 @@ impl Work {
             {
                 self.close(place);
             }
+            self.probes.clear();
+            self.measure_destinations(Vec::new());
             return;
         }
         if self.now >= self.sample_at {
@@ -227,9 +248,6 @@ impl Work {
             for mailbox in &self.mailboxes {
                 let _ = mailbox.post(Message::Sample);
             }
-        }
-        for measured in self.probes.expire(self.now) {
-            self.on_measured(measured);
         }
         self.sample_links();
         self.notice_failed_dials();
@@ -263,7 +281,8 @@ impl Work {
             .members
             .iter()
             .filter(|m| m.name != mesh.local.name);
-        let passes = |name: &MemberName| mesh.passes_on(name);
+        // What the row says is what this relay does with a session.
+        let passes = |name: &MemberName| mesh.leads_to(name);
         self.own
             .adopt(others.map(|m| (MemberId::of(&m.name), passes(&m.name))));
         let is_member = |name: &MemberName| mesh.local.members.by_name(name.as_str()).is_some();
@@ -382,8 +401,11 @@ impl Work {
         if !received.is_empty() {
             self.on_frames(place, &received);
         }
-        if let Err(error) = advanced {
-            self.lose(place, error);
+        match advanced {
+            Ok(Advance::Drained) => {}
+            Ok(Advance::MoreToRead) if self.unread.contains(&place) => {}
+            Ok(Advance::MoreToRead) => self.unread.push(place),
+            Err(error) => self.lose(place, error),
         }
     }
 
@@ -601,19 +623,23 @@ impl Work {
             }
             (What::Member(id), Err(error)) => {
                 self.counts.probes_failed += 1;
-                // A lack of resources here says nothing of the member.
-                if !matches!(
-                    error,
-                    Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ADDRNOTAVAIL
-                ) {
+                if !is_of_this_machine(error) {
                     self.set_down(id, true);
                 }
             }
+            // One that was withdrawn while its measurement was under way must not come back.
             (What::Destination(key), Ok((rtt, repeated))) => {
-                let segments = (1 + repeated, repeated);
-                self.own.sample_outside(key, rtt, rtt, segments, self.now);
+                if self.destinations.answered(key) {
+                    let segments = (1 + repeated, repeated);
+                    self.own.sample_outside(key, rtt, rtt, segments, self.now);
+                }
             }
-            (What::Destination(_), Err(_)) => self.counts.probes_failed += 1,
+            (What::Destination(key), Err(error)) => {
+                self.counts.probes_failed += 1;
+                if !is_of_this_machine(error) && self.destinations.failed(key) {
+                    self.own.forget(key);
+                }
+            }
         }
     }
 
@@ -652,51 +678,35 @@ impl Work {
         let autos = self.setup.autos();
         let name = &mesh.local.name;
         let direct = autos.iter().filter(|auto| auto.direct);
-        let direct: Vec<_> = direct
-            .map(|auto| (name.clone(), auto.route.destination.clone()))
-            .collect();
+        let direct = direct.map(|auto| auto.route.destination.clone());
         let asked = self.table.rows().filter(|(of, _)| *of != name);
-        let asked: Vec<_> = asked
-            .flat_map(|(of, row)| {
-                row.wanted
-                    .iter()
-                    .map(move |target| (of.clone(), target.clone()))
-            })
-            .collect();
+        let asked = asked.flat_map(|(of, row)| {
+            let targets = row.wanted.iter();
+            targets.map(move |target| (of.clone(), target.clone()))
+        });
         let (mailbox, now) = (self.mailbox.clone(), self.now);
-        let mut wanted = Vec::new();
-        let mut refused = 0;
-        for (of, target) in direct.into_iter().chain(asked) {
-            let key = Key::destination(&target, by_member.then_some(&of));
-            let is_own = of == *name;
-            let access = mesh.access_of(&of);
-            let host = match &target {
-                taut_mesh::hello::Target::Addr(_) => None,
-                taut_mesh::hello::Target::Name { host, port } => {
-                    if !is_own && !access.check_name(host, *port).is_allowed() {
-                        refused += 1;
-                        continue;
-                    }
-                    Some(host.as_str())
-                }
-            };
-            let addrs = self.names.of(&target, &mailbox, now);
-            let allowed =
-                |addr: &&SocketAddr| is_own || access.check_addr(**addr, host).is_allowed();
-            match addrs.iter().find(allowed) {
-                Some(addr) => wanted.push((key, *addr)),
-                None => refused += u64::from(!addrs.is_empty()),
-            }
-        }
+        let (wanted, refused) = to_measure(
+            name,
+            direct.collect(),
+            asked.collect(),
+            by_member,
+            |of| mesh.access_of(of),
+            |target| self.names.of(target, &mailbox, now),
+        );
         self.counts.destinations_refused = refused;
-        for key in self.destinations.adopt(wanted, now) {
-            self.own.forget(key);
-        }
+        self.measure_destinations(wanted);
         let targets = autos
             .iter()
             .map(|auto| auto.route.destination.clone())
             .collect();
         self.own.set_destinations(targets, by_member);
+    }
+
+    /// Measures these destinations and no others.
+    fn measure_destinations(&mut self, wanted: Vec<(Key, SocketAddr)>) {
+        for key in self.destinations.adopt(wanted, self.now) {
+            self.own.forget(key);
+        }
     }
 
     /// Sends the SYNs that are due to destinations.
@@ -722,6 +732,17 @@ impl Work {
         let Some(row) = self.own.poll(wall, self.floor, self.now) else {
             return;
         };
+        let overtakings = self.own.overtakings();
+        if overtakings > self.overtakings {
+            self.overtakings = overtakings;
+            // The first ones may be of this relay before a restart, or of the process that took over from it.
+            if overtakings >= 4 && overtakings.is_power_of_two() {
+                tracing::warn!(
+                    "{overtakings} times another process has told paths with this relay's key; give every \
+                     relay a key of its own"
+                );
+            }
+        }
         let name = &self.mesh.local.name;
         self.table.publish(row.sign(name, &self.mesh.key), self.now);
         self.exchange.changed(MemberId::of(name), &self.table);
@@ -754,6 +775,7 @@ impl Work {
             probes: self.counts.probes,
             probes_failed: self.counts.probes_failed,
             destinations_refused: self.counts.destinations_refused,
+            left_out: self.left_out,
         });
     }
 
@@ -761,4 +783,12 @@ impl Work {
     fn routes_may_differ(&mut self) {
         self.replan.is_due = true;
     }
+}
+
+/// Returns whether a measurement failed for a lack of resources here, which says nothing of the other end.
+fn is_of_this_machine(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ADDRNOTAVAIL
+    )
 }

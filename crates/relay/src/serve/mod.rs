@@ -10,7 +10,7 @@ use rtnetlink::MulticastGroup;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
 
 use taut_sys::control_socket::ControlError;
@@ -23,7 +23,6 @@ use crate::metrics::Metrics;
 use crate::net::netlink::Changes;
 use crate::net::targets::Targets;
 use crate::node::{CONDITION_INTERVAL, Node, SharedHandle, StartError, WorkerLost};
-use crate::session_list::SessionFilter;
 
 mod checks;
 mod commands;
@@ -43,6 +42,10 @@ const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
 
 /// The number of concurrent look-ups; further ones wait.
 const LOOK_UPS: usize = 16;
+
+/// The number of concurrent look-ups of members that the configuration does not name: these names are chosen
+/// by others, and slow ones must leave threads for the rest.
+const LOOK_UPS_OF_OTHERS: usize = 4;
 
 /// The reason why the process ended.
 #[derive(Debug, thiserror::Error)]
@@ -167,19 +170,18 @@ async fn serve(
         tracing::info!("serving the admin page at http://{addr}/");
         if !addr.ip().is_loopback() {
             tracing::warn!(
-                "the admin page at {addr} has no password: whoever reaches it sees the clients; let \
+                "the admin page at {addr} has no password: whoever reaches it sees the relay's state; let \
                  only operators reach it, or set relay.admin to 127.0.0.1:{} and use ssh -L",
                 addr.port()
             );
         }
         let (handle, metrics, started) = (node.handle(), node.metrics(), Instant::now());
         let state = move || {
-            let (sessions, matching) = handle.sessions(SessionFilter::default(), admin::SESSIONS);
+            let sessions = handle.some_sessions(admin::SESSIONS).into_iter();
             admin::State {
                 at: started.elapsed().as_secs_f64(),
                 relay: handle.status(&metrics),
-                sessions,
-                matching,
+                sessions: sessions.map(admin::Session::from).collect(),
             }
         };
         let handle = node.handle();
@@ -190,6 +192,7 @@ async fn serve(
     taken.serving().await;
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
+    tokio::spawn(look_up_others(node.handle()));
     tokio::spawn(watch_members(node.handle()));
     tokio::spawn(etcd::follow(node.handle()));
     tokio::spawn(watch_addresses(node.handle(), addresses));
@@ -387,5 +390,26 @@ async fn look_up_again(node: Arc<SharedHandle>) {
             });
             under_way.push((targets, look_up));
         }
+    }
+}
+
+/// Looks up the names of members that the configuration does not name: when they may be new, and at the
+/// interval. At most [`LOOK_UPS_OF_OTHERS`] at a time, since others choose these names.
+async fn look_up_others(node: Arc<SharedHandle>) {
+    let mut all = false;
+    loop {
+        let mut look_ups = JoinSet::new();
+        for targets in node.names_of_others(all) {
+            if look_ups.len() >= LOOK_UPS_OF_OTHERS {
+                look_ups.join_next().await;
+            }
+            let node = node.clone();
+            look_ups.spawn_blocking(move || node.refresh(&targets));
+        }
+        while look_ups.join_next().await.is_some() {}
+        all = tokio::select! {
+            () = node.unknown.notified() => false,
+            () = sleep(node.resolve_interval()) => true,
+        };
     }
 }

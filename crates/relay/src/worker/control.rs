@@ -10,16 +10,21 @@ use crate::outcome::session_end::End;
 use crate::session_list::{LocalId, SessionFilter, SessionRow};
 
 impl Worker {
-    /// Sends the first `limit` sessions that match, and the number of all that do.
+    /// Sends the first `limit` sessions that match, and the number of all that do. Unless `counts`, stops
+    /// when it has them: a worker that walks through all its sessions forwards nothing meanwhile.
     pub(super) fn list_sessions(
         &self,
         filter: &SessionFilter,
         limit: usize,
+        counts: bool,
         reply: &Sender<(Vec<SessionRow>, u64)>,
     ) {
         let mut rows = Vec::new();
         let mut matching = 0;
         for (key, entry) in &self.sessions.entries {
+            if !counts && rows.len() >= limit {
+                break;
+            }
             let id = self.id_of(key, entry);
             if !matches(filter, id, entry) {
                 continue;

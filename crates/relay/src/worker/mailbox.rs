@@ -39,10 +39,11 @@ pub(crate) enum Message {
         listeners: Vec<NewListener>,
     },
     /// An operator asks for sessions; `reply` takes up to `limit` of those that match, and the
-    /// number of all that do.
+    /// number of all that do, or, unless `counts`, that of those.
     List {
         filter: Arc<SessionFilter>,
         limit: usize,
+        counts: bool,
         reply: Sender<(Vec<SessionRow>, u64)>,
     },
     /// An operator ends the sessions that match; `reply` takes their number.

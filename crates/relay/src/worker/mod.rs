@@ -258,8 +258,9 @@ impl Worker {
             Message::List {
                 filter,
                 limit,
+                counts,
                 reply,
-            } => self.list_sessions(&filter, limit, &reply),
+            } => self.list_sessions(&filter, limit, counts, &reply),
             Message::Sample => self.sample_paths(),
             Message::End { filter, reply } => self.end_sessions(&filter, &reply),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),

@@ -6,6 +6,8 @@ use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::dial_plan::DialPlan;
+use crate::counters::told::Told;
+use crate::forwarding::leg::TcpLeg;
 use crate::rows_mailbox::{PathSample, SampledPath, ToRows};
 
 /// The number of sessions, and of pools, that are sampled at a time: each costs a system call or two.
@@ -20,7 +22,9 @@ impl Worker {
         };
         let ready = self.mesh.pools.youngest(self.round).take(AT_ONCE);
         let mut samples: Vec<_> = ready
-            .filter_map(|(peer, stream)| sample(stream, SampledPath::Peer(peer.name.clone())))
+            .filter_map(|(peer, stream, told)| {
+                sample(stream, told, SampledPath::Peer(peer.name.clone()))
+            })
             .collect();
         let capacity = self.sessions.entries.capacity();
         let first = if self.sample_from < capacity {
@@ -39,13 +43,14 @@ impl Worker {
                     DialPlan::Ask { peer, .. } => Some(SampledPath::Peer(peer.name.clone())),
                     _ => to.and_then(|to| outside(to.ip())),
                 };
-                let of = |leg: Option<&crate::forwarding::leg::TcpLeg>,
-                          path: Option<SampledPath>| {
-                    sample(leg?.stream(), path?)
+                let of = |leg: Option<&TcpLeg>, told, path: Option<SampledPath>| {
+                    sample(leg?.stream(), told, path?)
                 };
-                samples.extend(of(upstream, path));
+                let [of_client, of_upstream] = &entry.told;
+                samples.extend(of(upstream, of_upstream, path));
                 if entry.member.is_none() {
-                    samples.extend(of(Some(client), outside(entry.client.0.ip())));
+                    let from = outside(entry.client.0.ip());
+                    samples.extend(of(Some(client), of_client, from));
                 }
             }
             place += 1;
@@ -64,13 +69,13 @@ fn outside(ip: IpAddr) -> Option<SampledPath> {
     (!is_local).then_some(SampledPath::Outside(ip))
 }
 
-fn sample(stream: &Stream, path: SampledPath) -> Option<PathSample> {
+fn sample(stream: &Stream, told: &Told, path: SampledPath) -> Option<PathSample> {
     let info = stream.info().ok()?;
     let smoothed = info.rtt?;
     Some(PathSample {
         path,
         least: info.min_rtt.unwrap_or(smoothed),
         smoothed,
-        segments: (info.segs_out.unwrap_or(0), info.total_retrans),
+        segments: told.next((info.segs_out.unwrap_or(0), info.total_retrans)),
     })
 }

@@ -17,6 +17,7 @@ use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;
 use crate::counters::peer::PeerStats;
+use crate::counters::told::Told;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::leg::TcpLeg;
@@ -63,6 +64,8 @@ pub(super) struct SessionEntry {
     pub(super) queued: bool,
     /// The session's place in the quota of its source.
     pub(super) permit: Permit,
+    /// What has been told of the segments of the client's leg, and of the upstream leg.
+    pub(super) told: [Told; 2],
     /// Keeps the relay that the session comes from remembered.
     pub(super) _visit: Option<Visit>,
 }
@@ -242,6 +245,7 @@ impl Worker {
             keep_alive_at: None,
             queued: false,
             permit,
+            told: Default::default(),
             _visit: visit,
         });
         self.io.metrics.sessions.add(1);

@@ -61,9 +61,7 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let mut bound = None;
     if !args.check && args.explain.is_none() {
         bound = Some(Bound::new(&config).map_err(|e| run(&e))?);
-        if let Some(user) = &config.user {
-            privileges::drop_to(Some(user), &[]).map_err(|e| run(&e))?;
-        }
+        privileges::drop_to(config.user.as_deref(), &[]).map_err(|e| run(&e))?;
     }
     Ok(Job {
         args,
@@ -87,6 +85,12 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         notes.push("the configuration is valid".to_owned());
         return print(&(notes.join("\n") + "\n"));
     };
+    if config.user.is_none() && taut_sys::probe::is_root() {
+        tracing::warn!(
+            "this server runs as root: it has given up every capability, but may still read and write root's \
+             files; set mesh.dns.user to a user without rights, `nobody` say"
+        );
+    }
     let reread = Box::new(move || Config::load(&args.config));
     serve::run(config, bound, reread).map_err(run)
 }

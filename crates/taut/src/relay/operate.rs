@@ -257,6 +257,9 @@ fn members_in_words(members: &MembersStatus) -> String {
     if let Some(failure) = etcd.last_failure.as_ref().filter(|_| !etcd.connected) {
         text.push_str(&format!("  {failure}\n"));
     }
+    if let Some(failure) = &etcd.announcement {
+        text.push_str(&format!("  announcing this relay fails: {failure}\n"));
+    }
     text
 }
 

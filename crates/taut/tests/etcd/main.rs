@@ -4,6 +4,7 @@
 mod rig;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use rig::*;
@@ -210,6 +211,45 @@ fn a_killed_relay_is_absent_when_its_lease_has_expired_and_a_second_of_its_name_
 }
 
 // === protection ===
+
+#[test]
+fn a_relay_that_may_not_announce_itself_still_watches_the_list_and_says_so() {
+    let (operator, etcd) = (Operator::new(), Etcd::start(1));
+    etcd.put(&operator.sign(&["a"], &[]));
+    let list = operator.sign(&["a", "b"], &[]);
+    for line in [
+        "user add root:secret",
+        "role add root",
+        "user grant-role root root",
+        "role add relay",
+        "role grant-permission relay read /taut/members",
+        "user add relay:word",
+        "user grant-role relay relay",
+        "auth enable",
+    ] {
+        etcd.operator(&line.split(' ').collect::<Vec<_>>());
+    }
+    let password = etcd.path("password");
+    fs::write(&password, "word\n").unwrap();
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
+    let user = format!("user = \"relay\"\npassword_file = {password:?}\n");
+    let relay = Relay::start(&operator, "a", &format!("{}{user}", endpoints(&etcd)));
+    wait_until("a refusal", || {
+        let why = relay.etcd("announcement");
+        why.as_str()
+            .is_some_and(|why| why.contains("permission denied"))
+    });
+    etcd.operator(&["--user", "root:secret", "put", "/taut/members", &list]);
+    wait_until("a change that the watch reports", || {
+        relay.etcd("changes").as_u64() > Some(0)
+    });
+    relay.wait_for(2);
+    assert!(relay.reads());
+    assert_eq!(relay.etcd("failures"), serde_json::json!({}));
+    let log = relay.log();
+    let warnings = log.matches("cannot announce itself").count();
+    assert_eq!(warnings, 1, "{log}");
+}
 
 #[test]
 fn tls_with_certificates_and_a_user_with_a_role_are_used_and_their_lack_is_reported() {

@@ -303,3 +303,28 @@ fn a_ping_measures_the_path_and_a_silent_link_is_found() {
     assert!(ends[0].silent(now + PATIENCE - 100 * MS).is_empty());
     assert_eq!(ends[0].silent(now + PATIENCE + 100 * MS), [links[0]]);
 }
+
+#[test]
+fn a_link_that_brings_false_rows_is_ended_and_the_rows_cost_a_bounded_number_of_checks() {
+    let mut now = Instant::now();
+    let mut table = Table::new(&name(0), &members(3));
+    let mut exchange = Exchange::new(now);
+    let link = exchange.open(now).unwrap();
+    let false_row = |version| {
+        // Relay 1 signs in the name of relay 2.
+        let signed = row(version, [1], 20).sign(&name(2), &key(1));
+        Frame::Row(RowMessage::whole(id(2), &signed, Duration::ZERO).encode()).encode()
+    };
+    let mut version = 0;
+    let mut bring = |exchange: &mut Exchange, now| {
+        version += 1;
+        exchange.receive(link, &false_row(version), now, &mut table)
+    };
+    for _ in 0..1000 {
+        now += FORGIVEN_IN;
+        let received = bring(&mut exchange, now).unwrap();
+        assert_eq!(received, [Received::Refused(RowFault::Signature)]);
+    }
+    let ended = (1..1000).find(|_| bring(&mut exchange, now).is_err());
+    assert_eq!(ended, Some(MAX_FALSE as usize));
+}

@@ -104,6 +104,11 @@ fn encode_etcd(etcd: &EtcdState, encoder: &mut DescriptorEncoder<'_>) -> Encoded
         etcd.announced,
     )?;
     counter(
+        "taut_relay_etcd_announcements_failed",
+        "Times that this relay could not announce itself in etcd, or read which relays have",
+        etcd.announcements_failed,
+    )?;
+    counter(
         "taut_relay_etcd_duplicates",
         "Times that another process had the name of this relay in etcd",
         etcd.duplicates,

@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 18] = [
+        let counters: [(&str, &str, Of); 19] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -53,6 +53,11 @@ impl Metrics {
                 "taut_relay_pool_withdrawn",
                 "Unused connections that a draining relay gave up",
                 |w| &w.pool_withdrawn,
+            ),
+            (
+                "taut_relay_pool_surplus",
+                "Connections closed at once because the sessions that they were dialled for had left and the pool was full",
+                |w| &w.pool_surplus,
             ),
             (
                 "taut_relay_pool_dials_failed",

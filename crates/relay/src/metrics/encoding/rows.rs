@@ -114,6 +114,11 @@ impl Metrics {
                 "Destinations that other relays ask for and that this one does not allow them",
                 published.destinations_refused,
             ),
+            (
+                "taut_relay_routes_left_out",
+                "Relays whose rows are known and from which no automatic route is chosen, because they are too many",
+                published.left_out,
+            ),
         ];
         for (name, help, value) in gauges {
             Level(value).encode(encoder.encode_descriptor(
