@@ -16,7 +16,7 @@ use crate::members::{
 };
 use crate::plan::{self, Endpoint, MAX_RELAYS, Options, Planner, Relay};
 use crate::proxy::{self, Header, MAX_HEADER, Progress, ProxyError, Reader};
-use crate::rows::{Exchange, MemberId, RowMessage, Table};
+use crate::rows::{Exchange, RowMessage, Table};
 use crate::tls::{AcceptTls, DialTls};
 use crate::wire::MAX_HELLO;
 

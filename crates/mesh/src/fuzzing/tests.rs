@@ -7,7 +7,7 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::proxy::Command;
-use crate::rows::Frame;
+use crate::rows::{Frame, MemberId};
 use crate::sim::{any_addr, any_hello, any_target};
 
 /// A mutation of bytes, as in transit or by a fuzzer.
