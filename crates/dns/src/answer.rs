@@ -65,7 +65,7 @@ pub enum Transport {
     Tcp,
 }
 
-/// What was answered, for the counters.
+/// The kind of answer, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The response code; `None`: there is no answer.
@@ -83,13 +83,13 @@ pub struct Reply {
 pub struct Choice {
     /// The relay.
     pub relay: RelayId,
-    /// What the choice rests on.
+    /// The basis of the choice.
     pub by: By,
     /// Whether no relay is up, so that the choice ignores it.
     pub blind: bool,
 }
 
-/// What a choice rests on.
+/// The basis of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// Times to the client's subnet, which the query names.
@@ -105,7 +105,7 @@ pub enum By {
 pub struct Client {
     /// The address of its subnet, if the query names it.
     pub subnet: Option<IpAddr>,
-    /// Who sent the query.
+    /// The client, as far as the query tells.
     pub resolver: IpAddr,
 }
 

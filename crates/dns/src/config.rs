@@ -26,7 +26,7 @@ pub const MAX_NAME_SERVERS: usize = 8;
 /// The maximum number of addresses to listen on.
 pub const MAX_LISTEN: usize = 16;
 
-/// What the server does.
+/// The server's figures.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The addresses of its UDP and TCP ports.

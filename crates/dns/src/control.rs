@@ -45,7 +45,7 @@ struct Read {
     config: Option<Result<Config, ConfigError>>,
     measured: Measured,
     is_new: bool,
-    /// What is wrong with the file.
+    /// The mistake in the file.
     problem: Option<String>,
 }
 

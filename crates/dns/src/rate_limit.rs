@@ -18,7 +18,7 @@ const BUCKETS: usize = 1 << 16;
 /// The time of unused rate that a source may use at once.
 const BURST: Duration = Duration::from_secs(1);
 
-/// What becomes of a query.
+/// The outcome of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is answered.

@@ -104,7 +104,7 @@ pub fn check(config: &Config) -> Result<Vec<String>, ServeError> {
     let unprobed: Vec<_> = unprobed.map(|relay| relay.name.as_str()).collect();
     if !unprobed.is_empty() {
         notes.push(format!(
-            "without a probe, always taken for up: {}",
+            "relays without a probe are always considered up: {}",
             unprobed.join(", ")
         ));
     }

@@ -1,4 +1,4 @@
-//! What the threads of the server share.
+//! The state that the threads of the server share.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::answer::Answers;
 use crate::config::Config;
 use crate::metrics::{Metrics, RelayMetrics};
 
-/// What all threads share.
+/// The state that all threads share.
 pub(crate) type Shared = Arc<State>;
 
 pub(crate) struct State {
@@ -17,7 +17,7 @@ pub(crate) struct State {
     pub(crate) metrics: Metrics,
 }
 
-/// What changes with a reload or new measurements.
+/// The state that a reload or new measurements replace.
 pub(crate) struct Current {
     pub(crate) config: Config,
     pub(crate) answers: Answers,

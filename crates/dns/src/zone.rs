@@ -33,7 +33,7 @@ pub struct Zone {
     nodes: FxHashMap<Name, Node>,
 }
 
-/// What is at a name of the zone.
+/// The records at a name of the zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node {
     /// Nothing but names below it, or the zone's own records (an empty non-terminal, RFC 8020).

@@ -58,7 +58,7 @@ where
     serve_requests(listener, "metrics", page).await;
 }
 
-/// What a client asks of [`serve_pages`].
+/// A request to [`serve_pages`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Whether it only reads (GET or HEAD).

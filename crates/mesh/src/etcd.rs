@@ -1,4 +1,4 @@
-//! What a relay asks of etcd, and what etcd answers: the JSON gateway of etcd's API, version 3.
+//! The requests of a relay to etcd, and their answers: the JSON gateway of etcd's API, version 3.
 //!
 //! The gateway takes each call as a POST with a JSON body. Keys and values are base64, integers of 64 bits
 //! are text, and a field that has its default value is absent (proto3's JSON mapping). A watch is one POST
@@ -43,7 +43,7 @@ pub struct Keys {
     prefix: String,
 }
 
-/// What a relay says of itself in etcd, under its lease. Nothing is decided by it.
+/// A relay's announcement in etcd, under its lease. No decision depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Presence {
     /// A random number of the process.

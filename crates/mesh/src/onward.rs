@@ -1,11 +1,11 @@
-//! What becomes of a session that another relay requests: where it goes from here, or why it is refused.
+//! The decision on a session that another relay requests: where it goes from here, or why it is refused.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::hello::{Hello, Target};
 use crate::name::MemberName;
 
-/// What a relay permits the members that request sessions.
+/// The rules of a relay for the members that request sessions.
 pub trait Policy {
     /// Returns whether `member` may request sessions for this client.
     fn may_speak_for(&self, member: &MemberName, client: IpAddr) -> bool;

@@ -54,7 +54,7 @@ pub enum Wait {
     Postponed,
 }
 
-/// What becomes of a connection that is ready.
+/// The use of a connection that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given<W> {
     /// This session has waited longest, and gets it.

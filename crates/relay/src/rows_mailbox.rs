@@ -25,7 +25,7 @@ pub(crate) const MAX_MESSAGES: usize = 1024;
 pub(crate) enum ToRows {
     /// Another relay has made a row link.
     Link(Box<RowLink>),
-    /// What a worker has read of its connections.
+    /// Samples of a worker's connections.
     Samples(Vec<PathSample>),
     /// The addresses of a target; empty if the look-up failed.
     Found(Target, Addrs),
@@ -44,7 +44,7 @@ pub(crate) struct RowLink {
     pub(crate) early: Vec<u8>,
 }
 
-/// What TCP_INFO says of a path.
+/// A sample of a path from TCP_INFO.
 pub(crate) struct PathSample {
     pub(crate) path: SampledPath,
     pub(crate) least: Duration,
@@ -61,7 +61,7 @@ pub(crate) enum SampledPath {
     Outside(IpAddr),
 }
 
-/// What an operator asks.
+/// A question of an operator.
 pub(crate) enum Question {
     /// The state of the mesh.
     Mesh,
@@ -69,14 +69,14 @@ pub(crate) enum Question {
     Rtt(usize),
 }
 
-/// What the thread has measured of a path to another relay.
+/// The measured path to another relay.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerFigure {
     pub(crate) name: MemberName,
     pub(crate) figure: Figure,
 }
 
-/// What the thread publishes for metrics.
+/// The figures that the thread publishes for metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     pub(crate) peers: Vec<PeerFigure>,

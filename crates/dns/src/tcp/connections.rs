@@ -30,7 +30,7 @@ struct Connection<T> {
     closer: T,
 }
 
-/// What becomes of a new connection.
+/// The decision on a new connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission<T> {
     /// It is open, under this number. If there were too many, another is to be closed.

@@ -65,7 +65,7 @@ pub struct Lease {
     pub seconds: u64,
 }
 
-/// What became of an announcement.
+/// The outcome of an announcement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registered {
     /// The relay is announced.

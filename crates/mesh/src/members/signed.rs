@@ -13,7 +13,7 @@
 //! ...
 //! ```
 //!
-//! The first line is a comment in TOML, so a signed list is a list of members for whoever does not check it.
+//! The first line is a comment in TOML, so a reader that ignores signatures can parse a signed list.
 //! The whole list is signed, not its members one by one: otherwise the owner of the storage could bring back
 //! a member that was removed, with its old and valid signature.
 
@@ -27,7 +27,7 @@ use crate::identity::{PrivateKey, PublicKey, SIGNATURE_LEN};
 /// The start of the first line.
 const MARK: &str = "#taut-members-1 ";
 
-/// What the signature is for, so that a signature of the same key over something else is none of a list.
+/// The context of a list's signature, so that a signature of another kind of message is none of a list.
 const CONTEXT: &str = "taut members 1";
 
 /// The largest accepted size of a signed list, in bytes. etcd takes 1.5 MiB in a request by default.
@@ -36,7 +36,7 @@ pub const MAX_SIGNED: usize = 1 << 20;
 /// The largest number of keys of a mesh: the one in use and its successor or predecessor.
 pub const MAX_MESH_KEYS: usize = 2;
 
-/// What the signer of a list says about it.
+/// The signer's statement about a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     /// The number of the list. A list with a lower number never takes the place of one with a higher number.

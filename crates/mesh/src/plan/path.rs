@@ -1,4 +1,4 @@
-//! What is known of one path.
+//! One path between two machines.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ const LOSS_UNITS: f64 = 100_000.0;
 /// The unit of [`Path`]'s rate, in bit/s.
 const RATE_UNIT: u64 = 100_000;
 
-/// What is known of a path between two machines: its round trip, loss and rate.
+/// A path between two machines: its round trip, loss and rate, as far as they are known.
 ///
 /// Eight bytes, because a mesh of n relays has n² of them. The round trip is kept in microseconds, up to
 /// 71 minutes; loss in 1/100,000, up to 65 %; the rate in 100 kbit/s, up to 6.5 Gbit/s. Larger values

@@ -55,11 +55,11 @@ pub struct Table {
 pub struct TableError {
     /// The number of the line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The mistake in it.
     pub fault: TableFault,
 }
 
-/// What is wrong with a line.
+/// The mistake in a line.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum TableFault {
     /// Too few or too many words.

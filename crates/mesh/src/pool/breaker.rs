@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 /// Whether sessions should avoid a peer.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    /// A dial failed, or the peer left a session unanswered, and it has not been taken for working since.
+    /// A dial failed, or the peer left a session unanswered, and it has not been considered working since.
     broken: bool,
-    /// When the peer is taken for working again. A dial has succeeded, but a peer that refuses this relay's
+    /// When the peer is considered working again. A dial has succeeded, but a peer that refuses this relay's
     /// key says so a round trip later.
     whole_at: Option<Instant>,
 }

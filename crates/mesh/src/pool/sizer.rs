@@ -61,7 +61,7 @@ pub struct Sizer {
     bounds: Bounds,
     /// What sessions take.
     sessions: Demand,
-    /// What is taken for clients whose handshake is still under way.
+    /// Connections taken for clients whose handshake is still under way.
     early: Demand,
     /// Smoothed time from dial to ready, in seconds; `None` before the first.
     setup: Option<f64>,

@@ -1,4 +1,4 @@
-//! What a relay sends on which link, and when.
+//! Decides which rows a relay sends on which link, and when.
 //!
 //! A link begins with a summary from each end: the versions of the rows that it has. From then on each end
 //! sends the rows that the other lacks, as they come, and remembers what the other has. All links share one
@@ -45,7 +45,7 @@ const ENTRY: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(u64);
 
-/// What is sent on each link.
+/// Decides which rows are sent on each link.
 #[derive(Debug)]
 pub struct Exchange {
     links: BTreeMap<LinkId, Link>,
@@ -58,7 +58,7 @@ pub struct Exchange {
     traffic: Traffic,
 }
 
-/// What has been sent and received on all links, TLS and TCP not counted.
+/// The bytes sent and received on all links, without those of TLS and TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes sent.

@@ -1,4 +1,4 @@
-//! What the entries of a row are about, in few bytes.
+//! The subjects of a row's entries, in few bytes.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! What the samples of one path say.
+//! The round-trip time and loss of one path, from samples.
 
 use std::time::{Duration, Instant};
 

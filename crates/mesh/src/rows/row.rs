@@ -14,16 +14,16 @@ pub const MAX_OUTSIDE: usize = 1024;
 /// The largest number of destinations that a relay asks others to measure.
 pub const MAX_WANTED: usize = 16;
 
-/// What the signature of a row is made for, so that it is one of nothing else.
+/// The context of a row's signature, so that a signature of another kind of message is none of a row.
 const CONTEXT: &str = "taut row 1";
 
-/// What a row says of itself, one bit each.
+/// The flags of a row.
 mod flag {
     /// [`super::Row::by_member`].
     pub(super) const BY_MEMBER: u8 = 1;
 }
 
-/// What one relay has measured.
+/// The measurements of one relay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     /// Rises with every row of the same relay: the milliseconds since 1970 when it was made, or one more than

@@ -47,7 +47,7 @@ struct Newest {
     age: Duration,
 }
 
-/// What a message has taught.
+/// The result of applying a message to the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
     /// The row is newer than the one that was known.

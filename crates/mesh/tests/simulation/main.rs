@@ -193,7 +193,7 @@ fn replay_command(seed: u64) -> String {
 
 // === Total ===
 
-/// What many runs have in common.
+/// The parts that many runs share.
 #[derive(Default)]
 struct Total {
     events: u64,

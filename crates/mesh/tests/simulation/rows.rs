@@ -46,7 +46,7 @@ pub(crate) enum RowRule {
     Agreement,
 }
 
-/// What a run has shown.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) broken: Option<(RowRule, String)>,

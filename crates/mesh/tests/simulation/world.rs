@@ -146,7 +146,7 @@ pub(crate) struct Forward {
     pub(crate) direct: bool,
 }
 
-/// What is different from one world to another.
+/// The differences between worlds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) relays: usize,

@@ -18,7 +18,7 @@ pub const MAX_ENDPOINTS: usize = 8;
 pub struct EtcdConfig {
     /// The servers, in the order in which they are tried.
     pub endpoints: Vec<Endpoint>,
-    /// What the keys of this mesh begin with.
+    /// The prefix of this mesh's keys.
     pub prefix: String,
     /// Certificates of the authorities that the servers' certificates come from, in PEM.
     pub ca_file: Option<PathBuf>,

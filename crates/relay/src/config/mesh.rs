@@ -313,7 +313,7 @@ impl MeshSection {
         if let Some(etcd) = self.etcd {
             let at = etcd.span().start;
             if mesh.members_key.is_empty() {
-                let message = "relay.mesh.etcd: the list in etcd must be signed, or whoever can write to etcd \
+                let message = "relay.mesh.etcd: the list in etcd must be signed, or anyone who can write to etcd \
                                could add a relay; name the public key of the mesh in relay.mesh.members_key";
                 return Err((at, message.into()));
             }

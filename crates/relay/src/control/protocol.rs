@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::session_list::SessionRow;
 
-/// What an operator asks.
+/// A question of an operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "do", deny_unknown_fields)]
 pub enum Request {
@@ -234,7 +234,7 @@ pub struct MeshStatus {
     pub paths_left_out: u64,
     /// The automatic routes of this relay's forwards.
     pub routes: Vec<RouteStatus>,
-    /// What is known of the rows of all relays.
+    /// The rows of all relays.
     pub rows: RowsStatus,
 }
 
@@ -331,7 +331,7 @@ pub struct RouteOption {
     pub first_byte_ms: f64,
 }
 
-/// What is known of the rows of all relays.
+/// The rows of all relays.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowsStatus {
     /// The rows that are known, this relay's own included.

@@ -23,7 +23,7 @@ pub(super) struct Announcer {
     taken_since: Option<Instant>,
 }
 
-/// What a step of the announcer found.
+/// The result of a step of the announcer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Announced {
     /// This relay is announced.

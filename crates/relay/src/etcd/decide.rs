@@ -9,7 +9,7 @@ use taut_mesh::members::{ListRefusal, Members, SignedError};
 use super::list_file::{self, NotReplaced};
 use crate::config::MeshConfig;
 
-/// What became of a list.
+/// The decision on a list.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
     /// It has been written to `members_file`.

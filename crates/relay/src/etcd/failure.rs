@@ -37,7 +37,7 @@ pub(crate) enum Failure {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What following the list in etcd needs of the relay.
+//! The part of the relay that following the list in etcd needs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) trait Host: Send + Sync + 'static {
     fn list(&self) -> &ListStatus;
 }
 
-/// What the follower needs of the configuration, and this relay's name.
+/// The configuration that the follower needs, and this relay's name.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) mesh: MeshConfig,

@@ -65,7 +65,7 @@ pub enum FirstListError {
         file: String,
         /// The endpoint that was tried last.
         endpoint: String,
-        /// What is wrong with it.
+        /// The mistake in it.
         problem: String,
     },
     /// The list is not acceptable.

@@ -1,4 +1,4 @@
-//! What is known of the list of members and of etcd, for metrics, `taut relay status` and the log.
+//! The state of the list of members and of etcd, for metrics, `taut relay status` and the log.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,7 +17,7 @@ const EXPIRES_SOON: Duration = Duration::from_secs(7 * 86_400);
 #[derive(Debug, Default)]
 pub(crate) struct ListStatus(Mutex<ListState>);
 
-/// What [`ListStatus`] guards. Counters count since the start of the relay.
+/// The state that [`ListStatus`] guards. Counters count since the start of the relay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ListState {
     /// The number of members; `None` without a mesh.
@@ -32,13 +32,13 @@ pub(crate) struct ListState {
     pub(crate) accepted: u64,
     /// Whether the list is followed in etcd.
     pub(crate) follows: bool,
-    /// What is known of etcd.
+    /// The state of etcd.
     pub(crate) etcd: EtcdState,
     /// Rounds of reporting in which something was about to expire, or had expired.
     near_expiry: Vec<NearExpiry>,
 }
 
-/// What is known of etcd.
+/// The state of etcd.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EtcdState {
     /// The server in use, or tried last.

@@ -15,7 +15,7 @@ use super::failure::Failure;
 use super::secret::read_secret;
 use crate::config::{Endpoint, EtcdConfig};
 
-/// What connections to etcd need, read from the files of the configuration.
+/// The TLS settings of connections to etcd, read from the files of the configuration.
 pub(super) struct Tls {
     pub(super) config: Arc<ClientConfig>,
     /// The times at which the certificates expire, by what they are for.

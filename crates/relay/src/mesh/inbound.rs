@@ -81,7 +81,7 @@ struct InboundConn {
     deadline: Option<Instant>,
 }
 
-/// What another relay asks for on a connection that it has made.
+/// The request of another relay on a connection that it has made.
 pub(crate) enum Request {
     /// A session.
     Session(SessionRequest),

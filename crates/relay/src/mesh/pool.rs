@@ -98,7 +98,7 @@ struct Conn {
     own: PublicKey,
     begun: Instant,
     deadline: Option<Instant>,
-    /// What has been told of its segments.
+    /// Its segments that samples have counted.
     told: Told,
 }
 

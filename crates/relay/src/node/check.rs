@@ -116,7 +116,7 @@ pub fn check(config: &Config) -> Findings {
     }
 }
 
-/// What a check of the list of members in etcd found.
+/// The result of a check of the list of members in etcd.
 #[derive(Default)]
 struct ListFindings {
     /// The list, if a start would use it because the file does not exist.

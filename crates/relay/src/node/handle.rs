@@ -43,7 +43,7 @@ pub(crate) struct SharedHandle {
     pub(super) started: Instant,
     /// What is broken.
     pub(super) tracker: Arc<Mutex<Tracker>>,
-    /// What is known of the list of members and of etcd.
+    /// The state of the list of members and of etcd.
     pub(super) list: Arc<ListStatus>,
     /// The counters of forwards and peers.
     pub(super) registry: Arc<Registry>,

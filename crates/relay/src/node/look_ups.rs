@@ -55,7 +55,7 @@ pub(super) struct Resolved {
 }
 
 /// Returns the addresses of every destination, and of every relay that `needed` holds, looked up unless they
-/// are known. The names of other relays may be without an address, since whoever runs such a relay must not
+/// are known. The names of other relays may be without an address, since the operator of such a relay must not
 /// be able to keep this one from a start or from a list of members: they are looked up later. A destination
 /// behind other relays is looked up by the last of them.
 ///

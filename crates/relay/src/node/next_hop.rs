@@ -18,7 +18,7 @@ use crate::net::targets::Targets;
 use crate::route::peer::{Peer, Way};
 use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Rules, Upstream};
 
-/// What the checks of destinations know of this machine and its network.
+/// This machine's addresses and NAT64 prefixes, for the checks of destinations.
 pub(super) struct Locality<'a> {
     pub(super) own: &'a OwnAddresses,
     pub(super) nat64: &'a [Nat64Prefix],

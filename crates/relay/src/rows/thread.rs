@@ -738,7 +738,7 @@ impl Work {
             // The first ones may be of this relay before a restart, or of the process that took over from it.
             if overtakings >= 4 && overtakings.is_power_of_two() {
                 tracing::warn!(
-                    "{overtakings} times another process has told paths with this relay's key; give every \
+                    "{overtakings} times another process has announced paths with this relay's key; give every \
                      relay a key of its own"
                 );
             }

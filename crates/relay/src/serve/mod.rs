@@ -170,7 +170,7 @@ async fn serve(
         tracing::info!("serving the admin page at http://{addr}/");
         if !addr.ip().is_loopback() {
             tracing::warn!(
-                "the admin page at {addr} has no password: whoever reaches it sees the relay's state; let \
+                "the admin page at {addr} has no password: anyone who can connect sees the relay's state; let \
                  only operators reach it, or set relay.admin to 127.0.0.1:{} and use ssh -L",
                 addr.port()
             );

@@ -1,4 +1,4 @@
-//! What the kernel has measured of a worker's connections, for the relay's row.
+//! Samples of a worker's connections from the kernel, for the relay's row.
 
 use std::net::IpAddr;
 

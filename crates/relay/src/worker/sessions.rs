@@ -64,7 +64,7 @@ pub(super) struct SessionEntry {
     pub(super) queued: bool,
     /// The session's place in the quota of its source.
     pub(super) permit: Permit,
-    /// What has been told of the segments of the client's leg, and of the upstream leg.
+    /// The segments of the client's leg, and of the upstream leg, that samples have counted.
     pub(super) told: [Told; 2],
     /// Keeps the relay that the session comes from remembered.
     pub(super) _visit: Option<Visit>,

@@ -88,7 +88,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     if config.user.is_none() && taut_sys::probe::is_root() {
         tracing::warn!(
             "this server runs as root: it has given up every capability, but may still read and write root's \
-             files; set mesh.dns.user to a user without rights, `nobody` say"
+             files; set mesh.dns.user to a user without rights, such as `nobody`"
         );
     }
     let reread = Box::new(move || Config::load(&args.config));

@@ -115,7 +115,7 @@ fn price(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What the files say, and the options of the plan.
+/// The contents of the files, and the options of the plan.
 struct Known {
     table: Table,
     network: Network,

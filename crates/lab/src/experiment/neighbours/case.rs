@@ -1,6 +1,6 @@
 //! Which flows a contest has.
 
-/// What the flows that join use on the shared link.
+/// The kind of flows that join on the shared link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Cubic from end to end, without relays: the reference.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::option::Route;
 use super::sites;
 
-/// What the planner predicts of a route.
+/// The planner's prediction of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Predicted {
     pub(super) route: Route,

@@ -112,7 +112,7 @@ impl Compared<'_> {
     }
 }
 
-/// What routes are compared by, as in the planner: the time to the first byte and the time to the last.
+/// The figures by which routes are compared, as in the planner: the time to the first byte and the time to the last.
 fn whole(times: &Times) -> f64 {
     times.first_byte + times.total
 }

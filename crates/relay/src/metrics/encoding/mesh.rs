@@ -66,7 +66,7 @@ impl Metrics {
             ),
             (
                 "taut_relay_pool_dials_slow",
-                "Dials to other relays that were unanswered for so long that the relay was taken for broken",
+                "Dials to other relays that were unanswered for so long that the relay was marked as broken",
                 |w| &w.pool_dials_slow,
             ),
             (

@@ -111,7 +111,7 @@ impl Metrics {
             ),
             (
                 "taut_relay_destinations_refused",
-                "Destinations that other relays ask for and that this one does not allow them",
+                "Destinations that other relays asked this relay to measure and that `allow` refuses",
                 published.destinations_refused,
             ),
             (
