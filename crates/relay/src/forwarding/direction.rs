@@ -116,6 +116,9 @@ pub(crate) struct Direction<P> {
     /// The source's connection broke. The bytes that it delivered are forwarded, but no FIN
     /// follows, because a FIN would make a partial stream look complete.
     broken: bool,
+    /// A read has failed. Another could say that nothing is there yet (the next record of a leg whose
+    /// last one could not be opened), and never anything else.
+    exhausted: bool,
     state: State,
     /// FIN is left to the close of the sink.
     fin_is_due: bool,
@@ -177,6 +180,7 @@ impl<P> Direction<P> {
             writable: false,
             read_to_the_end: false,
             broken: false,
+            exhausted: false,
             state: State::Open,
             fin_is_due: false,
             moved: 0,
@@ -224,6 +228,9 @@ impl<P> Direction<P> {
         self.broken = true;
         self.readable = true;
         self.read_to_the_end = true;
+        if self.exhausted && self.state == State::Open {
+            self.state = State::Spent;
+        }
     }
 
     /// Returns whether the direction has forwarded nothing and holds nothing.
@@ -246,6 +253,7 @@ impl<P> Direction<P> {
     pub(crate) fn lose_source(&mut self) {
         self.readable = false;
         self.read_to_the_end = false;
+        self.exhausted = false;
     }
 
     /// Returns whether the direction is done.
@@ -378,6 +386,10 @@ impl<P> Direction<P> {
             }
             match self.collect(from, to, io) {
                 Err(Fault::From(_)) if self.broken => self.state = State::Spent,
+                Err(Fault::From(e)) => {
+                    self.exhausted = true;
+                    return Err(Fault::From(e));
+                }
                 other => other?,
             }
         }

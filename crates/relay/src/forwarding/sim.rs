@@ -30,6 +30,8 @@ struct State {
     /// Reads stop before this offset (the urgent mark); splice does not pass it.
     urgent_in: Option<usize>,
     error: Option<Errno>,
+    /// What the next read fails with; those behind it find nothing.
+    unreadable: Option<Errno>,
     room: usize,
     /// The bytes that were written.
     sent: Vec<u8>,
@@ -68,6 +70,12 @@ impl SimLeg {
     pub(crate) fn fail(&self, error: Errno) -> Readiness {
         self.0.borrow_mut().error = Some(error);
         Readiness::FAILED
+    }
+
+    /// Has something arrive that cannot be read, as a record that cannot be opened.
+    pub(crate) fn spoil(&self, e: Errno) -> Readiness {
+        self.0.borrow_mut().unreadable = Some(e);
+        Readiness::DATA
     }
 
     /// Adds room for `n` more bytes.
@@ -159,6 +167,9 @@ impl State {
     }
 
     fn nothing_to_read(&mut self) -> Result<usize, Errno> {
+        if let Some(e) = self.unreadable.take() {
+            return Err(e);
+        }
         match self.error {
             Some(e) => Err(e),
             None if self.fin_arrived => Ok(0),

@@ -161,6 +161,13 @@ fn a_reset_without_bytes_ahead_of_it_goes_at_once() {
 }
 
 #[test]
+fn a_reset_does_not_wait_for_more_of_a_leg_that_cannot_be_read() {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Upstream, |upstream| upstream.spoil(Errno::PROTO));
+    assert_eq!(bench.drive(), Step::Broken(End::UpstreamReset));
+}
+
+#[test]
 fn a_survivor_that_takes_nothing_times_out() {
     for (dead, survivor, end) in SIDES {
         let mut bench = Bench::relaying();
