@@ -15,12 +15,11 @@ ARGS       :=
 SEQUENCES := 1000000
 SEED      :=
 
-# Runs each test binary in a guest with that kernel, instead of here.
-ON_OLD_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", \
-    "--with", "ip", "--with", "tc", "6.1"]'
-
-# The same with a kernel that has TLS.
-ON_TLS_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--module", "tls", "--seconds", "1800", "6.12"]'
+# Has Cargo run test binaries in guests, by scripts/on-kernel with these arguments. Cargo is given the whole workspace: it would
+# build single packages, and what they stand on, again with other features. `--only` chooses.
+COMMA := ,
+on-kernel = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", $(foreach word,$(1),"$(word)"$(COMMA))]'
+on-old-kernel = $(call on-kernel,$(1) --with ip --with tc 6.1)
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -48,9 +47,7 @@ test: root lint guests ## set up, lint, and run every test (root)
 
 test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
 	@echo "taut: building the tests of snoop, observe and tune and running them on Linux 6.1 (scripts/on-kernel)"
-	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL)
-	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL)
-	@$(CARGO) test --locked -p taut-tune --lib $(ON_OLD_KERNEL)
+	@$(CARGO) test --workspace --locked --lib --test tap $(call on-old-kernel,--only tap --only taut_observe --only taut_tune)
 
 test-guest: root ## the kernel module for guests, in guests of QEMU's with Linux 6.1 and 6.12 (root, two processors)
 	@echo "taut: building taut_pvtcp and testing it on Linux 6.1 and 6.12 (crates/guest/kmod/test/run)"
@@ -121,17 +118,19 @@ report: release ## one HTML page from the experiments that are in target/lab
 # === not in the list: what the others stand on ===
 
 # The tests of attaching, of queues, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
-# take several minutes more in the emulator. One command: separately, each package would be built again with other features.
+# take several minutes more in the emulator.
 old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
-	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \
+	@$(CARGO) test --workspace --locked --lib --test tap \
+	    $(call on-old-kernel,--only tap --only taut_snoop --only taut_observe --only taut_tune) -- \
 	    tap_supervisor:: bpf_iter:: scan:: actuate::tests:: tuner::
 
 # Legs and half-close with TLS in the kernel, which this machine's may not have. They fail without it. The one that is
 # skipped has no TLS, and a time limit that an emulated guest cannot keep.
 kernel-tls-short:
 	@echo "taut: running the tests of TLS in the kernel on Linux 6.12 (scripts/on-kernel)"
-	@TAUT_REQUIRE_KERNEL_TLS=1 $(CARGO) test --locked -p taut-sys -p taut-relay --lib --test sockets $(ON_TLS_KERNEL) -- \
+	@TAUT_REQUIRE_KERNEL_TLS=1 $(CARGO) test --workspace --locked --lib --test sockets \
+	    $(call on-kernel,--only taut_sys --only taut_relay --only sockets --module tls 6.12) -- \
 	    kernel_tls forwarding::leg half_close --skip whose_tail_is_slow
 
 # The oldest kernel and the newest, half of the test on each.
