@@ -38,12 +38,8 @@ demo: root release ## build, move real files through two relays over a 274 ms pa
 	@$(TAUT) lab report target/demo
 	@echo "taut: the report is $(CURDIR)/target/demo/report.html"
 
-# The module's test needs two processors for itself. Of the others each has one thread that works most of the time.
-test: root lint guests ## set up, lint, and run every test (root)
-	@echo "taut: building and running the tests (cargo test)"
-	@$(CARGO) test --workspace --locked
-	@$(MAKE) guest-module-short
-	@$(MAKE) --jobs=2 --output-sync=target fuzz old-kernel-short kernel-tls-short
+test: root guests ## set up, lint, and run every test (root)
+	@scripts/test
 
 test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
 	@echo "taut: building the tests of snoop, observe and tune and running them on Linux 6.1 (scripts/on-kernel)"

@@ -1,5 +1,5 @@
-//! The short form of `taut lab run applications`. It has its own file, so that no other experiment
-//! runs at the same time.
+//! The short forms of the experiments with `taut snoop`. What they check holds however slow the
+//! machine is, so they may run at the same time; they have their own file, so that no others do.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/binaries.rs"]
@@ -10,9 +10,52 @@ mod short_form;
 use short_form::{assert_none, assert_some, short_form};
 
 #[test]
+fn whatever_happens_every_stream_arrives_and_no_promise_could_be_broken() {
+    let outcome = short_form("snoop-soak");
+    let none = [
+        "streams_wrong",
+        "streams_hung",
+        "violations",
+        "lost_after_early_ack",
+        "process_faults",
+        "guest_refused",
+        "acked_early_control",
+    ];
+    assert_none(&outcome, &none);
+    // `taut snoop` must have been active, and the faults must have occurred.
+    let some = [
+        "transfers",
+        "acked_early_share",
+        "restarts",
+        "pauses",
+        "ring_drops",
+    ];
+    assert_some(&outcome, &some);
+}
+
+#[test]
+fn a_guest_that_forwards_or_drops_what_it_offered_to_take_costs_no_transfer() {
+    let outcome = short_form("snoop-hazards");
+    let none = [
+        "controls_incomplete",
+        "forwarding_incomplete",
+        "forwarding_ttl_kept_incomplete",
+        "rcvbuf_incomplete",
+    ];
+    assert_none(&outcome, &none);
+    // The hazards must have occurred.
+    let some = [
+        "complete",
+        "forwarding_lost_behind",
+        "rcvbuf_acked_early",
+        "ttl_kept_acked_early",
+    ];
+    assert_some(&outcome, &some);
+}
+
+#[test]
 fn real_servers_and_a_real_mpi_run_in_guests_and_no_promise_is_broken() {
     let outcome = short_form("applications");
-    // Checks only what holds however slow the machine is.
     assert_none(&outcome, &["pages_failed", "lost_after_early_ack"]);
     let some = [
         "web_requests_s_tuned",
