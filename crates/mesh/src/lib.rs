@@ -106,5 +106,6 @@ pub mod rows;
 #[cfg(test)]
 mod sim;
 pub mod tls;
+pub mod unproven;
 pub mod ways;
 mod wire;

@@ -4,12 +4,12 @@
 use crate::outcome::session_end::Side;
 
 /// The index of a session or connection in its slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Slot(pub(crate) u32);
 
 /// The number of times that a slot has been reused. An event queued before its session ended must
 /// not reach the next session in the slot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Generation(pub(crate) u32);
 
 /// The source of a poller event.

@@ -3,9 +3,7 @@
 //! [`Acceptor`] decides what a peer may send and how long it may take. This module reads the hello
 //! and no byte after it, because the client's stream follows.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -13,11 +11,11 @@ use taut_mesh::acceptor::{Acceptor, Event, Limits, Rejection};
 use taut_mesh::channel::Channel;
 use taut_mesh::hello::Hello;
 use taut_mesh::members::MemberName;
+use taut_mesh::unproven::{Room, Unproven};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
 
-use crate::access::session_quota::Source;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
@@ -26,10 +24,6 @@ use crate::forwarding::leg::{READS_MAX, read_records};
 use crate::route::table::Mesh;
 use crate::rows_mailbox::RowLink;
 use crate::turbo::route_metrics::Relays;
-
-/// The time for which an unproven connection is safe from eviction by another connection of its own
-/// source. An honest relay proves its key within two round trips.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// The time for which a connection without a hello stays open once the relay is draining. Its peer closes
 /// it a round trip after it has been told, unless a hello is on its way.
@@ -59,12 +53,8 @@ pub(crate) struct Inbound {
     conns: Slab<InboundConn>,
     generation: Generation,
     deadlines: Deadlines,
-    /// Unproven connections in the order of arrival. Entries of connections that were proven or
-    /// closed since remain until they reach the front.
-    queue: VecDeque<(Slot, Generation)>,
-    unproven: usize,
-    /// Unproven connections by [`network`].
-    by_source: HashMap<Source, usize>,
+    /// The connections whose peer has not proven its key.
+    unproven: Unproven<(Slot, Generation)>,
     ready: usize,
     /// When connections without a hello are reset, while the relay is draining.
     drain_until: Option<Instant>,
@@ -74,7 +64,6 @@ struct InboundConn {
     stream: Stream,
     from: SocketAddr,
     acceptor: Acceptor,
-    since: Instant,
     /// The peer has proven its key, so the connection counts as ready.
     proven: bool,
     generation: Generation,
@@ -121,13 +110,18 @@ impl Inbound {
             rules.metrics.mesh_refused_full.add(1);
             return;
         }
-        if !proven && self.unproven >= rules.max_unproven {
-            let Some(slot) = self.evictable(network(from.ip()), rules.now) else {
-                rules.metrics.mesh_refused_full.add(1);
-                return;
-            };
-            rules.metrics.mesh_evicted.add(1);
-            self.remove(slot, rules);
+        if !proven {
+            match self.unproven.room(from.ip(), rules.max_unproven, rules.now) {
+                Room::Free => {}
+                Room::Evict((slot, _)) => {
+                    rules.metrics.mesh_evicted.add(1);
+                    self.remove(slot, rules);
+                }
+                Room::Full => {
+                    rules.metrics.mesh_refused_full.add(1);
+                    return;
+                }
+            }
         }
         self.generation = self.generation.next();
         let generation = self.generation;
@@ -145,7 +139,6 @@ impl Inbound {
             stream,
             from,
             acceptor,
-            since: rules.now,
             proven,
             generation,
             deadline,
@@ -154,9 +147,7 @@ impl Inbound {
             self.count_ready(slot, rules);
             return;
         }
-        self.queue.push_back((slot, generation));
-        self.unproven += 1;
-        *self.by_source.entry(network(from.ip())).or_default() += 1;
+        self.unproven.insert((slot, generation), from.ip(), rules.now);
         rules.metrics.mesh_unproven.add(1);
     }
 
@@ -204,8 +195,7 @@ impl Inbound {
         }
         if conn.acceptor.is_proven() && !conn.proven {
             conn.proven = true;
-            let from = conn.from;
-            self.uncount_unproven(from, rules);
+            self.uncount_unproven((slot, generation), rules);
             self.count_ready(slot, rules);
         }
         self.move_deadline(slot);
@@ -309,22 +299,6 @@ impl Inbound {
         conn.deadline = Some(deadline);
     }
 
-    /// Returns the unproven connection that a connection from `newcomer` may evict: the oldest of
-    /// the source that has the most. If `newcomer` is itself that source, only connections older
-    /// than [`GRACE`] are evicted: younger ones are further along than the new one, and a relay
-    /// that dials many at a time would undo its own work.
-    fn evictable(&self, newcomer: Source, now: Instant) -> Option<Slot> {
-        let most = self.by_source.values().copied().max()?;
-        let of_most = |source| self.by_source.get(&source) == Some(&most);
-        let (slot, oldest) = self.queue.iter().find_map(|&(slot, generation)| {
-            let conn = self.conns.get(slot.0 as usize)?;
-            let counts = conn.generation == generation && !conn.proven;
-            (counts && of_most(network(conn.from.ip()))).then_some((slot, conn))
-        })?;
-        let is_young = now.saturating_duration_since(oldest.since) < GRACE;
-        (!is_young || !of_most(newcomer)).then_some(slot)
-    }
-
     /// Accounts for a connection whose peer is known.
     fn count_ready(&mut self, slot: Slot, rules: &mut InboundTerms<'_>) {
         self.ready += 1;
@@ -340,14 +314,9 @@ impl Inbound {
     }
 
     /// Accounts for a connection that is no longer unproven.
-    fn uncount_unproven(&mut self, from: SocketAddr, rules: &mut InboundTerms<'_>) {
-        self.unproven -= 1;
-        rules.metrics.mesh_unproven.sub(1);
-        if let Entry::Occupied(mut count) = self.by_source.entry(network(from.ip())) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+    fn uncount_unproven(&mut self, key: (Slot, Generation), rules: &mut InboundTerms<'_>) {
+        if self.unproven.remove(key) {
+            rules.metrics.mesh_unproven.sub(1);
         }
     }
 
@@ -379,29 +348,9 @@ impl Inbound {
             self.ready -= 1;
             rules.metrics.mesh_ready.sub(1);
         } else {
-            self.uncount_unproven(conn.from, rules);
-        }
-        // Otherwise, entries of closed connections would accumulate.
-        while let Some(&(front, generation)) = self.queue.front() {
-            let waits = self
-                .conns
-                .get(front.0 as usize)
-                .is_some_and(|a| a.generation == generation && !a.proven);
-            if waits {
-                break;
-            }
-            self.queue.pop_front();
+            self.uncount_unproven((slot, conn.generation), rules);
         }
         Some(conn)
-    }
-}
-
-/// Returns the unit by which unproven connections are counted: an IPv4 address, or an IPv6 /48, because a
-/// site has 65,536 networks of /64 (RFC 6177 section 2).
-fn network(ip: IpAddr) -> Source {
-    match Source::of(ip) {
-        Source::V6(upper) => Source::V6(upper & !0xffff),
-        v4 => v4,
     }
 }
 
