@@ -89,6 +89,7 @@ pub mod client_hello;
 mod crypto;
 mod deadline;
 pub mod dialler;
+pub mod early_syn;
 pub mod etcd;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

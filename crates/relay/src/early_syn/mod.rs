@@ -2,21 +2,17 @@
 //! own handshake is still under way.
 //!
 //! [`EarlySyn`] sees the SYNs: a BPF program at the ingress of the machine's devices writes an
-//! event for each SYN to a listener of the relay. Any SYN may be forged, so [`Limiter`] decides
-//! which SYNs may make the relay dial. Neither opens a connection. `docs/design/early-syn.md`
+//! event for each SYN to a listener of the relay. Any SYN may be forged, so [`Limiter`] of crate `mesh`
+//! decides which SYNs may make the relay dial. Neither opens a connection. `docs/design/early-syn.md`
 //! describes the data path, the limits and the worst that an attacker can do.
 
 mod cookies;
-mod deadlines;
 mod devices;
 #[cfg(test)]
 mod filter_tests;
-mod limiter;
-mod limits;
 mod pending;
 #[cfg(test)]
 mod program_tests;
-mod rate;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -32,10 +28,8 @@ use taut_bpf::{CounterMap, Error, Map, Object, Open};
 use crate::intercept::{Key, Rule, Taking, key_of, rules_of};
 pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
-pub use limiter::{Admission, Counts, Limiter};
-pub use limits::Limits;
 pub(crate) use pending::PendingTable;
-pub use rate::Rate;
+pub use taut_mesh::early_syn::{Admission, Counts, FourTuple, Limiter, Limits, Rate, SynEvent};
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 pub use wire::{Exit, Exits};
 
@@ -51,17 +45,6 @@ pub const WATCHED_MAX: usize = 256;
 /// The priority of the clsact filter at a device, for kernels without tcx.
 const FILTER_PRIORITY: u32 = 50_773;
 
-/// A client's SYN that has reached this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SynEvent {
-    /// The client's address. Unverified: a SYN is easily forged.
-    pub client: SocketAddr,
-    /// The SYN's destination: the address that `getsockname` returns for the accepted connection.
-    pub listener_addr: SocketAddr,
-    /// The number that identifies the listener ([`EarlySyn::attach`]).
-    pub listener: u32,
-}
-
 /// The connections whose SYNs are reported.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
@@ -71,16 +54,6 @@ pub struct Watch {
     /// The connections of every transparent forward, in order, as for interception, each with its
     /// number; `None`: not reported.
     pub intercepted: Vec<(Taking, Option<u32>)>,
-}
-
-/// The two ends of a connection, which the SYN and the accepted connection share.
-///
-/// [`FourTuple::new`] normalises the addresses, so that the SYN's and the accepted connection's are
-/// equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FourTuple {
-    client: SocketAddr,
-    local: SocketAddr,
 }
 
 /// The program, attached to the machine's devices. Dropping it detaches the program.
@@ -143,41 +116,6 @@ pub enum EarlySynError {
         #[source]
         source: std::io::Error,
     },
-}
-
-// === impl FourTuple ===
-
-impl FourTuple {
-    /// Returns the connection from `client` to `local`, which is an address of this machine.
-    ///
-    /// An IPv4-mapped address becomes IPv4; flow labels and scopes, which differ between a SYN and
-    /// `getpeername`, are removed.
-    pub fn new(client: SocketAddr, local: SocketAddr) -> Self {
-        let plain = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
-        Self {
-            client: plain(client),
-            local: plain(local),
-        }
-    }
-
-    /// Returns the client's end.
-    pub fn client(&self) -> SocketAddr {
-        self.client
-    }
-
-    /// Returns this machine's end.
-    pub fn local(&self) -> SocketAddr {
-        self.local
-    }
-}
-
-// === impl SynEvent ===
-
-impl SynEvent {
-    /// Returns the connection that the SYN would open.
-    pub fn connection(&self) -> FourTuple {
-        FourTuple::new(self.client, self.listener_addr)
-    }
 }
 
 // === impl EarlySyn ===

@@ -7,9 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::limiter::{Admission, Counts, Limiter};
-use super::limits::Limits;
-use super::{Exits, FourTuple, SynEvent};
+use super::{Admission, Counts, Exits, FourTuple, Limiter, Limits, SynEvent};
 
 /// Pending connections, and the worker of each.
 #[derive(Debug)]

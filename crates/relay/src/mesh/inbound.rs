@@ -147,7 +147,8 @@ impl Inbound {
             self.count_ready(slot, rules);
             return;
         }
-        self.unproven.insert((slot, generation), from.ip(), rules.now);
+        self.unproven
+            .insert((slot, generation), from.ip(), rules.now);
         rules.metrics.mesh_unproven.add(1);
     }
 

@@ -209,7 +209,7 @@ impl Limiter {
         self.pending.next()
     }
 
-    /// Records the total of SYN cookies that the kernel has sent ([`super::read_syncookies_sent`]).
+    /// Records the total of SYN cookies that the kernel has sent .
     /// Call it about once a second. While the total grows, and for [`Limits::cookies_quiet`]
     /// afterwards, every SYN is refused.
     pub fn note_cookies(&mut self, sent_total: u64, now: Instant) {
