@@ -7,8 +7,9 @@
 //! the client's bytes follow. The hello is a header of the PROXY protocol ([`proxy`]). [`acceptor`] and
 //! [`dialler`] are the two ends. [`pool`] decides how many connections to hold ready, [`ways`] which relay a
 //! session asks for one, and [`onward`] where a session goes that another relay requests.
-//! [`plan`] chooses the relays of a route. The list of members may be signed and come from etcd; [`etcd`] has
-//! the messages. `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.
+//! [`plan`] chooses the relays of a route, and [`auto`] those of automatic routes, by the rows of all relays.
+//! [`unproven`] and [`early_syn`] bound what strangers cause. The list of members may be signed and come from
+//! etcd; [`etcd`] has the messages. `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.
 //!
 //! This crate has no sockets and no clock: bytes and `now` are arguments. The randomness of TLS is the
 //! kernel's. Only [`identity::PrivateKey`] reads and writes a file.
@@ -84,6 +85,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptor;
+pub mod auto;
 pub mod channel;
 pub mod client_hello;
 mod crypto;

@@ -1,11 +1,11 @@
 //! The routes of a forward with `via = "auto"`, which change while the node runs.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use taut_mesh::auto::Predicted;
 use taut_mesh::hello::Target;
-use taut_mesh::members::MemberName;
 
 use super::peer::Way;
 
@@ -29,14 +29,6 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
     /// When the first of them became the choice.
     pub(crate) since: Instant,
-}
-
-/// A route, and what is predicted of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Predicted {
-    /// The relays after this one; none for the direct path.
-    pub(crate) relays: Vec<MemberName>,
-    pub(crate) first_byte: Duration,
 }
 
 // === impl AutoRoute ===

@@ -5,19 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use taut_mesh::members::MemberName;
-use taut_mesh::plan::{Candidate, Ends, MAX_RELAYS, Options, Path, Planner, RelayId};
-use taut_mesh::rows::{Key, MemberId};
+use taut_mesh::auto::{Planned, Predicted, Wanted, choose, planned, why};
+use taut_mesh::plan::{MAX_RELAYS, Options, Planner};
 
-use super::planned::{Planned, path, planned};
 use super::thread::Work;
 use crate::control::protocol::{RouteOption, RouteStatus};
-use crate::route::auto::{AutoRoute, Chosen, Predicted};
+use crate::route::auto::{AutoRoute, Chosen};
 use crate::route::peer::Way;
 use crate::route::table::OfForward;
-
-/// The number of routes of a destination that sessions try.
-const MAX_WAYS: usize = 8;
 
 /// The number of relays to which connections are held ready for one destination.
 const KEPT: usize = 2;
@@ -40,12 +35,12 @@ impl Work {
         let local = &self.mesh.local;
         let Planned { network, left_out } = planned(&local.name, &local.members, &self.table);
         self.left_out = left_out as u64;
-        let Some(me) = network.find(self.mesh.local.name.as_str()) else {
+        if network.find(local.name.as_str()).is_none() {
             return;
-        };
+        }
         let planner = Planner::new(&network, self.plan_options());
         for auto in autos {
-            self.choose(&auto.route, auto.direct, &planner, me);
+            self.choose(&auto.route, auto.direct, &planner);
         }
         self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
     }
@@ -59,64 +54,24 @@ impl Work {
         }
     }
 
-    fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>, me: RelayId) {
-        let network = planner.network();
-        let name = &self.mesh.local.name;
-        let to = network.ids().map(|id| {
-            let of = MemberId::of(&network.relay(id).name);
-            let row = self.table.row(of);
-            let figure = match id == me {
-                // What its forwards may reach is not what sessions of others may, so it has a key of its own.
-                true if direct => {
-                    let key = Key::destination(&auto.destination, Some(name));
-                    row.and_then(|row| row.outside(key))
-                }
-                true => None,
-                false => row.and_then(|row| row.destination(&auto.destination, name)),
-            };
-            figure.map_or(Path::UNKNOWN, path)
-        });
-        let ends = Ends::at_relay(network, me, to.collect());
+    fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>) {
         let before = auto.chosen();
-        let current = before.predicted.first().and_then(|first| {
-            let relays = first
-                .relays
-                .iter()
-                .map(|relay| network.find(relay.as_str()));
-            std::iter::once(Some(me))
-                .chain(relays)
-                .collect::<Option<Vec<_>>>()
-        });
-        let ranking = planner.choose(&ends, current.as_deref());
-        let routes: Vec<_> = ranking
-            .routes
-            .iter()
-            .filter(|r| r.relays.first() == Some(&me))
-            .collect();
-        let after = |route: &Candidate| -> Vec<MemberName> {
-            let relays = route.relays[1..].iter();
-            relays.map(|id| network.relay(*id).name.clone()).collect()
+        let wanted = Wanted {
+            own: &self.mesh.local.name,
+            destination: &auto.destination,
+            direct,
+            before: &before.predicted,
         };
-        let (mut ways, mut first) = (Vec::new(), HashSet::new());
-        let mut predicted = Vec::new();
-        for route in &routes {
-            let relays = after(route);
-            if let Some((next, rest)) = relays.split_first() {
-                // One that an operator has drained is no peer.
-                let peer = self.mesh.peer(next).filter(|_| ways.len() < MAX_WAYS);
-                let Some(peer) = peer.filter(|_| first.insert(next.clone())) else {
-                    continue;
-                };
-                ways.push(Way {
-                    peer: peer.clone(),
-                    route: rest.to_vec(),
-                });
-            }
-            predicted.push(Predicted {
-                relays,
-                first_byte: route.first_byte,
-            });
-        }
+        let is_peer = |name: &_| self.mesh.peer(name).is_some();
+        let predicted = choose(wanted, planner, &self.table, is_peer);
+        let way = |route: &Predicted| {
+            let (next, rest) = route.relays.split_first()?;
+            Some(Way {
+                peer: self.mesh.peer(next)?.clone(),
+                route: rest.to_vec(),
+            })
+        };
+        let ways: Vec<_> = predicted.iter().filter_map(way).collect();
         let is_same = |a: Option<&Predicted>, b: Option<&Predicted>| {
             a.map(|route| &route.relays) == b.map(|route| &route.relays)
         };
@@ -197,36 +152,6 @@ impl Work {
                 )
             })
             .collect()
-    }
-}
-
-/// Says which route is the choice, and by how much.
-fn why(predicted: &[Predicted]) -> String {
-    let name = |route: &Predicted| match &route.relays[..] {
-        [] => "the direct path".to_owned(),
-        relays => {
-            let names: Vec<_> = relays.iter().map(MemberName::as_str).collect();
-            format!("through {}", names.join(" > "))
-        }
-    };
-    let [first, others @ ..] = predicted else {
-        return "no route: no relay has measured the path to the destination yet, or `allow` refuses it on every relay"
-            .to_owned();
-    };
-    let time = |route: &Predicted| format!("{:.1} ms", ms(route.first_byte));
-    match others.first() {
-        None => format!(
-            "{}: first byte after {}; no other route is known",
-            name(first),
-            time(first)
-        ),
-        Some(second) => format!(
-            "{}: first byte after {}; {}: after {}",
-            name(first),
-            time(first),
-            name(second),
-            time(second)
-        ),
     }
 }
 

@@ -8,7 +8,7 @@
 //! | messages that wait for the thread | [`MAX_MESSAGES`](crate::rows_mailbox::MAX_MESSAGES) | dropped; a connection is reset |
 //! | measurements at a time | [`probe::MAX_PROBES`] | later ones wait |
 //! | destinations that are measured for other relays | [`destinations::MAX_DESTINATIONS`] | not measured |
-//! | members from which automatic routes are chosen | [`planned::MAX_PLANNED`] | those farthest from this relay are left out, `taut_relay_routes_left_out` |
+//! | members from which automatic routes are chosen | [`taut_mesh::auto::MAX_PLANNED`] | those farthest from this relay are left out, `taut_relay_routes_left_out` |
 //! | look-ups at a time | [`names::MAX_LOOK_UPS`] | later ones wait |
 
 mod answer;
@@ -19,9 +19,7 @@ mod linking;
 mod links;
 mod measuring;
 mod names;
-mod planned;
 mod probe;
-mod replan;
 mod thread;
 
 pub(crate) use probe::MAX_PROBES;

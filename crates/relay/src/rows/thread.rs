@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use taut_mesh::auto::Replan;
 use taut_mesh::members::MemberName;
 use taut_mesh::onward::Policy;
 use taut_mesh::rows::{Exchange, MemberId, OwnRow, Table};
@@ -14,7 +15,6 @@ use super::destinations::Destinations;
 use super::links::Links;
 use super::names::Names;
 use super::probe::Probes;
-use super::replan::Replan;
 use crate::forwarding::leg::CIPHER;
 use crate::route::table::{Mesh, Setup};
 use crate::rows_mailbox::{PeerFigure, Published, RowsMailbox, ToRows};

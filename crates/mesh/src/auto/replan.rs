@@ -9,10 +9,10 @@ const MIN_REPLAN_INTERVAL: Duration = Duration::from_millis(200);
 const SHARE: u32 = 10;
 
 /// When the routes are chosen next.
-#[derive(Default)]
-pub(super) struct Replan {
+#[derive(Debug, Default)]
+pub struct Replan {
     /// Something has changed since the last choice.
-    pub(super) is_due: bool,
+    pub is_due: bool,
     not_before: Option<Instant>,
 }
 
@@ -20,13 +20,13 @@ pub(super) struct Replan {
 
 impl Replan {
     /// Returns when the routes are to be chosen.
-    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+    pub fn next(&self, now: Instant) -> Option<Instant> {
         self.is_due
             .then(|| self.not_before.map_or(now, |at| at.max(now)))
     }
 
     /// Records a choice at `now` that took `took`.
-    pub(super) fn on_choice(&mut self, now: Instant, took: Duration) {
+    pub fn on_choice(&mut self, now: Instant, took: Duration) {
         self.is_due = false;
         self.not_before = Some(now + MIN_REPLAN_INTERVAL.max(took * SHARE));
     }

@@ -3,24 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use taut_mesh::members::{Member, MemberName, Members};
-use taut_mesh::plan::{Network, Path, Relay};
-use taut_mesh::rows::{Figure, MemberId, Table};
+use crate::members::{Member, Members};
+use crate::name::MemberName;
+use crate::plan::{Network, Path, Relay};
+use crate::rows::{Figure, MemberId, Table};
 
 /// The most relays of a choice. A network and the planner's terms take 16 bytes for each two of them,
 /// 16.8 MB in all.
-pub(super) const MAX_PLANNED: usize = 1024;
+pub const MAX_PLANNED: usize = 1024;
 
 /// Relays and the paths between them.
-pub(super) struct Planned {
-    pub(super) network: Network,
+#[derive(Debug)]
+pub struct Planned {
+    /// The relays, and the paths between them.
+    pub network: Network,
     /// The relays that are left out because there are more than [`MAX_PLANNED`].
-    pub(super) left_out: usize,
+    pub left_out: usize,
 }
 
 /// Returns the relays and the paths between them that sessions of `own` may take. A member without a row is
 /// left out: no route leads on from it.
-pub(super) fn planned(own: &MemberName, members: &Members, table: &Table) -> Planned {
+pub fn planned(own: &MemberName, members: &Members, table: &Table) -> Planned {
     let (chosen, left_out) = choose(own, members, table, MAX_PLANNED);
     let ids: Vec<_> = chosen.iter().map(|m| MemberId::of(&m.name)).collect();
     let relays = chosen.iter().map(|member| Relay::from_member(member));
@@ -80,8 +83,8 @@ pub(super) fn path(figure: Figure) -> Path {
 mod tests {
     use std::time::Instant;
 
-    use taut_mesh::identity::PrivateKey;
-    use taut_mesh::rows::{MemberEntry, Row, RowMessage};
+    use crate::identity::PrivateKey;
+    use crate::rows::{MemberEntry, Row, RowMessage};
 
     use super::*;
 
