@@ -1,14 +1,16 @@
 //! The mesh port of a relay: what it admits, as `Inbound` of the relay does it.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use taut_mesh::acceptor::{self, Acceptor};
+use taut_mesh::unproven::Room;
 
-use crate::connection::{AcceptEnd, End, Packet};
+use crate::connection::{AcceptEnd, Connection, End, Packet};
 use crate::engine::Key;
 use crate::network::Node;
 use crate::oracle::Rule;
-use crate::world::{Event, MAX_READY, World};
+use crate::world::{Event, MAX_READY, MAX_UNPROVEN, World};
 
 impl World {
     /// A connection has been accepted at the mesh port.
@@ -16,8 +18,28 @@ impl World {
         let Some(connection) = self.connections.get(key) else {
             return;
         };
-        let node = connection.acceptor;
-        let acceptor = Acceptor::new(self.local_now(node), &limits(), None);
+        let (node, from) = (connection.acceptor, address_of(connection.dialler));
+        let now = self.local_now(node);
+        match self.relay(node).unproven.room(from, MAX_UNPROVEN, now) {
+            Room::Free => {}
+            Room::Evict(victim) => {
+                let victim = match self.broken {
+                    // Whichever came last.
+                    Some(Rule::Eviction) => self.newest_unproven(node).unwrap_or(victim),
+                    _ => victim,
+                };
+                self.check_evicted(node, victim, from);
+                self.oracle.evicted += 1;
+                self.close(victim, End::Acceptor);
+            }
+            Room::Full => {
+                self.close_silently(key, End::Acceptor);
+                self.send(key, End::Dialler, Packet::Reset);
+                return;
+            }
+        }
+        self.relay_mut(node).unproven.insert(key, from, now);
+        let acceptor = Acceptor::new(now, &limits(), None);
         let until = self.when(node, acceptor.deadline());
         if let Some(connection) = self.connections.get_mut(key) {
             connection.accept = AcceptEnd::Handshaking(Box::new(acceptor));
@@ -98,11 +120,21 @@ impl World {
         if let Some(connection) = self.connections.get_mut(key) {
             connection.accept = AcceptEnd::Proven(until);
         }
-        self.relay_mut(node).ready += 1;
+        let relay = self.relay_mut(node);
+        relay.unproven.remove(key);
+        relay.ready += 1;
         self.queue.at(until, Event::AcceptTimer(key));
         if self.relay(node).ready > MAX_READY && self.broken != Some(Rule::Bounds) {
             self.close(key, End::Acceptor);
         }
+    }
+
+    /// Returns the connection that has not proven a key for the shortest time.
+    fn newest_unproven(&self, node: Node) -> Option<Key> {
+        let is_unproven =
+            |c: &Connection| c.acceptor == node && matches!(c.accept, AcceptEnd::Handshaking(_));
+        let all = self.connections_where(is_unproven).into_iter();
+        all.max_by_key(|key| self.connections.get(*key).map(|c| c.begun))
     }
 
     pub(crate) fn on_accept_timer(&mut self, key: Key) {
@@ -130,6 +162,12 @@ impl World {
             self.send(key, End::Dialler, Packet::Withdrawal);
         }
     }
+}
+
+/// Returns the address of a node.
+pub(crate) fn address_of(node: Node) -> IpAddr {
+    let [high, low] = node.to_be_bytes();
+    IpAddr::from([10, 3, high, low])
 }
 
 /// The time limits of the mesh port.

@@ -288,8 +288,14 @@ impl World {
             End::Dialler => connection.dial = DialEnd::Closed,
             End::Acceptor => {
                 let was = std::mem::replace(&mut connection.accept, AcceptEnd::Closed);
-                if matches!(was, AcceptEnd::Proven(_) | AcceptEnd::Greeting(_)) {
-                    self.relay_mut(acceptor).ready -= 1;
+                match was {
+                    AcceptEnd::Proven(_) | AcceptEnd::Greeting(_) => {
+                        self.relay_mut(acceptor).ready -= 1;
+                    }
+                    AcceptEnd::Handshaking(_) => {
+                        self.relay_mut(acceptor).unproven.remove(key);
+                    }
+                    AcceptEnd::Unseen | AcceptEnd::Used(_) | AcceptEnd::Closed => {}
                 }
             }
         }

@@ -9,7 +9,7 @@ use taut_mesh::pool::{Given, expiry};
 use crate::connection::{AcceptEnd, Connection, DialEnd, End, Packet};
 use crate::engine::{Key, Time};
 use crate::network::Node;
-use crate::oracle::Rule;
+use crate::oracle::{Rule, Unanswered};
 use crate::world::{CONNECT, DIAL_PATIENCE, Event, MAX_AGE, Peer, World, name};
 
 impl World {
@@ -113,6 +113,7 @@ impl World {
         let known = self.peer_mut(node, peer);
         known.pool.on_dial_succeeded(setup, now);
         known.proven = Some(at);
+        known.unanswered = Unanswered::default();
         // The list of members, or this relay's key, may have changed during the handshake.
         if !has_key(self.members_at(node)) || self.relay(node).key != own {
             self.close(key, End::Dialler);
@@ -135,6 +136,7 @@ impl World {
                     connection.until = until;
                 }
                 self.queue.at(until, Event::DialTimer(key));
+                self.serve_early(node);
             }
         }
     }

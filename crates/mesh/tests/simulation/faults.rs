@@ -2,16 +2,26 @@
 
 use std::time::Duration;
 
+use taut_mesh::early_syn::Limiter;
+
 use crate::connection::{AcceptEnd, Connection, DialEnd, End, Packet};
+use crate::early;
 use crate::engine::{Key, Time};
 use crate::membership::ADOPTION;
 use crate::network::{Cut, Group, Node};
-use crate::oracle::{Location, Trouble};
+use crate::oracle::{Location, Trouble, Unanswered};
 use crate::session::{Failure, Phase};
-use crate::world::{DESTINATIONS, Event, State, World, key};
+use crate::world::{Event, State, World, key};
 
 /// When the kernel of a peer gives up a connection with a session to a machine that is gone.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// The number of outsiders, and how many connections they open each time.
+const OUTSIDERS: usize = 3;
+const OUTSIDERS_AT_ONCE: usize = 40;
+
+/// The number of SYNs that are forged each time.
+const SYNS_AT_ONCE: usize = 5;
 
 /// A fault of a world.
 #[derive(Clone, Debug)]
@@ -54,14 +64,16 @@ pub(crate) enum Kind {
     Removed,
     /// A relay returns with an old list of members.
     OldList,
-    /// Outsiders connect to a mesh port.
+    /// Outsiders connect to a mesh port, and send noise or nothing.
     Outsiders,
     /// The other relay is a member that requests sessions which it should not get, most of them of this one.
     HostileMember,
+    /// Somebody forges SYNs of clients.
+    ForgedSyns,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Killed,
         Self::Vanished,
         Self::Stopped,
@@ -75,6 +87,7 @@ impl Kind {
         Self::OldList,
         Self::Outsiders,
         Self::HostileMember,
+        Self::ForgedSyns,
     ];
 
     /// Returns the least and the longest time that it lasts.
@@ -83,7 +96,7 @@ impl Kind {
             Self::Stopped => (200, 6_000),
             Self::NewKey => (8_000, 8_001),
             Self::Removed => (4_000, 8_000),
-            Self::Outsiders | Self::HostileMember => (2_000, 3_000),
+            Self::Outsiders | Self::HostileMember | Self::ForgedSyns => (2_000, 3_000),
             _ => (500, 8_000),
         };
         (Duration::from_millis(least), Duration::from_millis(most))
@@ -186,7 +199,7 @@ impl World {
         let location = match (cut, kind) {
             (Some((from, to)), _) => Some(Location::Path(from, to)),
             // These cost nobody a session.
-            (_, Kind::HandedOver | Kind::NewKey | Kind::Outsiders) => None,
+            (_, Kind::HandedOver | Kind::NewKey | Kind::Outsiders | Kind::ForgedSyns) => None,
             // A hostile member may use up what a relay keeps ready for all.
             _ => Some(Location::Relay(node)),
         };
@@ -213,7 +226,7 @@ impl World {
             }
             Kind::HandedOver => self.hand_over(node),
             Kind::Removed => self.publish(node, Vec::new()),
-            Kind::NewKey | Kind::Outsiders | Kind::HostileMember => {
+            Kind::NewKey | Kind::Outsiders | Kind::HostileMember | Kind::ForgedSyns => {
                 self.queue.after(Duration::ZERO, Event::Attacks(number));
             }
             Kind::OnePathCut | Kind::Mute | Kind::Deaf | Kind::Split => {}
@@ -275,6 +288,8 @@ impl World {
         relay.state = state;
         relay.stopped_until = None;
         relay.missed.clear();
+        relay.early.clear();
+        relay.limiter = Limiter::new(early::limits());
         let legs: Vec<Key> = {
             let all = self.legs.iter();
             all.filter(|(_, leg)| leg.relay == node)
@@ -338,6 +353,12 @@ impl World {
             let pool = self.new_pool(node);
             let known = self.peer_mut(node, peer);
             (known.pool, known.noticed, known.proven) = (pool, None, None);
+            known.unanswered = Unanswered::default();
+        }
+        for peer in self.relays.iter_mut().flat_map(|relay| &mut relay.peers) {
+            if peer.node == node {
+                peer.unanswered = Unanswered::default();
+            }
         }
         let relay = self.relay_mut(node);
         relay.state = State::Running;
@@ -362,6 +383,15 @@ impl World {
         }
     }
 
+    /// Returns a forward whose legs begin at SYNs, of this relay if it has one.
+    fn early_forward(&self, node: Node) -> Option<usize> {
+        let all = || 0..self.forwards.len();
+        let is_early = |forward: &usize| self.forwards[*forward].early_syn;
+        let its = |forward: &usize| self.forwards[*forward].relay == node;
+        let own = all().find(|forward| is_early(forward) && its(forward));
+        own.or_else(|| all().find(is_early))
+    }
+
     /// The next step of a fault.
     pub(crate) fn attacks(&mut self, number: usize) {
         let Fault {
@@ -380,11 +410,11 @@ impl World {
         let next = match kind {
             Kind::NewKey => self.change_key(node, acts),
             Kind::Outsiders => {
-                for _ in 0..20 {
-                    let from = (self.size.relays + self.random.below(DESTINATIONS)) as Node;
-                    let noise = (0..self.random.below(40))
-                        .map(|_| self.random.bits() as u8)
-                        .collect();
+                for number in 0..OUTSIDERS_AT_ONCE {
+                    let from = (self.size.relays + self.random.below(OUTSIDERS)) as Node;
+                    // Half of them are silent.
+                    let length = (number % 2) * self.random.below(40);
+                    let noise = (0..length).map(|_| self.random.bits() as u8).collect();
                     self.dial_hostile(from, node, key(0, 0), noise);
                 }
                 Some(Duration::from_millis(200))
@@ -401,6 +431,16 @@ impl World {
                     self.attack(other, to, acts);
                 }
                 Some(Duration::from_millis(60))
+            }
+            Kind::ForgedSyns => {
+                if let Some(forward) = self.early_forward(node)
+                    && self.is_up(self.forwards[forward].relay)
+                {
+                    for _ in 0..SYNS_AT_ONCE {
+                        self.forges_syn(forward);
+                    }
+                }
+                Some(Duration::from_millis(20))
             }
             _ => None,
         };

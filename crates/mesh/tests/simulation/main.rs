@@ -6,15 +6,19 @@
 //! relay does. `docs/design/mesh-simulation.md` says what in it is real.
 
 mod accepting;
+mod asking;
 mod connection;
 mod destination;
 mod dialling;
+mod early;
 mod engine;
 mod faults;
 mod hostile;
 mod membership;
 mod network;
 mod oracle;
+mod routes;
+mod row_faults;
 mod rows;
 mod serving;
 mod session;
@@ -29,7 +33,7 @@ use std::time::{Duration, Instant};
 use faults::Kind;
 use oracle::{RECOVERY, Rule, Violation};
 use rows::{RowRule, RowWorld};
-use world::{Size, World};
+use world::{DIAL_PATIENCE, PATIENCE, Size, World};
 
 /// A hundred relays for a minute.
 const HUNDRED: Size = Size {
@@ -152,13 +156,17 @@ fn rows_are_true_and_agree_after_any_faults() {
         total.sent = total.sent.max(outcome.sent);
         total.bytes = total.bytes.max(outcome.bytes);
         total.agreed = total.agreed.max(outcome.agreed);
+        total.choices += outcome.choices;
+        total.deaths += outcome.deaths;
+        total.avoided = total.avoided.max(outcome.avoided);
+        total.settled = total.settled.max(outcome.settled);
     }
     println!("{total}");
 }
 
 #[test]
 fn each_rule_of_rows_that_is_broken_on_purpose_is_found_and_its_seed_replays() {
-    for rule in [RowRule::Truth, RowRule::Agreement] {
+    for rule in [RowRule::Truth, RowRule::Agreement, RowRule::Routes] {
         let run = |seed| RowWorld::new(seed, Some(rule)).run();
         let found = (0..SEEDS_OF_ROWS).find_map(|seed| {
             let outcome = run(seed);
@@ -202,6 +210,9 @@ struct Total {
     served: u64,
     refused: u64,
     rejected: u64,
+    evicted: u64,
+    expired: u64,
+    detours: [Duration; 2],
     recoveries: [(u32, Duration); Kind::ALL.len()],
     most: (usize, usize),
 }
@@ -215,6 +226,11 @@ impl Total {
         self.served += oracle.served;
         self.refused += oracle.refused;
         self.rejected += oracle.rejected;
+        self.evicted += oracle.evicted;
+        self.expired += oracle.expired;
+        for (all, one) in self.detours.iter_mut().zip(oracle.detours) {
+            *all = (*all).max(one);
+        }
         for (all, one) in self.recoveries.iter_mut().zip(oracle.recoveries) {
             *all = (all.0 + one.0, all.1.max(one.1));
         }
@@ -231,6 +247,18 @@ impl fmt::Display for Total {
             f,
             "{} events; {} sessions connected, {} failed with their routes; {} hellos served, {} refused; {} connections rejected",
             self.events, self.connected, self.lost, self.served, self.refused, self.rejected
+        )?;
+        writeln!(
+            f,
+            "{} connections made room for others at a mesh port; {} legs were begun at SYNs that no client followed",
+            self.evicted, self.expired
+        )?;
+        let [hello, dial] = self.detours;
+        writeln!(
+            f,
+            "sessions with another way were sent to a dead relay until at most {:.3} s after the first hello (bound {PATIENCE:?}), {:.3} s after the first dial (bound {DIAL_PATIENCE:?})",
+            hello.as_secs_f64(),
+            dial.as_secs_f64()
         )?;
         let (connections, legs) = self.most;
         writeln!(

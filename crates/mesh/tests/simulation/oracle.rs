@@ -1,23 +1,32 @@
 //! The invariants, checked against what is true in the world and not what relays believe.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use taut_mesh::hello::MAX_ROUTE;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::MemberName;
 use taut_mesh::pool::DIALS_AT_ONCE;
+use taut_mesh::unproven::GRACE;
 
+use crate::accepting::address_of;
 use crate::connection::{AcceptEnd, Connection, DialEnd};
+use crate::early;
 use crate::engine::{Key, Time};
 use crate::faults::Kind;
 use crate::network::{Cut, Group, Node};
 use crate::session::{Failure, Phase};
-use crate::world::{BOUNDS, Event, MAX_READY, Relay, State, World, name};
+use crate::world::{
+    BOUNDS, DIAL_PATIENCE, Event, MAX_READY, MAX_UNPROVEN, PATIENCE, Relay, State, World, name,
+};
 
 /// The time after the end of a fault within which everything that it touched works again: the end of a dial
 /// that is in progress, the longest pause (10 s) and one more dial, with the retransmissions of its SYN.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(25);
+
+/// What the clock of a relay may be off by in the time within which it notices a dead relay.
+const CLOCK_ERROR: Duration = Duration::from_millis(5);
 
 /// Something that must hold, whatever happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +38,9 @@ pub(crate) enum Rule {
     Bounds,
     Recovery,
     Leftovers,
+    EarlySyn,
+    Eviction,
+    Detour,
 }
 
 /// A rule that was broken.
@@ -53,6 +65,11 @@ pub(crate) struct Oracle {
     pub(crate) served: u64,
     pub(crate) refused: u64,
     pub(crate) rejected: u64,
+    /// Connections that made room for others at a mesh port, and legs that were begun at SYNs and never used.
+    pub(crate) evicted: u64,
+    pub(crate) expired: u64,
+    /// For how long sessions were sent to a dead relay, since a first hello and since a first dial.
+    pub(crate) detours: [Duration; 2],
     /// The most connections and legs at one time.
     pub(crate) most: (usize, usize),
 }
@@ -66,6 +83,12 @@ pub(crate) struct Trouble {
     pub(crate) to: Time,
 }
 
+/// When sessions first needed a relay that is dead: a hello was sent to it, or a dial of it awaited.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Unanswered {
+    since: [Option<Time>; 2],
+}
+
 /// What does not work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
@@ -74,7 +97,7 @@ pub(crate) enum Location {
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Destinations,
         Self::Members,
         Self::Loop,
@@ -82,6 +105,9 @@ impl Rule {
         Self::Bounds,
         Self::Recovery,
         Self::Leftovers,
+        Self::EarlySyn,
+        Self::Eviction,
+        Self::Detour,
     ];
 
     pub(crate) fn text(self) -> &'static str {
@@ -99,6 +125,13 @@ impl Rule {
             Self::Bounds => "no table grows beyond its limit",
             Self::Recovery => "what a fault has touched works again within the bound",
             Self::Leftovers => "a session that is over leaves nothing behind",
+            Self::EarlySyn => {
+                "a SYN takes no connection that sessions need, and causes no dial beyond the limit of a pool or in its pauses"
+            }
+            Self::Eviction => {
+                "a full mesh port closes a connection of the source that has the most"
+            }
+            Self::Detour => "new sessions go around a dead relay within the bound",
         }
     }
 }
@@ -153,7 +186,7 @@ impl World {
     pub(crate) fn check_failed(&mut self, session: usize, how: Failure) {
         let now = self.queue.now();
         let known = &self.sessions[session];
-        if known.hostile {
+        if known.hostile || known.phase == Phase::Awaited {
             return;
         }
         let tried = known.tried.clone();
@@ -199,6 +232,60 @@ impl World {
             let what =
                 format!("session {session} went to relay{next}, which was known not to answer");
             self.violate(Rule::Sessions, what);
+        }
+    }
+
+    /// Checks that a session that has another way may still use a peer, by a hello or by a dial.
+    pub(crate) fn check_detour(&mut self, node: Node, peer: usize, by_hello: bool) {
+        let (now, to) = (self.queue.now(), self.relay(node).peers[peer].node);
+        if self.relay(to).state == State::Running {
+            return;
+        }
+        let Unanswered { since } = self.relay(node).peers[peer].unanswered;
+        // A process that does not run notices nothing.
+        let earliest = since.iter().flatten().min().copied().unwrap_or(now);
+        let was_stopped = self.faults.iter().any(|fault| {
+            let ends = fault.begins + fault.lasts;
+            fault.kind == Kind::Stopped && fault.node == node && ends >= earliest
+        });
+        for (number, bound) in [PATIENCE, DIAL_PATIENCE].into_iter().enumerate() {
+            let Some(since) = since[number].filter(|_| !was_stopped) else {
+                continue;
+            };
+            let longest = &mut self.oracle.detours[number];
+            *longest = (*longest).max(now - since);
+            if now > since + bound + CLOCK_ERROR {
+                let what = format!(
+                    "relay{node} sends a session to relay{to}, which has not answered for {:?}",
+                    now - since
+                );
+                self.violate(Rule::Detour, what);
+            }
+        }
+        let number = usize::from(!by_hello);
+        let since = &mut self.peer_mut(node, peer).unanswered.since[number];
+        since.get_or_insert(now);
+    }
+
+    /// Checks whether a connection at the mesh port of a relay may make room for one from `newcomer`.
+    pub(crate) fn check_evicted(&mut self, node: Node, victim: Key, newcomer: IpAddr) {
+        let mut counts = BTreeMap::<IpAddr, usize>::new();
+        for (_, connection) in self.connections.iter() {
+            let is_unproven = matches!(connection.accept, AcceptEnd::Handshaking(_));
+            if connection.acceptor == node && is_unproven {
+                *counts.entry(address_of(connection.dialler)).or_default() += 1;
+            }
+        }
+        let Some(connection) = self.connections.get(victim) else {
+            let what = format!("relay{node} closes a connection that it does not have");
+            return self.violate(Rule::Eviction, what);
+        };
+        let from = address_of(connection.dialler);
+        let most = counts.values().copied().max();
+        let is_young = self.queue.now() + CLOCK_ERROR < connection.begun + GRACE;
+        if counts.get(&from).copied() != most || (from == newcomer && is_young) {
+            let what = format!("relay{node} closes a connection of {from}: {counts:?}");
+            self.violate(Rule::Eviction, what);
         }
     }
 
@@ -273,15 +360,26 @@ impl World {
         *most = (most.0.max(sizes.0), most.1.max(sizes.1));
         let mut found = None;
         let mut accepted = vec![0; self.size.relays];
+        let mut unproven = vec![0; self.size.relays];
         for (_, connection) in self.connections.iter() {
-            if matches!(
-                connection.accept,
-                AcceptEnd::Proven(_) | AcceptEnd::Greeting(_)
-            ) {
-                accepted[usize::from(connection.acceptor)] += 1;
+            let node = usize::from(connection.acceptor);
+            match connection.accept {
+                AcceptEnd::Proven(_) | AcceptEnd::Greeting(_) => accepted[node] += 1,
+                AcceptEnd::Handshaking(_) => unproven[node] += 1,
+                AcceptEnd::Unseen | AcceptEnd::Used(_) | AcceptEnd::Closed => {}
             }
         }
         for (node, relay) in self.relays.iter().enumerate() {
+            let begun = (relay.early.len(), relay.limiter.pending());
+            if begun.0 > begun.1 || begun.1 > early::limits().pending {
+                let what = format!("relay{node} has {begun:?} legs that were begun at SYNs");
+                found = Some((Rule::Bounds, what));
+            }
+            if unproven[node] != relay.unproven.len() || unproven[node] > MAX_UNPROVEN {
+                let held = (unproven[node], relay.unproven.len());
+                let what = format!("relay{node} holds {held:?} connections without a proof");
+                found = Some((Rule::Bounds, what));
+            }
             if relay.ready > MAX_READY || accepted[node] != relay.ready {
                 let held = (accepted[node], relay.ready);
                 found = Some((

@@ -1,7 +1,8 @@
 //! Rows in virtual time: small meshes whose relays tell one another what they have measured, while processes end
 //! and return with another clock, paths are cut in one direction, and a member forges rows.
 //!
-//! It is a world of its own, without sessions: signatures take 100 microseconds each.
+//! It is a world of its own, without sessions: signatures take 100 microseconds each. Some of the relays choose
+//! automatic routes by the rows ([`crate::routes`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -10,16 +11,17 @@ use std::time::{Duration, Instant};
 use taut_mesh::identity::PrivateKey;
 use taut_mesh::members::{Member, Members};
 use taut_mesh::rows::{
-    Exchange, Figure, Frame, LinkId, MAX_BYTES, MAX_FRAME, MemberEntry, MemberId, OwnRow, RATE,
-    Received, Row, RowMessage, Table, neighbours,
+    Exchange, LinkId, MAX_BYTES, MAX_FRAME, MemberId, OwnRow, RATE, Received, Row, Table,
+    neighbours,
 };
 
 use crate::engine::{Queue, Random, Time};
-use crate::network::{Cut, Group, Network, Node};
+use crate::network::{Cut, Network, Node};
+use crate::routes::{self, AVOIDANCE, DESTINATIONS, Routing, SETTLED};
 use crate::world::name;
 
 /// The relays of a mesh.
-const RELAYS: usize = 16;
+pub(crate) const RELAYS: usize = 16;
 
 /// How long it runs.
 const LENGTH: Time = Duration::from_secs(90);
@@ -44,6 +46,9 @@ pub(crate) enum RowRule {
     Truth,
     /// All relays have the newest rows of all within [`AGREEMENT`] after the last fault.
     Agreement,
+    /// Automatic routes lead to where they should, avoid a dead relay within [`AVOIDANCE`](crate::routes::AVOIDANCE),
+    /// and are good again within [`SETTLED`](crate::routes::SETTLED) after the last fault.
+    Routes,
 }
 
 /// The results of a run.
@@ -57,9 +62,16 @@ pub(crate) struct Outcome {
     /// The most bytes that a relay has sent, and the most memory of a table.
     pub(crate) sent: u64,
     pub(crate) bytes: usize,
+    /// Choices of routes, and how often a relay that a route passed was killed.
+    pub(crate) choices: u64,
+    pub(crate) deaths: u64,
+    /// The longest time from a death until no route passed the dead relay, and from the last fault until all
+    /// routes were good.
+    pub(crate) avoided: Duration,
+    pub(crate) settled: Duration,
 }
 
-enum Event {
+pub(crate) enum Event {
     Wakes(usize, u32),
     Samples(usize),
     Arrives(usize, usize, Vec<u8>),
@@ -68,48 +80,55 @@ enum Event {
     Ends(usize),
     Forges,
     Checks,
+    /// Whether routes still pass a relay that was killed at this time, in this fault.
+    Avoids(usize, Time),
+    /// Whether all routes are good.
+    Settles,
 }
 
-struct Relay {
-    runs: bool,
-    process: u32,
-    table: Table,
+pub(crate) struct Relay {
+    pub(crate) runs: bool,
+    pub(crate) process: u32,
+    pub(crate) table: Table,
     exchange: Exchange,
-    own: OwnRow,
+    pub(crate) own: OwnRow,
     floor: u64,
     /// What its clock shows at the beginning, in milliseconds.
     clock: u64,
-    links: BTreeMap<LinkId, usize>,
+    pub(crate) links: BTreeMap<LinkId, usize>,
+    pub(crate) routing: Routing,
 }
 
 /// A connection between two relays, for rows.
-struct Link {
-    ends: [(usize, LinkId); 2],
+pub(crate) struct Link {
+    pub(crate) ends: [(usize, LinkId); 2],
     is_open: bool,
     /// What each end has sent into a cut, in order.
-    held: [VecDeque<Vec<u8>>; 2],
+    pub(crate) held: [VecDeque<Vec<u8>>; 2],
     arrives: [Time; 2],
 }
 
-enum Fault {
+pub(crate) enum Fault {
     Killed(usize),
     Cut(Cut),
 }
 
 pub(crate) struct RowWorld {
-    queue: Queue<Event>,
-    random: Random,
-    network: Network,
-    base: Instant,
-    members: Members,
-    relays: Vec<Relay>,
-    links: Vec<Link>,
-    faults: Vec<(Fault, Duration)>,
+    pub(crate) queue: Queue<Event>,
+    pub(crate) random: Random,
+    pub(crate) network: Network,
+    pub(crate) base: Instant,
+    pub(crate) members: Members,
+    pub(crate) relays: Vec<Relay>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) faults: Vec<(Fault, Duration)>,
     /// The rows that each relay has made.
-    made: Vec<Vec<Row>>,
-    last_end: Time,
-    broken: Option<RowRule>,
-    outcome: Outcome,
+    pub(crate) made: Vec<Vec<Row>>,
+    pub(crate) last_end: Time,
+    pub(crate) broken: Option<RowRule>,
+    pub(crate) outcome: Outcome,
+    /// The relays that reach each destination.
+    pub(crate) reach: Vec<Vec<bool>>,
 }
 
 // === impl RowWorld ===
@@ -117,7 +136,8 @@ pub(crate) struct RowWorld {
 impl RowWorld {
     pub(crate) fn new(seed: u64, broken: Option<RowRule>) -> Self {
         let mut random = Random::new(seed);
-        let network = Network::new(RELAYS, &mut random);
+        let network = Network::new(RELAYS + DESTINATIONS, &mut random);
+        let reach = routes::reach(&mut random);
         let base = Instant::now();
         let member = |node: usize| Member {
             name: name(node),
@@ -141,6 +161,7 @@ impl RowWorld {
             outcome: Outcome::default(),
             random,
             members,
+            reach,
         };
         for node in 0..RELAYS {
             let relay = world.new_relay(node, 0);
@@ -159,6 +180,7 @@ impl RowWorld {
         self.queue.after(Duration::from_secs(3), Event::Forges);
         let first = self.last_end + Duration::from_millis(100);
         self.queue.at(first, Event::Checks);
+        self.queue.at(first, Event::Settles);
         while self.outcome.broken.is_none() && self.queue.now() < LENGTH {
             match self.queue.next() {
                 Some(event) => self.handle(event),
@@ -178,18 +200,20 @@ impl RowWorld {
             Event::Ends(fault) => self.ends(fault),
             Event::Forges => self.forges(),
             Event::Checks => self.checks(),
+            Event::Avoids(fault, since) => self.check_avoidance(fault, since),
+            Event::Settles => self.check_routes(),
         }
     }
 
-    fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.base + self.queue.now()
     }
 
-    fn new_relay(&mut self, node: usize, process: u32) -> Relay {
+    pub(crate) fn new_relay(&mut self, node: usize, process: u32) -> Relay {
         let now = self.base + self.queue.now();
         let mut own = OwnRow::default();
         let others = (0..RELAYS).filter(|other| *other != node);
-        own.adopt(others.map(|other| (MemberId::of(&name(other)), false)));
+        own.adopt(others.map(|other| (MemberId::of(&name(other)), true)));
         // Up to two hours off, and back as well as forth after a restart.
         let clock = 1_700_000_000_000 + self.random.below(7_200_000) as u64;
         Relay {
@@ -201,6 +225,7 @@ impl RowWorld {
             floor: 0,
             clock,
             links: BTreeMap::new(),
+            routing: Routing::default(),
         }
     }
 
@@ -220,6 +245,7 @@ impl RowWorld {
                 own.sample(id, rtt, rtt, now);
             }
         }
+        self.sample_destinations(node);
         self.queue.after(SAMPLE, Event::Samples(node));
     }
 
@@ -237,6 +263,7 @@ impl RowWorld {
             relay
                 .exchange
                 .changed(MemberId::of(&name(node)), &relay.table);
+            relay.routing.replan.is_due = true;
         }
         let silent = relay.exchange.silent(now).into_iter();
         let silent: Vec<_> = silent
@@ -246,6 +273,7 @@ impl RowWorld {
             self.close(link);
         }
         self.flush(node);
+        self.choose_routes(node);
         self.queue
             .after(Duration::from_millis(250), Event::Wakes(node, process));
     }
@@ -288,7 +316,10 @@ impl RowWorld {
         assert!(held <= MAX_BYTES, "a table of {held} bytes");
         for event in received {
             match event {
-                Received::News(origin) => self.check_news(node, origin),
+                Received::News(origin) => {
+                    self.relays[node].routing.replan.is_due = true;
+                    self.check_news(node, origin);
+                }
                 Received::Own(version) if self.broken != Some(RowRule::Agreement) => {
                     let floor = &mut self.relays[node].floor;
                     *floor = (*floor).max(version);
@@ -338,7 +369,7 @@ impl RowWorld {
         self.queue.after(AGAIN, Event::Links(node, process));
     }
 
-    fn close(&mut self, link: usize) {
+    pub(crate) fn close(&mut self, link: usize) {
         let link = &mut self.links[link];
         link.is_open = false;
         for (node, id) in link.ends {
@@ -348,7 +379,7 @@ impl RowWorld {
     }
 
     /// Sends bytes on a link. They arrive in order, and after a cut has ended.
-    fn send(&mut self, link: usize, from: usize, bytes: Vec<u8>) {
+    pub(crate) fn send(&mut self, link: usize, from: usize, bytes: Vec<u8>) {
         let ends = self.links[link].ends;
         let end = usize::from(ends[0].0 == from);
         let (a, b) = (from as Node, ends[end].0 as Node);
@@ -360,108 +391,6 @@ impl RowWorld {
         let at = (self.queue.now() + self.network.delay(a, b)).max(known.arrives[end]);
         known.arrives[end] = at;
         self.queue.at(at, Event::Arrives(link, end, bytes));
-    }
-
-    // === faults ===
-
-    fn plan_faults(&mut self) {
-        for number in 0..1 + self.random.below(3) {
-            let node = self.random.below(RELAYS);
-            let cut = |from, to| Fault::Cut(Cut { from, to });
-            let one = Group::One(node as Node);
-            let fault = match self.random.below(4) {
-                0 => Fault::Killed(node),
-                1 => cut(one, Group::All),
-                2 => cut(Group::All, one),
-                _ => cut(Group::Half(0), Group::Half(1)),
-            };
-            let begins = self
-                .random
-                .between(Duration::from_secs(4), Duration::from_secs(20));
-            let lasts = self
-                .random
-                .between(Duration::from_secs(1), Duration::from_secs(30));
-            self.faults.push((fault, lasts));
-            self.last_end = self.last_end.max(begins + lasts);
-            self.queue.at(begins, Event::Begins(number));
-            self.queue.at(begins + lasts, Event::Ends(number));
-        }
-    }
-
-    fn begins(&mut self, fault: usize) {
-        match &self.faults[fault].0 {
-            Fault::Cut(cut) => self.network.cut(cut.clone()),
-            Fault::Killed(node) => {
-                let node = *node;
-                self.relays[node].runs = false;
-                let links: Vec<_> = self.relays[node].links.values().copied().collect();
-                for link in links {
-                    self.close(link);
-                }
-            }
-        }
-    }
-
-    fn ends(&mut self, fault: usize) {
-        match &self.faults[fault].0 {
-            Fault::Cut(cut) => {
-                self.network.heal(cut);
-                self.release();
-            }
-            Fault::Killed(node) => {
-                let (node, process) = (*node, self.relays[*node].process + 1);
-                if !self.relays[node].runs {
-                    self.relays[node] = self.new_relay(node, process);
-                    self.queue.after(Time::ZERO, Event::Links(node, process));
-                    self.queue.after(Time::ZERO, Event::Wakes(node, process));
-                }
-            }
-        }
-    }
-
-    /// Sends what was held back by cuts.
-    fn release(&mut self) {
-        for link in 0..self.links.len() {
-            for end in 0..2 {
-                let from = self.links[link].ends[1 - end].0;
-                for bytes in std::mem::take(&mut self.links[link].held[end]) {
-                    self.send(link, from, bytes);
-                }
-            }
-        }
-    }
-
-    /// The last relay sends a row of the first, and noise.
-    fn forges(&mut self) {
-        let (liar, victim) = (RELAYS - 1, 0);
-        let entry = MemberEntry {
-            id: MemberId::of(&name(liar)),
-            figure: Figure::new(Duration::from_micros(1), Duration::from_micros(1), 0.0),
-            passes: true,
-        };
-        let row = Row {
-            version: u64::MAX / 2 + self.queue.now().as_millis() as u64,
-            members: [entry].into(),
-            ..Row::default()
-        };
-        // With the right key, a forged row cannot be told from a real one.
-        let key = match self.broken {
-            Some(RowRule::Truth) => secret(victim),
-            _ => secret(liar),
-        };
-        let signed = row.sign(&name(victim), &key);
-        let message = RowMessage::whole(MemberId::of(&name(victim)), &signed, Duration::ZERO);
-        let links: Vec<_> = self.relays[liar].links.values().copied().collect();
-        for (number, link) in links.into_iter().enumerate() {
-            self.send(link, liar, Frame::Row(message.encode()).encode());
-            if number == 0 {
-                let noise = (0..64).map(|_| self.random.bits() as u8).collect();
-                self.send(link, liar, noise);
-            }
-        }
-        if self.queue.now() < self.last_end {
-            self.queue.after(Duration::from_secs(2), Event::Forges);
-        }
     }
 
     // === the rules ===
@@ -511,11 +440,19 @@ impl fmt::Display for Outcome {
             self.sent,
             self.bytes,
             self.agreed.as_secs_f64()
+        )?;
+        write!(
+            f,
+            "\nroutes: {} choices; {} relays on routes were killed, and avoided at most {:.2} s later (bound {AVOIDANCE:?}); all routes are good at most {:.2} s after the last fault (bound {SETTLED:?})",
+            self.choices,
+            self.deaths,
+            self.avoided.as_secs_f64(),
+            self.settled.as_secs_f64()
         )
     }
 }
 
 /// Returns the private key of a relay.
-fn secret(node: usize) -> PrivateKey {
+pub(crate) fn secret(node: usize) -> PrivateKey {
     PrivateKey::from_seed(&[u8::try_from(node + 1).expect("few relays"); 32])
 }

@@ -5,16 +5,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use taut_mesh::acceptor::Local;
+use taut_mesh::early_syn::Limiter;
 use taut_mesh::identity::{PrivateKey, PublicKey};
 use taut_mesh::members::{Member, MemberName, Members};
 use taut_mesh::pool::{Bounds, Pool};
 use taut_mesh::tls::AcceptTls;
+use taut_mesh::unproven::Unproven;
 
 use crate::connection::{Connection, End, Packet};
+use crate::early::{self, EarlyLegs};
 use crate::engine::{Key, Queue, Random, Table, Time};
 use crate::faults::Fault;
 use crate::network::{Network, Node};
-use crate::oracle::{Oracle, Rule, Violation};
+use crate::oracle::{Oracle, Rule, Unanswered, Violation};
 use crate::session::{Leg, Session};
 use crate::trace::Trace;
 
@@ -29,6 +32,9 @@ pub(crate) const MAX_AGE: Duration = Duration::from_secs(30);
 
 /// Connections that have proven their key and wait for a hello, at each relay.
 pub(crate) const MAX_READY: usize = 96;
+
+/// Connections that have not proven a key, at each relay.
+pub(crate) const MAX_UNPROVEN: usize = 64;
 
 /// The time from a dial to the end of its handshake, and of a session's connecting.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
@@ -68,6 +74,10 @@ pub(crate) enum Event {
     WaitEnds(Key, u32),
     /// A client connects to a forward.
     Connects(usize),
+    /// The handshake of a client is complete whose SYN has begun a leg.
+    Accepts(usize),
+    /// Clients whose SYN has begun a leg may not have come, if the relay still is this process.
+    EarlyExpires(Node, u32),
     /// The destination of a leg has answered.
     Answers(Key),
     /// A session's client leaves.
@@ -109,6 +119,11 @@ pub(crate) struct Relay {
     pub(crate) peers: Vec<Peer>,
     /// Connections at its mesh port that wait for a hello.
     pub(crate) ready: usize,
+    /// Those that have not proven a key.
+    pub(crate) unproven: Unproven<Key>,
+    /// What SYNs may begin, and the legs that they have begun.
+    pub(crate) limiter: Limiter,
+    pub(crate) early: EarlyLegs,
     /// Until when the process does not run although it has not ended.
     pub(crate) stopped_until: Option<Time>,
     /// What happened in that time.
@@ -130,6 +145,8 @@ pub(crate) struct Peer {
     /// When the dialler last noticed that this peer leaves sessions unanswered, and when a dial last succeeded.
     pub(crate) noticed: Option<Time>,
     pub(crate) proven: Option<Time>,
+    /// When sessions first used it since it is dead.
+    pub(crate) unanswered: Unanswered,
 }
 
 /// A version of the list of members, and the members that differ from the version before.
@@ -144,6 +161,8 @@ pub(crate) struct Forward {
     pub(crate) destination: usize,
     pub(crate) routes: Arc<[Arc<[Node]>]>,
     pub(crate) direct: bool,
+    /// Legs begin at the clients' SYNs.
+    pub(crate) early_syn: bool,
 }
 
 /// The differences between worlds.
@@ -267,7 +286,9 @@ impl World {
             Event::Patience(leg, connection) => self.on_patience(leg, connection),
             Event::WaitEnds(leg, wait) => self.on_wait_ends(leg, wait),
             Event::Connects(forward) => self.connects(forward),
-            Event::Answers(leg) => self.answers(leg),
+            Event::Accepts(session) => self.accepts(session),
+            Event::EarlyExpires(node, process) => self.early_expires(node, process),
+            Event::Answers(leg) => self.pass_reply(leg),
             Event::Leaves(session) => self.leaves(session),
             Event::Adopts(node, list) => self.adopts(node, list),
             Event::Begins(fault) => self.begin_fault(fault),
@@ -284,11 +305,13 @@ impl World {
         match event {
             Event::DialTimer(key) => self.connections.get(*key).map(|c| c.dialler),
             Event::AcceptTimer(key) => self.connections.get(*key).map(|c| c.acceptor),
-            Event::Polls(node, _) | Event::Adopts(node, _) => Some(*node),
+            Event::Polls(node, _) | Event::Adopts(node, _) | Event::EarlyExpires(node, _) => {
+                Some(*node)
+            }
             Event::Patience(leg, _) | Event::WaitEnds(leg, _) | Event::Answers(leg) => {
                 self.legs.get(*leg).map(|leg| leg.relay)
             }
-            Event::Leaves(session) => Some(self.sessions[*session].first),
+            Event::Leaves(session) | Event::Accepts(session) => Some(self.sessions[*session].first),
             _ => None,
         }
         .filter(|node| usize::from(*node) < self.relays.len())
@@ -325,6 +348,18 @@ impl World {
 
     pub(crate) fn relay_mut(&mut self, node: Node) -> &mut Relay {
         &mut self.relays[usize::from(node)]
+    }
+
+    /// Returns whether the process of a relay runs.
+    pub(crate) fn is_up(&self, node: Node) -> bool {
+        let relay = self.relay(node);
+        relay.state == State::Running && relay.stopped_until.is_none()
+    }
+
+    /// Returns the number of the peer `next` of a relay.
+    pub(crate) fn peer_number(&self, node: Node, next: Node) -> Option<usize> {
+        let peers = &self.relay(node).peers;
+        peers.iter().position(|peer| peer.node == next)
     }
 
     pub(crate) fn peer_mut(&mut self, node: Node, peer: usize) -> &mut Peer {
@@ -374,6 +409,9 @@ impl World {
             },
             peers: Vec::new(),
             ready: 0,
+            unproven: Unproven::default(),
+            limiter: Limiter::new(early::limits()),
+            early: EarlyLegs::new(),
             stopped_until: None,
             missed: VecDeque::new(),
             allows: self.random.bits() as u32 & ((1 << DESTINATIONS) - 1),
@@ -404,6 +442,7 @@ impl World {
                 pool,
                 noticed: None,
                 proven: None,
+                unanswered: Unanswered::default(),
             });
         }
     }
@@ -429,11 +468,13 @@ impl World {
             }
             if !routes.is_empty() {
                 let direct = self.random.happens(0.3);
+                let early_syn = self.random.happens(0.4);
                 self.forwards.push(Forward {
                     relay,
                     destination,
                     routes: routes.into(),
                     direct,
+                    early_syn,
                 });
             }
         }
