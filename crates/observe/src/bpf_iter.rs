@@ -1,9 +1,11 @@
 //! Reads kernel data that sock_diag does not report, with BPF programs: two iterators (Linux 5.11),
-//! and three programs at tracepoints that count events between scans (Linux 5.19).
+//! three programs at tracepoints that count events between scans (Linux 5.19), and one that notes
+//! the process that accepts a connection.
 //!
 //! sock_diag reports neither whether an application set a buffer size, which disables autotuning,
 //! nor what else bounds a window, nor the round trips between two scans.
 
+mod ends;
 mod record;
 
 use std::io::{self, Read as _};
@@ -13,6 +15,9 @@ use std::os::fd::AsFd as _;
 use libbpf_rs::{Iter, Link};
 use taut_bpf::{Error, Map, Object, Open};
 
+#[cfg(test)]
+pub(crate) use self::ends::EndFlags;
+pub(crate) use self::ends::{EndRecord, Ends, OwnerRecord};
 pub(crate) use self::record::Found;
 use self::record::parse;
 
@@ -26,21 +31,55 @@ const ROOM: usize = 64 << 10;
 const WALK: &str = "taut_connections";
 const SLOTS: &str = "taut_slots";
 const SLOTS_MAP: &str = "slots";
-/// The maximum number of connections with a slot. A slot takes some 700 bytes of kernel memory, and
+/// The programs that note the process that accepts a connection, best first. The kernel loads one.
+const ACCEPT: [&str; 3] = [
+    "taut_accept_of_two",
+    "taut_accept_of_four",
+    "taut_accept_by_read",
+];
+/// The maximum number of connections with a slot. A slot takes some 800 bytes of kernel memory, and
 /// a connection keeps its slot until it ends.
 const COUNTED: i64 = 100_000;
+
+/// The data that a caller wants besides what the iterators report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Events between scans, which cost some time for each segment.
+    pub events: bool,
+    /// The ends of connections, with their owners. They need events.
+    pub ends: bool,
+}
+
+impl Wants {
+    /// Events alone.
+    pub const EVENTS: Self = Self {
+        events: true,
+        ends: false,
+    };
+    /// Events and ends.
+    pub const ALL: Self = Self {
+        events: true,
+        ends: true,
+    };
+}
 
 /// The loaded programs. The walk can run in any network namespace.
 pub(crate) struct TcpIter {
     walk: Link,
     events: Option<Counting>,
-    _object: Object,
+    /// Why events are not counted although they are wanted.
+    problem: Option<String>,
+    object: Object,
 }
 
 /// The attached programs at tracepoints. Dropping this value detaches them.
 struct Counting {
     /// The programs' global variable.
     scan: Map<u32, raw::ConnectionScan>,
+    /// Whether the programs report the ends of connections.
+    writes_ends: bool,
+    /// Inode of the pid namespace in which the programs report processes.
+    pidns: u32,
     /// Lists the connections that have a slot.
     slots: Link,
     _links: Vec<Link>,
@@ -58,39 +97,68 @@ pub(crate) struct List {
 // === impl TcpIter ===
 
 impl TcpIter {
-    /// Loads the iterator. `events`: also loads the programs that count events, if the kernel
-    /// supports them.
+    /// Loads what the caller wants, as far as the kernel supports it.
     ///
     /// # Errors
     /// [`Error`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
-    pub(crate) fn load(events: bool) -> Result<Self, Error> {
-        if !events {
-            return Self::load_with(false);
+    pub(crate) fn load(wants: Wants) -> Result<Self, Error> {
+        if !wants.events {
+            return Self::load_with(wants, None);
         }
-        Self::load_with(true).or_else(|error| {
-            tracing::debug!(%error, "events between scans are not counted");
-            Self::load_with(false)
-        })
+        let mut problem = None;
+        for accept in ACCEPT {
+            match Self::load_with(wants, Some(accept)) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => {
+                    tracing::debug!(%error, accept, "events between scans are not counted this way");
+                    problem = Some(error.to_string());
+                }
+            }
+        }
+        let loaded = Self::load_with(wants, None)?;
+        Ok(Self { problem, ..loaded })
     }
 
-    fn load_with(events: bool) -> Result<Self, Error> {
+    /// Returns why events are not counted although they are wanted.
+    pub(crate) fn without_events(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// `accept`: the program that notes which process accepts; `None`: events are not counted.
+    fn load_with(wants: Wants, accept: Option<&str>) -> Result<Self, Error> {
         let mut open = Open::new("taut_observe", PROGRAM)?;
         for mut program in open.programs() {
-            let is_walk = program.name() == WALK;
-            program.set_autoload(is_walk || events);
+            let name = program.name().to_owned();
+            let is_accept = ACCEPT.iter().any(|one| name == *one);
+            let loads = match accept {
+                Some(accept) => !is_accept || name == accept,
+                None => name == WALK,
+            };
+            program.set_autoload(loads);
         }
+        let wants_ends = wants.ends && accept.is_some();
+        ends::reserve(&mut open, wants_ends)?;
         let object = open.load()?;
         let walk = object.program(WALK)?.attach();
         Ok(Self {
             walk: walk.map_err(Error::during("attach a BPF iterator"))?,
-            events: events.then(|| Counting::begin(&object)).transpose()?,
-            _object: object,
+            events: accept
+                .map(|accept| Counting::begin(&object, accept, wants_ends))
+                .transpose()?,
+            problem: None,
+            object,
         })
     }
 
     /// Whether events are counted.
     pub(crate) fn counts_events(&self) -> bool {
         self.events.is_some()
+    }
+
+    /// Opens the ring buffer of ended connections. `None` if the programs do not report ends.
+    pub(crate) fn ends(&self) -> Option<Result<Ends, Error>> {
+        let events = self.events.as_ref()?;
+        events.writes_ends.then(|| Ends::open(&self.object))
     }
 
     /// Tells the programs that scan `number` begins, either of all namespaces or of the one with
@@ -140,7 +208,7 @@ impl TcpIter {
 impl TcpIter {
     /// Removes the slot of a socket, as if there had been no room for it.
     pub(crate) fn take_slot(&self, socket: &impl std::os::fd::AsRawFd) {
-        let slots = self._object.handle(SLOTS_MAP).unwrap();
+        let slots = self.object.handle(SLOTS_MAP).unwrap();
         libbpf_rs::MapCore::delete(&slots, &socket.as_raw_fd().to_ne_bytes()).unwrap();
     }
 }
@@ -159,11 +227,13 @@ impl std::fmt::Debug for TcpIter {
 // === impl Counting ===
 
 impl Counting {
-    fn begin(object: &Object) -> Result<Self, Error> {
+    fn begin(object: &Object, accept: &str, wants_ends: bool) -> Result<Self, Error> {
         let attached = || Error::during("attach a BPF program");
         let mut links = Vec::new();
         for program in object.programs() {
-            if program.name() != WALK && program.name() != SLOTS {
+            let name = program.name();
+            let is_accept = ACCEPT.iter().any(|one| name == *one);
+            if name != WALK && name != SLOTS && (!is_accept || name == accept) {
                 links.push(program.attach().map_err(attached())?);
             }
         }
@@ -171,6 +241,8 @@ impl Counting {
         let slots = object.program(SLOTS)?.attach_iter(map.as_fd());
         Ok(Self {
             scan: object.map(".bss")?,
+            writes_ends: wants_ends,
+            pidns: ends::pid_namespace(),
             slots: slots.map_err(attached())?,
             _links: links,
         })
@@ -183,6 +255,11 @@ impl Counting {
             number,
             room: COUNTED,
             netns: netns.unwrap_or_default(),
+            writes_ends: self.writes_ends.into(),
+            pidns: self.pidns,
+            ends_missed: before.ends_missed,
+            at: before.at,
+            ticks: before.ticks,
             ..raw::ConnectionScan::default()
         };
         self.scan.insert(&0, &scan)?;

@@ -6,16 +6,21 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::filter::Filter;
-use crate::observer::{Observed, Observer};
+use crate::ended::Groups;
+use crate::observation::Observation;
+use crate::observer::Tracked;
+use crate::owner::Process;
 use crate::record::Record;
 use crate::verdict::{Factor, Verdict};
 
 /// A connection with its verdict.
 #[derive(Debug)]
 pub struct Explanation<'a> {
-    seen: Observed<'a>,
+    cookie: u64,
+    tracked: &'a Tracked,
+    process: Option<&'a Process>,
     verdict: Option<Verdict>,
+    has_ended: bool,
     /// Payload sent and received in the window, in bytes.
     carried: u64,
     /// The changes that `taut tune` made to it, in sentences.
@@ -27,56 +32,78 @@ pub struct Explanation<'a> {
 struct Line<'a> {
     #[serde(flatten)]
     record: Record<'a>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    has_ended: bool,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     tuned: &'a [String],
 }
 
-/// Explains the connections of the last scan that the filter matches, in descending order of
-/// payload. `tuned`: the changes that `taut tune` made to them, in sentences by cookie.
+/// Explains the connections that two scans or more have found, whether they have ended or not, in
+/// descending order of payload. `tuned`: the changes that `taut tune` made to them, in sentences by
+/// cookie.
 pub fn explanations<'a>(
-    observer: &'a Observer,
-    filter: &'a Filter,
+    observation: &'a Observation,
     tuned: &'a HashMap<u64, Vec<String>>,
 ) -> Vec<Explanation<'a>> {
-    let judged = observer.connections(filter).map(|seen| Explanation {
+    let tuned = |cookie| tuned.get(&cookie).map_or(&[][..], Vec::as_slice);
+    let observer = observation.observer();
+    let open = observer.connections(observation.filter());
+    let open = open.map(|seen| Explanation {
+        cookie: seen.cookie,
+        tracked: seen.tracked,
+        process: seen.process,
         verdict: observer.verdict(&seen),
-        carried: seen.tracked.window().map_or(0, |window| {
-            window.more(|info| info.bytes_acked) + window.more(|info| info.bytes_received)
-        }),
-        tuned: tuned.get(&seen.cookie).map_or(&[], Vec::as_slice),
-        seen,
+        has_ended: false,
+        carried: seen.tracked.carried(),
+        tuned: tuned(seen.cookie),
     });
-    let mut judged: Vec<_> = judged.collect();
-    judged.sort_by_key(|judged| (Reverse(judged.carried), judged.seen.cookie));
+    let ended = observation.kept().iter().map(|kept| Explanation {
+        cookie: kept.cookie,
+        tracked: &kept.tracked,
+        process: kept.process.as_deref(),
+        verdict: Some(kept.verdict.clone()),
+        has_ended: true,
+        carried: kept.carried,
+        tuned: tuned(kept.cookie),
+    });
+    let mut judged: Vec<_> = open.chain(ended).collect();
+    judged.sort_by_key(|judged| (Reverse(judged.carried), judged.cookie));
     judged
 }
 
-/// Returns a line of JSON for each connection.
+/// Returns a line of JSON for each connection, and one for each group of those that have ended.
 ///
 /// # Errors
 /// Those of serde_json.
-pub fn json(judged: &[Explanation<'_>]) -> serde_json::Result<String> {
+pub fn json(judged: &[Explanation<'_>], ended: &Groups) -> serde_json::Result<String> {
     let mut text = String::new();
-    for Explanation {
-        seen,
-        verdict,
-        tuned,
-        ..
-    } in judged
-    {
-        let record = Record::of(seen.cookie, seen.tracked, seen.process, verdict.clone());
-        text.push_str(&serde_json::to_string(&Line { record, tuned })?);
+    for judged in judged {
+        let verdict = judged.verdict.clone();
+        let line = Line {
+            record: Record::of(judged.cookie, judged.tracked, judged.process, verdict),
+            has_ended: judged.has_ended,
+            tuned: judged.tuned,
+        };
+        text.push_str(&serde_json::to_string(&line)?);
         text.push('\n');
     }
+    text.push_str(&ended.json()?);
     Ok(text)
 }
 
-/// Reports how many connections each factor limits, and explains the first `explained` of them.
-pub fn text(judged: &[Explanation<'_>], watched: Duration, explained: usize) -> String {
+/// Reports how many connections each factor limits, explains the first `explained` of them, and sums
+/// up those that have ended.
+pub fn text(
+    judged: &[Explanation<'_>],
+    observation: &Observation,
+    watched: Duration,
+    explained: usize,
+) -> String {
     let watched = watched.as_secs_f64();
+    let ended = observation.groups();
     let mut text = match judged.len() {
-        0 => return format!("no such connection in {watched:.1} s\n"),
-        1 => String::new(),
+        0 if ended.is_empty() => format!("no such connection in {watched:.1} s\n"),
+        0 | 1 => String::new(),
         count => format!(
             "{count} connections in {watched:.1} s: {}\n\n",
             summary(judged)
@@ -85,6 +112,21 @@ pub fn text(judged: &[Explanation<'_>], watched: Duration, explained: usize) -> 
     for judged in judged.iter().take(explained) {
         text.push_str(&judged.explained());
         text.push('\n');
+    }
+    if !ended.is_empty() {
+        text.push_str(&format!("ended in {watched:.1} s: {}\n", ended.count()));
+        text.push_str(&ended.text(explained));
+    }
+    if observation.missed() > 0 {
+        text.push_str(&format!(
+            "{} more ended than could be read in time\n",
+            observation.missed()
+        ));
+    }
+    if !observation.sees_all_ends() {
+        text.push_str(
+            "connections that come and go between two scans are not seen: that needs root, and a kernel with BTF\n",
+        );
     }
     text
 }
@@ -111,12 +153,16 @@ fn summary(judged: &[Explanation<'_>]) -> String {
 
 impl Explanation<'_> {
     fn explained(&self) -> String {
-        let connection = &self.seen.tracked.last().connection;
-        let who = match self.seen.process {
+        let connection = &self.tracked.last().connection;
+        let who = match self.process {
             Some(process) => format!(" ({}, pid {})", process.name, process.pid),
             None => String::new(),
         };
-        let mut text = format!("{} -> {}{who}\n", connection.local, connection.remote);
+        let ended = if self.has_ended { ", has ended" } else { "" };
+        let mut text = format!(
+            "{} -> {}{who}{ended}\n",
+            connection.local, connection.remote
+        );
         let Some(verdict) = &self.verdict else {
             let state = connection.state.name();
             text.push_str(&format!(

@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use taut_sys::sock_diag::{Connection, State};
 
 pub use self::parse::FilterError;
+use crate::ended::Ended;
 use crate::owner::Process;
 
 /// An expression that matches some connections.
@@ -77,6 +78,20 @@ impl<'a> Subject<'a> {
             congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
             netns,
             process,
+        }
+    }
+}
+
+impl<'a> Subject<'a> {
+    /// Returns the properties of a connection that has ended.
+    pub fn of_ended(ended: &'a Ended) -> Self {
+        Self {
+            local: ended.local,
+            remote: ended.remote,
+            state: State::Closed,
+            congestion_control: None,
+            netns: &ended.netns,
+            process: ended.process.as_deref(),
         }
     }
 }

@@ -13,12 +13,12 @@
 //!
 //! use taut_observe::filter::Filter;
 //! use taut_observe::observer::Observer;
-//! use taut_observe::scan::Scope;
+//! use taut_observe::scan::{Scope, Wants};
 //! use taut_observe::table::Retention;
 //!
 //! let filter: Filter = "dport 443".parse()?;
 //! let retention = Retention { connections: 1000, samples: 6 };
-//! let mut observer = Observer::new(Scope::Own, retention, true);
+//! let mut observer = Observer::new(Scope::Own, retention, Wants::EVENTS);
 //! for _ in 0..5 {
 //!     observer.scan(&filter)?;
 //!     std::thread::sleep(Duration::from_secs(1));
@@ -37,11 +37,13 @@
 mod bpf_iter;
 mod collector;
 mod descheduled;
+pub mod ended;
 mod event_delta;
 pub mod explain;
 pub mod filter;
 pub mod instruments;
 pub mod namespaces;
+pub mod observation;
 pub mod observer;
 pub mod owner;
 pub mod record;

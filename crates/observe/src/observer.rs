@@ -4,18 +4,27 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
+
+use crate::bpf_iter::EndRecord;
 use crate::collector::Collector;
 use crate::descheduled::DescheduledMeter;
+use crate::ended::Ended;
 use crate::filter::{Filter, Subject};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
-use crate::scan::{ScanError, ScanSummary, Scanner, Scope};
+use crate::scan::{ScanError, ScanSummary, Scanner, Scope, Wants};
 use crate::steal::Steal;
 use crate::table::{self, Retention, Table};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
 
 /// A connection of the table. Remembers its limit while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
+
+/// How long an ended connection is remembered, at least.
+const REMEMBERED: Duration = Duration::from_secs(3);
+/// The maximum number of ended connections to remember for [`REMEMBERED`].
+const MAX_REMEMBERED: usize = 20_000;
 
 /// Observes the connections of the machine, scan by scan.
 #[derive(Debug)]
@@ -29,6 +38,10 @@ pub struct Observer {
     descheduled: Option<DescheduledMeter>,
     /// The meter's result at the last scan.
     descheduled_share: Option<f64>,
+    /// Connections that have ended, in the current and the previous period.
+    remembered: [FxHashMap<u64, Ended>; 2],
+    /// When the current period began.
+    remembered_since: Duration,
 }
 
 /// A connection of the last scan.
@@ -45,11 +58,11 @@ pub struct Observed<'a> {
 // === impl Observer ===
 
 impl Observer {
-    /// Returns an observer that has not scanned yet. `events`: also count events between scans
-    /// ([`Scanner::new`]).
-    pub fn new(scope: Scope, keep: Retention, events: bool) -> Self {
+    /// Returns an observer that has not scanned yet. `wants`: the data that needs programs
+    /// in the kernel.
+    pub fn new(scope: Scope, keep: Retention, wants: Wants) -> Self {
         Self {
-            scanner: Scanner::new(scope, events),
+            scanner: Scanner::new(scope, wants),
             table: Table::new(keep),
             owners: Owners::default(),
             began: Instant::now(),
@@ -57,6 +70,8 @@ impl Observer {
             steal: Steal::default(),
             descheduled: None,
             descheduled_share: None,
+            remembered: Default::default(),
+            remembered_since: Duration::ZERO,
         }
     }
 
@@ -88,13 +103,57 @@ impl Observer {
             filter: (!filter.needs_owner()).then_some(filter),
         };
         let summary = collector.scan(&mut self.scanner)?;
-        let owners = &self.owners;
+        let (owners, remembered) = (&self.owners, &self.remembered);
+        let owner = |cookie| {
+            let known = owners.of(cookie).cloned();
+            known.or_else(|| recall(remembered, cookie)?.process.clone())
+        };
         self.table
-            .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
+            .end(|cookie, tracked| ended(cookie, tracked, owner(cookie)));
         let sockets = self.table.iter();
         self.owners
             .update(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
         Ok(summary)
+    }
+
+    /// Passes the connections that have ended since the last call to `each`. Returns the number of
+    /// others, for which the kernel had no room: call this every second at least if many connections
+    /// end. `None` if ends are not recorded: they were not wanted, or BPF is not available.
+    pub fn poll_ended(&mut self, mut each: impl FnMut(&Ended)) -> Option<u64> {
+        let mut records = Vec::new();
+        let missed = self.scanner.ends(|record| records.push(record))?;
+        let now = self.elapsed();
+        if now.saturating_sub(self.remembered_since) > REMEMBERED {
+            self.remembered.swap(0, 1);
+            self.remembered[0].clear();
+            self.remembered_since = now;
+        }
+        for record in &records {
+            let Some(ended) = self.ended(record) else {
+                continue;
+            };
+            each(&ended);
+            if self.remembered[0].len() < MAX_REMEMBERED {
+                self.remembered[0].insert(ended.cookie, ended);
+            }
+        }
+        Some(missed)
+    }
+
+    /// Returns the connection that a program reports; `None` if it is in a namespace that is not
+    /// observed.
+    fn ended(&mut self, record: &EndRecord) -> Option<Ended> {
+        let netns = self.scanner.name_of(record.netns)?;
+        let process = match &record.owner {
+            Some(owner) => Some(self.owners.recorded(owner)),
+            None => self.owners.of(record.cookie).cloned(),
+        };
+        Some(Ended::of(record, netns, process))
+    }
+
+    /// Returns a connection that has ended in the last seconds, if a program has reported it.
+    pub(crate) fn remembered(&self, cookie: u64) -> Option<&Ended> {
+        recall(&self.remembered, cookie)
     }
 
     /// Returns the connections of the last scan that the filter matches, in arbitrary order.
@@ -143,7 +202,9 @@ impl Observer {
     /// Removes the connection with this cookie, which has ended. Returns it with its owner.
     pub(crate) fn take(&mut self, cookie: u64) -> Option<(Tracked, Option<Arc<Process>>)> {
         let tracked = self.table.take(cookie)?;
-        Some((tracked, self.owners.of(cookie).cloned()))
+        let known = self.owners.of(cookie).cloned();
+        let process = known.or_else(|| self.remembered(cookie)?.process.clone());
+        Some((tracked, process))
     }
 
     /// Whether the filter matches a connection.
@@ -164,6 +225,11 @@ impl Observer {
     /// scan began; `false` only if neither can have happened.
     pub fn may_have_changed(&self) -> bool {
         self.scanner.may_have_changed()
+    }
+
+    /// Returns why BPF, or a part of it, is not available; `None` if all that is wanted is.
+    pub fn problem(&self) -> Option<&str> {
+        self.scanner.problem()
     }
 
     /// Returns the namespaces of the last scan.
@@ -204,6 +270,10 @@ impl Observer {
     pub fn denied(&self) -> usize {
         self.owners.denied()
     }
+}
+
+fn recall(remembered: &[FxHashMap<u64, Ended>; 2], cookie: u64) -> Option<&Ended> {
+    remembered.iter().find_map(|period| period.get(&cookie))
 }
 
 /// Reads the buffer limits of the caller's own namespace.
@@ -253,7 +323,7 @@ mod tests {
             )
         };
         let filter = Filter::all();
-        let mut observer = Observer::new(Scope::Own, KEEP, true);
+        let mut observer = Observer::new(Scope::Own, KEEP, Wants::EVENTS);
         let (mut first, mut peer) = open();
         observer.scan(&filter).unwrap();
         let [cookie] = cookies(&observer, &first)[..] else {
@@ -314,7 +384,7 @@ mod tests {
             samples: 6,
         };
         let filter: Filter = format!("port {}", to.port()).parse().unwrap();
-        let mut observer = Observer::new(Scope::Own, keep, true);
+        let mut observer = Observer::new(Scope::Own, keep, Wants::EVENTS);
         for _ in 0..4 {
             observer.scan(&filter).unwrap();
             assert_eq!((observer.kept(), observer.left_out()), (3, 5));

@@ -12,9 +12,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
+use rustix::param::clock_ticks_per_second;
 
 pub use self::process::Process;
 use self::process::Walk;
+use crate::bpf_iter::OwnerRecord;
 
 /// The maximum number of descriptors and processes that one scan reads. Each read takes one to
 /// three microseconds.
@@ -28,6 +30,10 @@ const CHECKS: usize = 500;
 /// connection that another process keeps.
 const RENEW: u32 = 30;
 
+/// The maximum number of processes that BPF programs recorded to remember. Beyond it all are
+/// forgotten, and read again when they are recorded again.
+const RECORDED: usize = 4096;
+
 /// The owners of connections.
 #[derive(Debug)]
 pub struct Owners {
@@ -40,6 +46,9 @@ pub struct Owners {
     /// Processes to check in the next scans.
     unchecked: Vec<Arc<Process>>,
     denied: usize,
+    recorded: FxHashMap<OwnerRecord, Arc<Process>>,
+    /// Nanoseconds in a unit of a process's start time.
+    start_unit: u64,
 }
 
 #[derive(Debug)]
@@ -72,7 +81,24 @@ impl Owners {
             scans: 0,
             unchecked: Vec::new(),
             denied: 0,
+            recorded: FxHashMap::default(),
+            start_unit: 1_000_000_000 / clock_ticks_per_second().max(1),
         }
+    }
+
+    /// Returns the process that a BPF program has recorded.
+    pub(crate) fn recorded(&mut self, owner: &OwnerRecord) -> Arc<Process> {
+        if let Some(process) = self.recorded.get(owner) {
+            return process.clone();
+        }
+        let began = owner.began / self.start_unit;
+        let process = Process::recorded(&self.proc, owner.pid, began, &owner.name);
+        let process = Arc::new(process);
+        if self.recorded.len() >= RECORDED {
+            self.recorded.clear();
+        }
+        self.recorded.insert(owner.clone(), process.clone());
+        process
     }
 
     /// Updates the known connections from a scan, given by cookie and inode, and searches for
@@ -249,6 +275,29 @@ mod tests {
         assert_eq!(owner(&owners, 2), Some((10, "nginx")));
         assert_eq!(owner(&owners, 3), Some((11, "sshd")));
         assert_eq!((owner(&owners, 4), owner(&owners, 5)), (None, None));
+    }
+
+    #[test]
+    fn a_recorded_process_has_its_container_while_it_runs_and_its_name_for_ever() {
+        let (machine, mut owners) = Machine::new();
+        let unit = owners.start_unit;
+        machine.starts(10, "curl", 5, &[]);
+        let id = "0123456789abcdef".repeat(4);
+        fs::write(machine.0.path().join("10/cgroup"), format!("0::/{id}\n")).unwrap();
+        let mut record = OwnerRecord {
+            pid: 10,
+            began: 5 * unit + 7,
+            name: b"cu\x1brl".to_vec(),
+        };
+        let process = owners.recorded(&record);
+        assert_eq!(process.container.as_deref(), Some("0123456789ab"));
+        assert!(process.name.chars().all(|c| !c.is_control()));
+        machine.ends(10);
+        assert_eq!(owners.recorded(&record), process);
+        // Another process has the pid now.
+        machine.starts(10, "other", 9, &[]);
+        record.began += unit;
+        assert_eq!(owners.recorded(&record).container, None);
     }
 
     #[test]

@@ -20,7 +20,8 @@ use taut_sys::netns::{NetnsError, NetnsId};
 use taut_sys::sock_diag::{Connection, DumpStats, SockDiag, SocketId};
 
 pub(crate) use self::changed::Changed;
-use crate::bpf_iter::{List, TcpIter};
+pub use crate::bpf_iter::Wants;
+use crate::bpf_iter::{EndRecord, Ends, List, TcpIter};
 use crate::namespaces::{self, Namespace};
 
 /// The longest time until a new namespace is found.
@@ -58,7 +59,11 @@ pub struct Scanner {
     found: Option<Instant>,
     /// `None` without BPF.
     bpf: Option<TcpIter>,
-    wants_events: bool,
+    /// The ends of connections; `None` without BPF, or if the caller does not want them.
+    ends: Option<Ends>,
+    /// Why BPF, or a part of it, is not available.
+    problem: Option<String>,
+    wants: Wants,
     /// When the last full scan began, and its summary. `None` if it was incomplete.
     last_full: Option<(Instant, ScanSummary)>,
     /// When a quick scan last failed.
@@ -143,17 +148,20 @@ pub(crate) struct Batch {
 // === impl Scanner ===
 
 impl Scanner {
-    /// Returns a scanner that has not scanned yet. `wants_events`: count events between scans,
-    /// which costs some time for each segment.
-    pub fn new(scope: Scope, wants_events: bool) -> Self {
+    /// Returns a scanner that has not scanned yet.
+    pub fn new(scope: Scope, wants: Wants) -> Self {
+        let (bpf, problem) = load(wants);
+        let ends = bpf.as_ref().and_then(TcpIter::ends);
         Self {
             scope,
             namespaces: Vec::new(),
             left_out: 0,
             hidden: 0,
             found: None,
-            bpf: load(wants_events),
-            wants_events,
+            bpf,
+            ends: ends.and_then(Result::ok),
+            problem,
+            wants,
             last_full: None,
             quick_failed: None,
             denied: HashSet::new(),
@@ -260,6 +268,29 @@ impl Scanner {
         bpf.and_then(TcpIter::has_activity).unwrap_or(true)
     }
 
+    /// Passes the connections that have ended since the last call to `each`. Returns the number of
+    /// others, for which the kernel had no room; `None` if ends are not recorded.
+    pub(crate) fn ends(&mut self, each: impl FnMut(EndRecord)) -> Option<u64> {
+        Some(self.ends.as_mut()?.read(each))
+    }
+
+    /// Returns why BPF, or a part of it, is not available; `None` if all of it is.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Returns the name of the namespace with this inode. A namespace that no scan has found yet is
+    /// named by its inode; `None` if it is not to be scanned.
+    pub(crate) fn name_of(&self, inode: u32) -> Option<Arc<str>> {
+        let mut all = self.namespaces.iter();
+        let known = all.find(|namespace| namespace.id.inode() == u64::from(inode));
+        match known {
+            Some(namespace) => Some(namespace.name.clone()),
+            None if self.scope == Scope::Machine => Some(format!("net:[{inode}]").into()),
+            None => None,
+        }
+    }
+
     /// Returns the namespaces of the last scan.
     pub(crate) fn namespaces(&self) -> &[Namespace] {
         &self.namespaces
@@ -309,13 +340,16 @@ impl Scanner {
 }
 
 /// Loads the BPF programs. Returns `None` on failure: the scanner works without them, but provides
-/// less data.
-fn load(wants_events: bool) -> Option<TcpIter> {
-    match TcpIter::load(wants_events) {
-        Ok(bpf) => Some(bpf),
+/// less data. Also returns why something is missing.
+fn load(wants: Wants) -> (Option<TcpIter>, Option<String>) {
+    match TcpIter::load(wants) {
+        Ok(bpf) => {
+            let problem = bpf.without_events().map(str::to_owned);
+            (Some(bpf), problem)
+        }
         Err(error) => {
             tracing::debug!(%error, "connections are scanned without BPF");
-            None
+            (None, Some(error.to_string()))
         }
     }
 }
@@ -411,7 +445,7 @@ impl FullScan<'_> {
             left_out: scanner.left_out,
             hidden: scanner.hidden,
             without_bpf: scanner.bpf.is_none(),
-            without_events: scanner.wants_events && !counts_events,
+            without_events: scanner.wants.events && !counts_events,
             ..self.summary
         };
         if !counts_events {
@@ -469,7 +503,7 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let local = client.local_addr().unwrap();
         for scope in [Scope::Own, Scope::Machine] {
-            let (read, summary) = scan(&mut Scanner::new(scope, true)).unwrap();
+            let (read, summary) = scan(&mut Scanner::new(scope, Wants::EVENTS)).unwrap();
             assert_eq!(summary.connections, read.len());
             let is_it = |(netns, c): &(Arc<str>, Connection)| &**netns == "-" && c.local == local;
             let found = read.iter().find(|found| is_it(found)).unwrap();
@@ -479,7 +513,7 @@ mod tests {
 
     #[test]
     fn an_unknown_namespace_is_an_error_that_names_it() {
-        let mut scanner = Scanner::new(Scope::Named("taut-no-such".into()), false);
+        let mut scanner = Scanner::new(Scope::Named("taut-no-such".into()), Wants::default());
         let error = scan(&mut scanner).unwrap_err().to_string();
         assert!(error.contains("taut-no-such"), "{error}");
     }

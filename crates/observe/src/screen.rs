@@ -90,12 +90,14 @@ fn show(
     let events = events();
     let mut next = Instant::now();
     while !ends.load(Ordering::Relaxed) {
+        // The kernel's room for ends is limited, so they are also read between scans.
+        observer.poll_ended(|ended| state.add_ended(ended));
         if next <= Instant::now() {
             if !state.paused() {
                 // The filter may change before the next scan, so the table keeps all connections.
                 let summary = observer.scan(&Filter::all())?;
                 if let Some(sentence) = missing(observer, &summary) {
-                    state.show_message(sentence);
+                    state.show_notice(sentence);
                 }
                 state.update(observer);
             }

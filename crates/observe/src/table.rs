@@ -367,6 +367,19 @@ impl<M: Copy> Tracked<M> {
         });
     }
 
+    /// Returns the payload sent and received between the first sample and the last, in bytes.
+    pub(crate) fn carried(&self) -> u64 {
+        self.window().map_or(0, |window| {
+            window.more(|info| info.bytes_acked) + window.more(|info| info.bytes_received)
+        })
+    }
+
+    /// Keeps only the last two samples, for a connection that has ended.
+    pub(crate) fn shorten(&mut self) {
+        self.samples.drain(..self.samples.len().saturating_sub(2));
+        self.samples.shrink_to_fit();
+    }
+
     /// Returns the last sample.
     pub fn last(&self) -> &Sample {
         self.samples

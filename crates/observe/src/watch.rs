@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use taut_sys::sock_diag::Connection;
 
+use crate::ended::Ended;
 use crate::filter::Filter;
 use crate::observer::Observer;
 use crate::observer::Tracked;
@@ -68,6 +69,8 @@ pub struct Report<'a> {
     pub life: Option<&'a Life>,
     /// The verdict on its last samples; `None` if there is only one sample.
     pub verdict: Option<Verdict>,
+    /// Its whole life, if it has ended and BPF programs recorded that.
+    pub ended: Option<&'a Ended>,
 }
 
 /// Takes reports.
@@ -90,6 +93,8 @@ pub struct Counts {
     pub unreported: u64,
     /// Number of times that the kernel dropped reports of ends because they were not read in time.
     pub missed: u64,
+    /// Ended connections that were reported without an owner.
+    pub without_owner: u64,
 }
 
 /// A connection that a scan no longer found.
@@ -192,6 +197,8 @@ impl Watcher {
         self.counts.missed += self
             .listeners
             .poll(|netns, connection| ends.push((netns.clone(), connection)));
+        // Read after the kernel's reports, each of which follows its record.
+        self.observer.poll_ended(|_| {});
         for (netns, connection) in ends {
             self.ended(&netns, began, connection, to);
         }
@@ -207,6 +214,7 @@ impl Watcher {
                 process: seen.process,
                 life: self.lives.get(&seen.cookie),
                 verdict: self.observer.verdict(&seen),
+                ended: None,
             });
         }
     }
@@ -283,18 +291,22 @@ impl Watcher {
             return;
         }
         let tracked = Tracked::only(netns.clone(), sample);
-        if !self.observer.matches(&self.filter, &tracked, None) {
+        let ended = self.observer.remembered(cookie);
+        let process = ended.and_then(|ended| ended.process.as_deref());
+        if !self.observer.matches(&self.filter, &tracked, process) {
             return;
         }
         self.counts.ended += 1;
         self.counts.unseen += 1;
+        self.counts.without_owner += u64::from(process.is_none());
         to.report(&Report {
             event: Event::End,
             cookie,
             tracked: &tracked,
-            process: None,
+            process,
             life: None,
             verdict: None,
+            ended,
         });
     }
 
@@ -308,6 +320,7 @@ impl Watcher {
 
     fn end(&mut self, cookie: u64, unlisted: &Unlisted, to: &mut impl ReportSink) {
         self.counts.ended += 1;
+        self.counts.without_owner += u64::from(unlisted.process.is_none());
         to.report(&Report {
             event: Event::End,
             cookie,
@@ -315,6 +328,7 @@ impl Watcher {
             process: unlisted.process.as_deref(),
             life: Some(&unlisted.life),
             verdict: self.observer.verdict_of(&unlisted.tracked),
+            ended: self.observer.remembered(cookie),
         });
     }
 }
@@ -337,7 +351,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::scan::Scope;
+    use crate::scan::{Scope, Wants};
     use crate::table::Retention;
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -374,7 +388,7 @@ mod tests {
             samples: 6,
         };
         let filter = format!("dport {port}").parse().unwrap();
-        Watcher::new(Observer::new(Scope::Own, keep, false), filter)
+        Watcher::new(Observer::new(Scope::Own, keep, Wants::default()), filter)
     }
 
     /// Polls until this many ends were reported.

@@ -5,15 +5,41 @@ use std::io::Write as _;
 use clap::Args as ClapArgs;
 use taut_observe::filter::Filter;
 use taut_observe::observer::Observer;
-use taut_observe::scan::{ScanSummary, Scope};
+use taut_observe::scan::{ScanSummary, Scope, Wants};
 use taut_observe::table::Retention;
 
 use crate::Failure;
 
+/// The syntax of filters, for the end of a command's help.
+macro_rules! filter_help {
+    () => {
+        "\
+A FILTER selects connections. Tests may be joined by and, or, not and parentheses, as in tcpdump and ss:
+  10.0.0.9   10.0.0.0/8   2001:db8::1         an address or a network, at either end
+  10.0.0.9:443   [2001:db8::1]:443   :443     a port of an address, or of any, at either end
+  src ...   dst ...                           this end, the peer: one of these, or the name of a host
+  host example.com                            the addresses of a host, looked up once
+  port 443   sport 8000-8100   dport https    a port, a range, a service (/etc/services), at either end, here, there
+  nginx   process 'ngin*'                     a process; a bare name must be one that runs or is installed
+  812   pid 812                               a process by its pid
+  user www-data   uid 33                      the owner of the socket
+  cgroup /system.slice/nginx.service          a cgroup, and those in it
+  container '0123*'   netns blue   cc bbr   state close-wait"
+    };
+}
+pub(crate) use filter_help;
+
+/// Whether a command reports connections that have ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    Recorded,
+    Ignored,
+}
+
 /// Arguments that choose connections.
 #[derive(ClapArgs)]
 pub(crate) struct ConnectionArgs {
-    /// Only these connections: `dst 10.0.0.0/8 and dport 443`, a pid, a process name
+    /// Only these connections: `10.0.0.9:443`, `dst 10.0.0.0/8 and dport https`, a process; see below
     #[arg(value_name = "FILTER")]
     filter: Vec<String>,
 
@@ -50,11 +76,9 @@ impl ConnectionArgs {
     /// If the filter does not parse.
     pub(crate) fn filter(&self) -> Result<Filter, Failure> {
         let filter = self.text();
-        filter.parse().map_err(|e| {
-            Failure::Usage(format!(
-                "filter {filter:?}: {e} (docs/observe.md has the syntax)"
-            ))
-        })
+        filter
+            .parse()
+            .map_err(|e| Failure::Usage(format!("filter {filter:?}: {e} (--help has the syntax)")))
     }
 
     /// Returns the filter as the user typed it.
@@ -64,7 +88,7 @@ impl ConnectionArgs {
 
     /// Returns an observer that keeps `samples` of each connection. `connections` is the default of
     /// `--connections`.
-    pub(crate) fn observer(&self, connections: usize, samples: usize) -> Observer {
+    pub(crate) fn observer(&self, connections: usize, samples: usize, ends: Ends) -> Observer {
         let scope = match &self.netns {
             Some(name) => Scope::Named(name.clone()),
             None if self.own_netns => Scope::Own,
@@ -74,7 +98,12 @@ impl ConnectionArgs {
             connections: self.connections.unwrap_or(connections),
             samples,
         };
-        Observer::new(scope, keep, !self.no_events)
+        let events = !self.no_events;
+        let wants = Wants {
+            events,
+            ends: events && ends == Ends::Recorded,
+        };
+        Observer::new(scope, keep, wants)
     }
 }
 
@@ -102,38 +131,62 @@ impl Missing {
         summary: &ScanSummary,
     ) -> Option<String> {
         let left_out = observer.left_out();
+        let is_root = taut_sys::probe::is_root();
+        // A container may drop capabilities of root.
+        let help = |capability: &str| match is_root {
+            true => format!("root may not do that here ({capability})"),
+            false => "run this as root".to_owned(),
+        };
+        let bpf = match observer.problem().filter(|_| is_root) {
+            Some(problem) => problem.to_owned(),
+            None => "run this as root, on a kernel with BTF".to_owned(),
+        };
         let missing = [
             (
                 summary.denied,
-                "network namespaces cannot be entered, so their connections are missing: run this as root",
+                format!(
+                    "network namespaces cannot be entered, so their connections are missing: {}",
+                    help("CAP_SYS_ADMIN")
+                ),
             ),
             (
                 observer.denied(),
-                "processes cannot be inspected, so their connections have no process name: run this as root",
+                format!(
+                    "processes cannot be inspected, so their connections have no process name: {}",
+                    help("CAP_SYS_PTRACE")
+                ),
             ),
             (
                 summary.hidden,
-                "processes may be in network namespaces that are not known, so connections may be missing: run this as root",
+                format!(
+                    "processes may be in network namespaces that are not known, so connections may be missing: {}",
+                    help("CAP_SYS_PTRACE")
+                ),
             ),
-            (left_out, "connections are left out: raise --connections"),
+            (left_out, "connections are left out: raise --connections".to_owned()),
             (
                 summary.left_out + summary.incomplete,
-                "network namespaces or messages of the kernel are left out",
+                "network namespaces or messages of the kernel are left out".to_owned(),
             ),
             (
                 summary.without_slot,
                 "connections have no event counters (at most 100,000 have, and net.core.optmem_max has to leave room for \
-                 them)",
+                 them)"
+                    .to_owned(),
             ),
             (
                 usize::from(summary.without_bpf),
-                "source is missing, BPF, so it is unknown which applications set their buffer sizes: run this as root, on a \
-                 kernel with BTF",
+                format!(
+                    "source is missing, BPF, so it is unknown which applications set their buffer sizes, and connections \
+                     that come and go between two scans are not seen: {bpf}"
+                ),
             ),
             (
                 usize::from(summary.without_events && !summary.without_bpf),
-                "source is missing, the TCP tracepoints, so events between scans are not counted (they need Linux 5.19; \
-                 --no-events does without)",
+                format!(
+                    "source is missing, the TCP tracepoints (Linux 5.19), so events between scans are not counted, and \
+                     connections that come and go between two scans are not seen (--no-events does without): {bpf}"
+                ),
             ),
         ];
         let mut sentences = Vec::new();

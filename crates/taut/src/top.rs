@@ -5,27 +5,34 @@ use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use taut_observe::filter::Filter;
+use taut_observe::ended::Groups;
+use taut_observe::filter::{Filter, Subject};
 use taut_observe::observer::{Observed, Observer};
 use taut_observe::record::Record;
 use taut_observe::screen;
 use taut_observe::view::{self, Row, Sort};
 
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Missing};
+use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The number of samples that a verdict is based on.
 const SAMPLES: usize = 6;
+/// The time between two readings of ended connections, for which the kernel's room is limited.
+const POLL_ENDED: Duration = Duration::from_millis(500);
 /// The default number of connections kept, 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
 /// Show what each TCP connection is doing, and what limits it
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = concat!("\
   taut top                           a live table; press ? for the keys
   taut top --batch                   a table each second, the fastest connections first
   taut top --batch -n 2 dport 443    two tables of these connections; rates and limits appear in the second
-  taut top --json | jq .             a line for each connection and scan")]
+  taut top --json | jq .             a line for each connection and scan
+
+",
+    filter_help!()
+))]
 pub(crate) struct Args {
     #[command(flatten)]
     connections: ConnectionArgs,
@@ -66,9 +73,12 @@ fn sort() -> impl TypedValueParser<Value = Sort> {
     })
 }
 
-/// Parses a time between scans.
+/// Parses a time between scans. A number without a unit is in seconds.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
-    let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    let time = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => humantime::parse_duration(text).map_err(|e| e.to_string())?,
+    };
     match time {
         time if time < Duration::from_millis(10) => Err("must be at least 10ms".into()),
         time if time > Duration::from_secs(3600) => Err("must be at most 1h".into()),
@@ -78,7 +88,9 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let filter = args.connections.filter()?;
-    let mut observer = args.connections.observer(CONNECTIONS, SAMPLES);
+    let mut observer = args
+        .connections
+        .observer(CONNECTIONS, SAMPLES, Ends::Recorded);
     let mut missing = Missing::default();
     if !args.batch && !args.json {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
@@ -100,29 +112,40 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut next = Instant::now();
     let mut left = args.scans;
+    let mut ended = Groups::default();
     while left != Some(0) {
         let summary = observer
             .scan(&filter)
             .map_err(|e| Failure::Run(e.to_string()))?;
         missing.report(&observer, &summary);
-        match args.print(&observer, &filter) {
+        poll_ended(&mut observer, &filter, &mut ended);
+        match args.print(&observer, &filter, &std::mem::take(&mut ended)) {
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
             printed => printed.map_err(|e| Failure::Run(format!("cannot write: {e}")))?,
         }
         left = left.map(|left| left - 1);
         // A scan that takes too long delays the next ones.
         next = (next + args.interval).max(Instant::now());
-        if left != Some(0) {
-            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        while left != Some(0) && Instant::now() < next {
+            std::thread::sleep(POLL_ENDED.min(next.saturating_duration_since(Instant::now())));
+            poll_ended(&mut observer, &filter, &mut ended);
         }
     }
     Ok(())
 }
 
+fn poll_ended(observer: &mut Observer, filter: &Filter, ended: &mut Groups) {
+    observer.poll_ended(|one| {
+        if filter.matches(&Subject::of_ended(one)) {
+            ended.add(one);
+        }
+    });
+}
+
 // === impl Args ===
 
 impl Args {
-    fn print(&self, observer: &Observer, filter: &Filter) -> io::Result<()> {
+    fn print(&self, observer: &Observer, filter: &Filter, ended: &Groups) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
         let mut rows: Vec<(Row, Observed<'_>)> = observer
             .connections(filter)
@@ -138,11 +161,15 @@ impl Args {
                 serde_json::to_writer(&mut out, &record)?;
                 out.write_all(b"\n")?;
             }
+            out.write_all(ended.json()?.as_bytes())?;
         } else {
             let rows = rows
                 .into_iter()
                 .map(|(row, observed)| row.with_limit(observer.limit(&observed)));
             view::table(rows, &mut out)?;
+            if let Some(line) = ended.line() {
+                writeln!(out, "ended: {line}")?;
+            }
             out.write_all(b"\n")?;
         }
         out.flush()

@@ -30,7 +30,7 @@ use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
 use taut_tune::undo::UndoSummary;
 
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Missing};
+use crate::observe::{ConnectionArgs, Ends, Missing};
 
 /// The valid windows: from the widest window without scaling to the widest with scaling.
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         true => Some(actuators(&args.journal)?),
         false => None,
     };
-    let observer = args.which.observer(CONNECTIONS, SAMPLES);
+    let observer = args.which.observer(CONNECTIONS, SAMPLES, Ends::Ignored);
     let mut tuner = Tuner::new(observer, selection, actuators);
     if let Some(window) = cap {
         tuner = tuner.with_cap(WindowCap::of(window));

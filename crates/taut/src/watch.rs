@@ -11,7 +11,7 @@ use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
 
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Missing};
+use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The number of samples that a verdict is based on.
 const SAMPLES: usize = 6;
@@ -20,14 +20,18 @@ const CONNECTIONS: usize = 100_000;
 
 /// Record each connection when it ends
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = concat!("\
   taut watch                                   lines of JSON to standard output
   taut watch --to /var/log/taut --keep 30      to files in that directory, each up to 100 MB or a day
   taut watch --open-every 1m dport 443         only these connections; open ones too, every minute
   taut watch --metrics 127.0.0.1:9466 --to /var/log/taut
   taut watch --format parquet --to /var/log/taut --file-time 1h
 
-It changes nothing. SIGTERM and SIGINT end it.")]
+It changes nothing. SIGTERM and SIGINT end it.
+
+",
+    filter_help!()
+))]
 pub(crate) struct Args {
     #[command(flatten)]
     connections: ConnectionArgs,
@@ -83,7 +87,9 @@ fn file_time(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let filter = args.connections.filter()?;
-    let observer = args.connections.observer(CONNECTIONS, SAMPLES);
+    let observer = args
+        .connections
+        .observer(CONNECTIONS, SAMPLES, Ends::Recorded);
     let rotation = Rotation {
         size: args.file_size.as_u64(),
         time: args.file_time,

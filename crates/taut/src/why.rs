@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressStyle};
 use taut_observe::explain;
+use taut_observe::observation::Observation;
 use taut_tune::log;
 
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Missing};
+use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The time between scans; longer if scans would take more than a tenth of a core.
 const BETWEEN: Duration = Duration::from_millis(100);
@@ -22,12 +23,16 @@ const CONNECTIONS: usize = 10_000;
 
 /// Explain what limits connections
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = concat!("\
   taut why                                   the connections that carry most
   taut why nginx                             connections of processes with this name
   taut why dst 10.0.0.0/8 and dport 443      connections to these addresses and this port
 
-It observes for some seconds and then explains. It changes nothing.")]
+It observes for some seconds and then explains. It changes nothing.
+
+",
+    filter_help!()
+))]
 pub(crate) struct Args {
     #[command(flatten)]
     connections: ConnectionArgs,
@@ -58,20 +63,23 @@ fn watch(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let filter = args.connections.filter()?;
-    let mut observer = args.connections.observer(CONNECTIONS, SAMPLES);
+    let mut observer = args
+        .connections
+        .observer(CONNECTIONS, SAMPLES, Ends::Recorded);
     // Scans beyond the number of samples would be wasted.
     let between = BETWEEN.max(args.time / SAMPLES as u32);
     observer.measure_descheduling();
+    let mut observation = Observation::new(observer, filter);
     let progress = progress(args.time);
     let mut missing = Missing::default();
     let began = Instant::now();
     loop {
         let scan = Instant::now();
-        let summary = observer
-            .scan(&filter)
+        let summary = observation
+            .scan()
             .map_err(|e| Failure::Run(e.to_string()))?;
         let cost = scan.elapsed();
-        progress.suspend(|| missing.report(&observer, &summary));
+        progress.suspend(|| missing.report(observation.observer(), &summary));
         progress.set_position(began.elapsed().as_millis() as u64);
         let left = args.time.saturating_sub(began.elapsed());
         if left.is_zero() {
@@ -79,12 +87,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         std::thread::sleep(between.max(cost * 10).saturating_sub(cost).min(left));
     }
+    observation.poll();
     progress.finish_and_clear();
     let tuned = tuned(&args.tune_log);
-    let explanations = explain::explanations(&observer, &filter, &tuned);
+    let explanations = explain::explanations(&observation, &tuned);
     let text = match args.json {
-        true => explain::json(&explanations).map_err(|e| Failure::Run(e.to_string()))?,
-        false => explain::text(&explanations, observer.elapsed(), args.explain),
+        true => explain::json(&explanations, observation.groups())
+            .map_err(|e| Failure::Run(e.to_string()))?,
+        false => {
+            let watched = observation.observer().elapsed();
+            explain::text(&explanations, &observation, watched, args.explain)
+        }
     };
     match io::stdout().write_all(text.as_bytes()) {
         // The reader is gone.

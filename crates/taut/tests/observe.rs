@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -115,12 +116,166 @@ fn a_filter_takes_what_it_says_and_a_wrong_one_is_explained() {
     assert_eq!(count(&["port", &port, "and", "pid", &me().to_string()]), 2);
     assert_eq!(count(&["not", "port", &port]), 0);
     drop(client);
-    let output = taut(&["top", "--batch", "dport", "https"])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("\"https\"") && said.contains("443"), "{said}");
+    let refused = |filter: &[&str]| {
+        let output = taut(&[&["top", "--batch"], filter].concat())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = refused(&["dport", "htps"]);
+    assert!(said.contains("\"htps\"") && said.contains("443"), "{said}");
+    let said = refused(&["no-such-word", "bar"]);
+    assert!(said.contains("`process no-such-word`"), "{said}");
+    let help = taut(&["why", "--help"]).output().unwrap().stdout;
+    let help = String::from_utf8(help).unwrap();
+    assert!(
+        help.contains("10.0.0.9:443") && help.contains("dport https"),
+        "{help}"
+    );
+}
+
+/// Opens a connection in the namespace, which carries `request` bytes to the server and `reply` bytes
+/// back, and closes it.
+fn short_connection(host: &Host, listener: &TcpListener, request: usize, reply: usize) {
+    let (mut client, mut server) = host.connection(listener);
+    client.write_all(&vec![7; request]).unwrap();
+    server.read_exact(&mut vec![0; request]).unwrap();
+    server.write_all(&vec![7; reply]).unwrap();
+    drop(server);
+    client.read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// The name of this process.
+fn my_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap();
+    name.trim_end().to_owned()
+}
+
+/// Connects to `to`, sends `request` bytes, and reads the reply to its end.
+fn request(to: SocketAddr, request: &[u8]) -> u64 {
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(request).unwrap();
+    client.read_to_end(&mut Vec::new()).unwrap() as u64
+}
+
+/// The processor time of a process, in seconds.
+fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    let ticks: f64 = fields[11..13]
+        .iter()
+        .map(|ticks| ticks.parse::<f64>().unwrap())
+        .sum();
+    ticks / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// TAUT_SHORT_SECONDS=60 makes 2,000 connections a second for a minute, and prints the cost.
+#[test]
+fn connections_that_come_and_go_are_summed_up_with_their_process_and_none_is_missed() {
+    const RATE: u64 = 2000;
+    let seconds = std::env::var("TAUT_SHORT_SECONDS").ok();
+    let seconds: Option<u64> = seconds.map(|seconds| seconds.parse().unwrap());
+    let many = seconds.map_or(1000, |seconds| seconds * RATE);
+    let host = Host::new("short");
+    let listener = host.listener();
+    let open = host.connection(&listener);
+    let near = open.0.local_addr().unwrap().to_string();
+    let mut top = Running::start(&[
+        "top",
+        "--json",
+        "--interval",
+        "100ms",
+        "--netns",
+        host.name(),
+    ]);
+    while !top.line().expect("it goes on").contains(&near) {}
+    let to = listener.local_addr().unwrap();
+    // What the server has sent and received, by its own account.
+    let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (mut seen, mut sums) = (0, [[0; 3]; 2]);
+    let (began, before) = (Instant::now(), cpu_seconds(top.child.id()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for index in 0..many {
+                let (mut server, _) = listener.accept().unwrap();
+                server.read_exact(&mut [0; 100]).unwrap();
+                let reply = vec![7; 1000 + index as usize % 5000];
+                server.write_all(&reply).unwrap();
+                sent.fetch_add(reply.len() as u64, Ordering::Relaxed);
+                received.fetch_add(100, Ordering::Relaxed);
+            }
+        });
+        scope.spawn(|| {
+            let all = || {
+                for index in 0..many {
+                    request(to, &[7; 100]);
+                    if seconds.is_some() {
+                        let due = Duration::from_secs(index) / RATE as u32;
+                        std::thread::sleep(due.saturating_sub(began.elapsed()));
+                    }
+                }
+            };
+            host.0.run(all).unwrap();
+        });
+        while seen < 2 * many {
+            let line: Value = serde_json::from_str(&top.line().expect("it goes on")).unwrap();
+            let ended = &line["ended"];
+            if ended.is_null() {
+                continue;
+            }
+            assert_eq!(ended["process"], my_name(), "{line}");
+            let of = |name: &str| ended[name].as_u64().unwrap();
+            let here = usize::from(ended["opened_by"] == "here");
+            for (sum, name) in sums[here]
+                .iter_mut()
+                .zip(["connections", "sent", "received"])
+            {
+                *sum += of(name);
+            }
+            assert_eq!((of("failed"), of("open_before")), (0, 0));
+            seen += of("connections");
+        }
+    });
+    let (sent, received) = (sent.into_inner(), received.into_inner());
+    assert_eq!(sums[0], [many, sent, received]);
+    assert_eq!(sums[1], [many, received, sent]);
+    if seconds.is_some() {
+        let (time, used) = (
+            began.elapsed().as_secs_f64(),
+            cpu_seconds(top.child.id()) - before,
+        );
+        println!(
+            "{many} connections in {time:.1} s, {:.3} cores",
+            used / time
+        );
+    }
+}
+
+#[test]
+fn why_explains_what_ended_within_its_time_and_never_says_that_there_was_nothing() {
+    let host = Host::new("why-short");
+    let listener = host.listener();
+    let name = my_name();
+    let filter = format!("process '{name}'");
+    let mut why = taut(&["why", "--for", "2s", "--netns", host.name(), &filter]);
+    let mut why = why.stdout(Stdio::piped()).spawn().unwrap();
+    while why.try_wait().unwrap().is_none() {
+        short_connection(&host, &listener, 100, 20_000);
+    }
+    let said = std::io::read_to_string(why.stdout.take().unwrap()).unwrap();
+    assert!(!said.contains("no such connection"), "{said}");
+    let peer = listener.local_addr().unwrap().ip();
+    let sums = format!(
+        "connections of {name} to {peer} ended in namespace {}",
+        host.name()
+    );
+    assert!(said.contains(&sums) && said.contains("0 of"), "{said}");
 }
 
 #[test]

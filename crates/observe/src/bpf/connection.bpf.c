@@ -9,6 +9,10 @@
  * takes long even with few connections, because the kernel's hash table is
  * large; so most scans visit only the slots (taut_slots). Two programs count
  * events. They run with the socket locked and ignore connections without a slot.
+ *
+ * The slot also has the life of a connection (life.h): which process connected or
+ * accepted, and when. At its end taut_state writes that, and the final figures,
+ * to a ring buffer.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -47,6 +51,7 @@ struct sock_common {
 	__u16 skc_num;
 	unsigned short skc_family;
 	unsigned char skc_state;
+	unsigned long skc_flags;
 	int skc_bound_dev_if;
 	struct {
 		struct net *net;
@@ -71,18 +76,42 @@ struct bpf_iter__bpf_sk_storage_map {
 struct socket;
 struct tcp_congestion_ops;
 
+struct kernfs_node {
+	__u64 id;
+} __attribute__((preserve_access_index));
+
+struct cgroup {
+	struct kernfs_node *kn;
+} __attribute__((preserve_access_index));
+
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+} __attribute__((preserve_access_index));
+
 struct sock {
 	struct socket *sk_socket;
+	struct sock_cgroup_data sk_cgrp_data;
+	struct {
+		__u32 val;
+	} sk_uid;
 	int sk_sndbuf;
 	int sk_rcvbuf;
 	unsigned long sk_max_pacing_rate;
 	__u8 sk_userlocks:4;
 } __attribute__((preserve_access_index));
 
+struct inet_sock {
+	__be16 inet_sport;
+} __attribute__((preserve_access_index));
+
 struct inet_connection_sock {
+	struct inet_sock icsk_inet;
 	const struct tcp_congestion_ops *icsk_ca_ops;
 	__u32 icsk_pmtu_cookie;
 	__u8 icsk_ca_state:5;
+	struct {
+		__u32 lrcvtime;
+	} icsk_ack;
 	struct {
 		__u32 enabled:1;
 	} icsk_mtup;
@@ -104,6 +133,17 @@ struct tcp_sock {
 		__u64 mstamp;
 		__u32 rtt_us;
 	} rack;
+	__u64 bytes_acked;
+	__u64 bytes_received;
+	__u32 data_segs_out;
+	__u32 total_retrans;
+	__u32 snd_cwnd;
+	__u32 snd_ssthresh;
+	__u32 srtt_us;
+	__u32 lsndtime;
+	__u32 chrono_start;
+	__u32 chrono_stat[3];
+	__u8 chrono_type:2;
 } __attribute__((preserve_access_index));
 
 /* The kernel's enum tcp_ca_state; tcp_info uses the same values. */
@@ -122,9 +162,24 @@ enum {
 	STATE_ESTABLISHED = 1,
 	STATE_SYN_SENT = 2,
 	STATE_SYN_RECV = 3,
+	STATE_FIN_WAIT1 = 4,
 	STATE_TIME_WAIT = 6,
 	STATE_CLOSE = 7,
+	STATE_LAST_ACK = 9,
 	STATE_LISTEN = 10,
+};
+
+/* What happened to a connection since it was opened. */
+struct life {
+	struct connection_owner owner;
+	__u64 opened;
+	__u64 established;
+	__u64 first_data;
+	__u32 handshake_us;
+	__u32 lost_since;	/* in ticks; 0: nothing is lost */
+	__u32 lost_ticks;
+	__u8 flags;	/* of enum connection_flags */
+	__u8 pad[3];
 };
 
 /* While these fields are unchanged, sock_diag reports the same data, except for
@@ -166,6 +221,7 @@ struct slot {
 	__u64 signal_at;
 	__u32 delivered;	/* at the last signal */
 	__u32 version;		/* of counts; odd during a write */
+	struct life life;
 };
 
 /* Two signals are unrelated if more than 69 s or this many segments lie between
@@ -215,11 +271,10 @@ static __always_inline struct slot *give_slot(struct sock_common *common,
 	return slot;
 }
 
-static __always_inline void name(struct connection *seen,
+static __always_inline void name(struct connection_name *seen,
 				 struct sock_common *common)
 {
 	seen->family = common->skc_family;
-	seen->interface = common->skc_bound_dev_if;
 	seen->local_port = bpf_htons(common->skc_num);
 	seen->remote_port = common->skc_dport;
 	if (seen->family == FAMILY_INET) {
@@ -234,6 +289,8 @@ static __always_inline void name(struct connection *seen,
 		}
 	}
 }
+
+#include "life.h"
 
 /* Records the current scan in slot->changed if the connection has changed. A
  * connection that waits for an acknowledgement counts as changed.
@@ -316,7 +373,8 @@ static __always_inline void describe(struct connection *seen,
 {
 	struct sock *sk = (struct sock *)tp;
 
-	name(seen, common);
+	name(&seen->name, common);
+	seen->interface = common->skc_bound_dev_if;
 	seen->is_whole = 1;
 	seen->window_clamp = tp->window_clamp;
 	seen->mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
@@ -334,8 +392,10 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	struct tcp_sock *tp;
 	__u8 state;
 
-	if (!common)
+	if (!common) {
+		note_time();
 		return 0;
+	}
 	state = common->skc_state;
 	if (state == STATE_LISTEN || state == STATE_TIME_WAIT)
 		return 0;
@@ -345,7 +405,8 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp) {
 		/* A handshake has no tcp_sock yet. */
-		name(&seen, common);
+		name(&seen.name, common);
+		seen.interface = common->skc_bound_dev_if;
 		goto write;
 	}
 	describe(&seen, common, tp);
@@ -374,8 +435,10 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	struct tcp_sock *tp;
 	__u8 state;
 
-	if (!sk || !slot)
+	if (!sk || !slot) {
+		note_time();
 		return 0;
+	}
 	state = common->skc_state;
 	if (state == STATE_LISTEN || state == STATE_TIME_WAIT ||
 	    state == STATE_CLOSE)
@@ -402,24 +465,87 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-/* Runs when this end or the peer opens a connection. */
+/* Runs when the state of a connection changes. */
 SEC("tp_btf/inet_sock_set_state")
-int taut_opened(__u64 *ctx)
+int taut_state(__u64 *ctx)
 {
 	struct sock *sk = (struct sock *)ctx[0];
 	struct sock_common *common = (struct sock_common *)sk;
-	int state = ctx[2];
+	int from = ctx[1], state = ctx[2];
 	struct tcp_sock *tp;
+	struct slot *slot;
 
-	if (state != STATE_ESTABLISHED && state != STATE_SYN_SENT)
+	switch (state) {
+	case STATE_SYN_SENT:
+	case STATE_ESTABLISHED:
+		break;
+	/* The process closes the connection, unless it has before. */
+	case STATE_FIN_WAIT1:
+	case STATE_LAST_ACK:
+		slot = slot_of(common);
+		if (slot)
+			note_owner(&slot->life);
 		return 0;
+	case STATE_CLOSE:
+		slot = slot_of(common);
+		tp = bpf_skc_to_tcp_sock(sk);
+		if (slot && tp && from != state)
+			write_end(slot, tp, common, from);
+		return 0;
+	default:
+		return 0;
+	}
 	if (this_scan.netns && this_scan.netns != common->skc_net.net->ns.inum)
 		return 0;
 	note_activity();
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (tp && !slot_of(common))
-		give_slot(common, tp);
+	if (!tp)
+		return 0;
+	slot = slot_of(common);
+	if (!slot)
+		slot = give_slot(common, tp);
+	if (!slot)
+		return 0;
+	if (state == STATE_SYN_SENT)
+		note_connect(&slot->life);
+	else
+		note_established(&slot->life, tp, from);
 	return 0;
+}
+
+/* Notes the process that accepts a connection. `sk` is NULL if there is none. */
+static __always_inline int accepted(struct sock *sk)
+{
+	struct slot *slot;
+
+	if (!sk)
+		return 0;
+	slot = bpf_sk_storage_get(&slots, sk, NULL, 0);
+	if (slot)
+		note_owner(&slot->life);
+	return 0;
+}
+
+/* inet_csk_accept() has two arguments since Linux 6.10, and had four before. */
+SEC("fexit/inet_csk_accept")
+int taut_accept_of_two(__u64 *ctx)
+{
+	return accepted((struct sock *)ctx[2]);
+}
+
+SEC("fexit/inet_csk_accept")
+int taut_accept_of_four(__u64 *ctx)
+{
+	return accepted((struct sock *)ctx[4]);
+}
+
+/* Runs when a process reads: for kernels in which a function's end cannot be
+ * traced.
+ */
+SEC("tp_btf/tcp_rcv_space_adjust")
+int taut_accept_by_read(__u64 *ctx)
+{
+	return accepted((struct sock *)ctx[0]);
 }
 
 /* Runs when a segment arrives. Earlier round trips have been measured by then. */
@@ -435,7 +561,11 @@ int taut_round_trip(__u64 *ctx)
 		return 0;
 	note_activity();
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (!tp || tp->rack.mstamp == slot->rtt_of)
+	if (!tp)
+		return 0;
+	if (!slot->life.first_data && tp->bytes_received)
+		slot->life.first_data = bpf_ktime_get_ns();
+	if (tp->rack.mstamp == slot->rtt_of)
 		return 0;
 	slot->rtt_of = tp->rack.mstamp;
 	rtt = tp->rack.rtt_us;
@@ -465,6 +595,7 @@ int taut_congestion(__u64 *ctx)
 	if (!tp)
 		return 0;
 	from = BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state);
+	note_loss(&slot->life, tp, from, to);
 	/* All losses until the end of recovery are one signal, even if
 	 * retransmissions are lost.
 	 */

@@ -42,6 +42,18 @@ struct connection_head {
 	__u32 size;		/* size of this record in bytes */
 };
 
+/* The addresses and ports of a connection, as sock_diag takes them (struct
+ * inet_diag_sockid).
+ */
+struct connection_name {
+	__u32 local[4];
+	__u32 remote[4];
+	__be16 local_port;
+	__be16 remote_port;
+	__u16 family;
+	__u16 pad;
+};
+
 struct connection {
 	struct connection_head head;
 	__u32 window_clamp;	/* the widest window that may be offered */
@@ -49,15 +61,57 @@ struct connection {
 	__u8 mtu_probing;	/* packetization-layer path MTU discovery is on */
 	__u8 has_events;	/* the events below are valid */
 	__u8 is_whole;		/* 0: a handshake, of which only the name below is valid */
-	/* The identity that sock_diag takes (struct inet_diag_sockid). */
-	__u32 interface;
-	__u32 local[4];
-	__u32 remote[4];
-	__be16 local_port;
-	__be16 remote_port;
-	__u16 family;
-	__u16 pad[3];
+	__u32 interface;	/* to which it is bound; 0: none */
+	struct connection_name name;
+	__u32 pad;
 	struct connection_events events;
+};
+
+/* The process that connected, accepted or closed a connection. */
+struct connection_owner {
+	__u64 began;	/* when it started, in ns after boot; 0: unknown */
+	__u32 pid;
+	__u8 name[16];
+	__u32 pad;
+};
+
+/* The record that is written when a connection ends. Times are in ns
+ * (CLOCK_MONOTONIC), counts of ticks in the kernel's clock (jiffies).
+ */
+struct connection_end {
+	__u64 cookie;
+	__u64 at;
+	__u64 opened;	/* when its SYN was sent; 0: before it was followed, or by the peer */
+	__u64 established;	/* 0: never, or before it was followed */
+	__u64 first_data;	/* when data had been received for the first time; 0: none, or one segment */
+	__u64 cgroup;	/* ID; 0: unknown */
+	__u64 bytes_acked;
+	__u64 bytes_received;
+	struct connection_owner owner;
+	struct connection_name name;
+	__u32 netns;
+	__u32 uid;
+	__u32 data_segs_out;
+	__u32 retransmitted;	/* segments */
+	__u32 signals;	/* of congestion */
+	__u32 cwnd;	/* segments */
+	__u32 ssthresh;	/* segments */
+	__u32 handshake_us;	/* round trip of a handshake that the peer began */
+	__u32 busy_ticks;	/* with data in flight, whatever limited it */
+	__u32 rwnd_ticks;
+	__u32 sndbuf_ticks;
+	__u32 lost_ticks;	/* from a loss to the end of its recovery */
+	__u32 since_data_ticks;	/* since data was received last */
+	__u8 flags;	/* of enum connection_flags */
+	__u8 state;	/* before its end (net/tcp_states.h) */
+	__u16 pad;
+};
+
+enum connection_flags {
+	CONNECTION_FOLLOWED = 1,	/* from its SYN or its handshake on */
+	CONNECTION_OPENED_HERE = 2,
+	CONNECTION_FIN_RECEIVED = 4,
+	CONNECTION_ALL_ACKED = 8,
 };
 
 /* The programs' only global variable. User space sets it when a scan begins. */
@@ -67,6 +121,11 @@ struct connection_scan {
 	__u64 missed;	/* connections without a slot since the scan before */
 	__u32 netns;	/* inode of the only namespace that is scanned; 0: all */
 	__u32 has_activity;	/* a segment arrived, or a connection was opened, since it began */
+	__u64 ends_missed;	/* ends for which the ring buffer had no room, since the scan before */
+	__u64 at;	/* ns (CLOCK_MONOTONIC) and ticks at the same time, */
+	__u64 ticks;	/* when a walk or a list ended last */
+	__u32 writes_ends;	/* somebody reads the ring buffer */
+	__u32 pidns;	/* inode of the pid namespace in which processes are told */
 };
 
 /* Flags for buffers whose size the application set (SO_SNDBUF, SO_RCVBUF), which

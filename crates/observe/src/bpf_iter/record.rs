@@ -62,11 +62,11 @@ pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
 fn details(record: &raw::Connection) -> Details {
     let id = SocketId {
         // The kernel has two bytes for the family, but no family exceeds one.
-        family: record.family.try_into().unwrap_or_default(),
-        local_port: record.local_port.get(),
-        remote_port: record.remote_port.get(),
-        local: taut_bpf::bytes(&record.local),
-        remote: taut_bpf::bytes(&record.remote),
+        family: record.name.family.try_into().unwrap_or_default(),
+        local_port: record.name.local_port.get(),
+        remote_port: record.name.remote_port.get(),
+        local: taut_bpf::bytes(&record.name.local),
+        remote: taut_bpf::bytes(&record.name.remote),
         interface: record.interface,
         cookie: record.head.cookie,
     };
@@ -121,12 +121,15 @@ mod tests {
             has_events: 1,
             is_whole: 1,
             interface: 18,
-            local: [19, 0, 0, 0],
-            remote: [20, 0, 0, 0],
-            local_port: 21.into(),
-            remote_port: 22.into(),
-            family: 10,
-            pad: [0; 3],
+            name: raw::ConnectionName {
+                local: [19, 0, 0, 0],
+                remote: [20, 0, 0, 0],
+                local_port: 21.into(),
+                remote_port: 22.into(),
+                family: 10,
+                pad: 0,
+            },
+            pad: 0,
             events: raw::ConnectionEvents {
                 rtt_sum: 2,
                 signal_rtt_sum: 3,

@@ -57,7 +57,7 @@ fn buffers_with_a_set_size_are_recognised() {
     let (client, server) = pair("127.0.0.1:0");
     sockopt::set_socket_recv_buffer_size(&client, 50_000).unwrap();
     sockopt::set_socket_send_buffer_size(&server, 50_000).unwrap();
-    let iterator = TcpIter::load(false).unwrap();
+    let iterator = TcpIter::load(Wants::default()).unwrap();
     let locks = [&client, &server].map(|end| {
         let internals = internals(&iterator, end);
         (internals.rcvbuf_locked, internals.sndbuf_locked)
@@ -77,7 +77,7 @@ fn each_connection_is_found_again_by_its_identity() {
         };
         let client = TcpStream::connect(to).unwrap();
         let (server, _) = listener.accept().unwrap();
-        let iterator = TcpIter::load(true).unwrap();
+        let iterator = TcpIter::load(Wants::EVENTS).unwrap();
         let mut ids = [&client, &server].map(|end| of(&iterator, end).details.unwrap().id);
         let read = |ids: &[SocketId]| {
             let mut read: Vec<Connection> = Vec::new();
@@ -111,7 +111,7 @@ fn each_connection_is_found_again_by_its_identity() {
 fn an_unchanged_connection_is_recognised() {
     let (client, server) = pair("127.0.0.1:0");
     client.set_nodelay(true).unwrap();
-    let iterator = TcpIter::load(true).unwrap();
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
     let mut scan = 0;
     let mut since = || {
         scan += 1;
@@ -158,7 +158,7 @@ fn round_trips_are_counted_from_the_first_scan_on() {
         }
     };
     let seen = |iterator: &TcpIter| internals(iterator, &watched).events;
-    let iterator = TcpIter::load(true).unwrap();
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
     assert!(iterator.counts_events());
     talk();
     assert_eq!(seen(&iterator), None, "no scan has begun");
@@ -170,14 +170,14 @@ fn round_trips_are_counted_from_the_first_scan_on() {
     // are not measured.
     assert!((10..=51).contains(&events.rtts), "{events:?}");
     assert!(events.rtt_sum >= events.rtt_most && !events.rtt_most.is_zero());
-    let without = TcpIter::load(false).unwrap();
+    let without = TcpIter::load(Wants::default()).unwrap();
     assert_eq!(seen(&without), None);
     assert_eq!(of(&without, &watched).since, None);
 }
 
 #[test]
 fn a_connection_that_is_opened_has_a_slot_without_a_walk() {
-    let iterator = TcpIter::load(true).unwrap();
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
     iterator.begin(1, None);
     let (client, server) = pair("127.0.0.1:0");
     let own = rustix::fs::stat("/proc/self/ns/net").unwrap().st_ino;
@@ -225,7 +225,7 @@ fn records_that_a_read_cuts_are_complete() {
             (client, listener.accept().unwrap().0)
         })
         .collect();
-    let all = all(&TcpIter::load(false).unwrap());
+    let all = all(&TcpIter::load(Wants::default()).unwrap());
     assert!(all.len() >= 2 * ends.len(), "{}", all.len());
 }
 
@@ -238,7 +238,7 @@ fn arriving_segments_and_new_connections_are_activity() {
         .args(["-n", &name, "link", "set", "lo", "up"])
         .status();
     assert!(up.unwrap().success());
-    let iterator = TcpIter::load(true).unwrap();
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
     let only = u32::try_from(netns.id().inode()).unwrap();
     let (mut client, mut server) = netns.run(|| pair("127.0.0.1:0")).unwrap();
     iterator.begin(1, Some(only)).unwrap();
@@ -248,7 +248,7 @@ fn arriving_segments_and_new_connections_are_activity() {
     server.read_exact(&mut [0]).unwrap();
     assert_eq!(iterator.has_activity(), Some(true));
     // The new programs have not listed connections yet, so no connection has a slot.
-    let iterator = TcpIter::load(true).unwrap();
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
     iterator.begin(1, Some(only)).unwrap();
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0]).unwrap();
@@ -256,6 +256,79 @@ fn arriving_segments_and_new_connections_are_activity() {
     let opened = netns.run(|| pair("127.0.0.1:0"));
     assert_eq!(iterator.has_activity(), Some(true));
     drop(opened);
-    let silent = TcpIter::load(false).unwrap();
+    let silent = TcpIter::load(Wants::default()).unwrap();
     assert_eq!(silent.has_activity(), None);
+}
+
+/// Opens and closes a connection to a server of this process, which sends `reply` bytes. Returns
+/// the client's address.
+fn short_connection(listener: &TcpListener, reply: usize) -> SocketAddr {
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    client.write_all(b"request").unwrap();
+    server.read_exact(&mut [0; 7]).unwrap();
+    server.write_all(&vec![7; reply]).unwrap();
+    drop(server);
+    client.read_to_end(&mut Vec::new()).unwrap();
+    client.local_addr().unwrap()
+}
+
+#[test]
+fn each_end_is_reported_once_with_its_owner_whichever_program_notes_who_accepts() {
+    for accept in ACCEPT {
+        let Ok(iterator) = TcpIter::load_with(Wants::ALL, Some(accept)) else {
+            // The other number of arguments.
+            assert!(accept.starts_with("taut_accept_of"), "{accept}");
+            continue;
+        };
+        let mut reader = iterator.ends().unwrap().unwrap();
+        iterator.begin(1, None);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let clients: Vec<_> = (0..50)
+            .map(|i| short_connection(&listener, 1000 + i))
+            .collect();
+        let mut ends = Vec::new();
+        let mut of_clients = 0;
+        let began = std::time::Instant::now();
+        // The last acknowledgement ends the server's side a moment later.
+        while of_clients < 2 * clients.len() {
+            assert!(
+                began.elapsed().as_secs() < 10,
+                "{accept}: {of_clients} of {ends:?}"
+            );
+            let missed = reader.read(|end| ends.push(end));
+            assert_eq!(missed, 0);
+            let is_ours =
+                |end: &&EndRecord| clients.contains(&end.local) || clients.contains(&end.remote);
+            of_clients = ends.iter().filter(is_ours).count();
+            std::thread::yield_now();
+        }
+        for (index, client) in clients.iter().enumerate() {
+            let of = |of: fn(&EndRecord) -> SocketAddr| {
+                let [end] = &ends
+                    .iter()
+                    .filter(|end| of(end) == *client)
+                    .collect::<Vec<_>>()[..]
+                else {
+                    panic!("each once");
+                };
+                (*end).clone()
+            };
+            let (near, far) = (of(|end| end.local), of(|end| end.remote));
+            for end in [&near, &far] {
+                let owner = end.owner.as_ref().unwrap();
+                assert_eq!(owner.pid, std::process::id(), "{accept}");
+                assert!(
+                    end.flags.followed && end.since_established.is_some(),
+                    "{end:?}"
+                );
+            }
+            assert!(near.flags.opened_here && !far.flags.opened_here);
+            assert_eq!(
+                near.bytes_received - u64::from(near.flags.fin_received),
+                1000 + index as u64
+            );
+            assert_eq!(far.bytes_received - u64::from(far.flags.fin_received), 7);
+        }
+    }
 }

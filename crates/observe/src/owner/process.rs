@@ -63,6 +63,21 @@ impl Process {
         now().is_some_and(|(name, began)| began == self.began && *name == *self.name)
     }
 
+    /// Returns a process that a BPF program has recorded. It may have ended: its container is known
+    /// only if it has not.
+    pub(super) fn recorded(root: &Path, pid: u32, began: u64, name: &[u8]) -> Self {
+        let now = || {
+            let directory = open(CWD, &root.join(pid.to_string())).ok()?;
+            Self::read(&directory, pid).filter(|now| now.began == began)
+        };
+        Self {
+            pid,
+            name: sanitize::text(name).into(),
+            container: now().and_then(|now| now.container),
+            began,
+        }
+    }
+
     /// Returns a process that does not exist.
     #[cfg(test)]
     pub(crate) fn for_tests(pid: u32, name: &str, container: Option<&str>) -> Self {

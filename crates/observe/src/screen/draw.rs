@@ -38,10 +38,17 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
         frame.render_widget("too small", area);
         return;
     }
-    let [head, body, foot] = rows(area);
+    let lines = lines(state);
+    // A small terminal shows the table first.
+    let room = usize::from(area.height).saturating_sub(SMALLEST);
+    let lines = &lines[..lines.len().min(room + 1)];
+    let [head, body, foot] = rows(area, lines.len());
     state.fit(usize::from(body.height.saturating_sub(1)));
     let buffer = frame.buffer_mut();
-    put(buffer, head, &heading(state), bold());
+    for (text, line) in lines.iter().zip(0..) {
+        let style = if line == 0 { bold() } else { Style::new() };
+        put(buffer, line_of(head, line), text, style);
+    }
     if state.help {
         Paragraph::new(HELP).render(body, buffer);
     } else if let Some(details) = &state.open {
@@ -52,19 +59,30 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
     put(buffer, foot, &footing(state), Style::new());
 }
 
-/// Splits the area into first line, body and last line.
-fn rows(area: Rect) -> [Rect; 3] {
-    let line = |y| Rect {
-        y,
-        height: 1,
-        ..area
-    };
-    let body = Rect {
-        y: area.y + 1,
-        height: area.height - 2,
-        ..area
-    };
-    [line(area.y), body, line(area.y + area.height - 1)]
+/// The smallest height at which there are lines below the heading.
+const SMALLEST: usize = 8;
+
+/// Splits the area into the first lines, the body and the last line.
+fn rows(area: Rect, lines: usize) -> [Rect; 3] {
+    let lines = u16::try_from(lines)
+        .unwrap_or(u16::MAX)
+        .min(area.height - 2);
+    let of = |y, height| Rect { y, height, ..area };
+    [
+        of(area.y, lines),
+        of(area.y + lines, area.height - lines - 1),
+        of(area.y + area.height - 1, 1),
+    ]
+}
+
+/// Returns the lines above the table: the heading, what is missing, and what has ended.
+fn lines(state: &State) -> Vec<String> {
+    let heading = heading(state);
+    let below = [&state.notice, &state.ended_line];
+    [heading]
+        .into_iter()
+        .chain(below.into_iter().flatten().cloned())
+        .collect()
 }
 
 fn bold() -> Style {
@@ -167,6 +185,20 @@ mod tests {
         );
         assert!(lines[23].starts_with("q quit"));
         assert!(lines[22].starts_with("10.0.0.9:1020"));
+    }
+
+    #[test]
+    fn what_is_missing_and_what_has_ended_stand_below_the_heading_and_the_keys_stay() {
+        let mut shown = state(100);
+        shown.show_notice("1 source is missing".into());
+        shown.ended_line = Some("212 ended".into());
+        let lines = drawn(&mut shown, 80, 24);
+        assert!(lines[0].starts_with("taut top: 100 connections"));
+        assert_eq!(lines[1..3], ["1 source is missing", "212 ended"]);
+        assert!(lines[3].starts_with("PEER") && lines[23].starts_with("q quit"));
+        shown.key(Key::Down);
+        assert_eq!(drawn(&mut shown, 80, 24)[1], "212 ended");
+        assert!(drawn(&mut shown, 80, 7)[1].starts_with("PEER"));
     }
 
     #[test]

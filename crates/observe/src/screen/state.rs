@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::Options;
-use crate::filter::Filter;
+use crate::ended::{Ended, Groups};
+use crate::filter::{Filter, Subject};
 use crate::instruments::{INSTRUMENTS, Unit};
 use crate::observer::Observer;
 use crate::verdict::{Factor, Verdict};
@@ -92,6 +93,12 @@ pub(super) struct State {
     pub(super) filter_input: Option<String>,
     /// The message in the last line.
     pub(super) message: Option<String>,
+    /// What the scans cannot collect, below the heading until the next key.
+    pub(super) notice: Option<String>,
+    /// The connections that have ended since the last scan.
+    ended: Groups,
+    /// Those that had ended before it, in a line.
+    pub(super) ended_line: Option<String>,
     paused: bool,
     pub(super) help: bool,
 }
@@ -113,6 +120,9 @@ impl State {
             filter_text: options.filter.clone(),
             filter_input: None,
             message: None,
+            notice: None,
+            ended: Groups::default(),
+            ended_line: None,
             paused: false,
             help: false,
         }
@@ -122,13 +132,21 @@ impl State {
         self.paused
     }
 
-    /// Shows a message in the last line until the next key.
-    pub(super) fn show_message(&mut self, sentence: String) {
-        self.message = Some(sentence);
+    /// Shows a sentence below the heading until the next key.
+    pub(super) fn show_notice(&mut self, sentence: String) {
+        self.notice = Some(sentence);
+    }
+
+    /// Adds a connection that has ended.
+    pub(super) fn add_ended(&mut self, ended: &Ended) {
+        if self.filter.matches(&Subject::of_ended(ended)) {
+            self.ended.add(ended);
+        }
     }
 
     /// Shows the results of a scan and adds them to the histories.
     pub(super) fn update(&mut self, observer: &Observer) {
+        self.ended_line = std::mem::take(&mut self.ended).line();
         self.refresh(observer);
         let mut shown = HashSet::new();
         for row in self.rows.iter().take(HISTORIES) {
@@ -216,6 +234,7 @@ impl State {
 
     pub(super) fn key(&mut self, key: Key) -> Action {
         self.message = None;
+        self.notice = None;
         if key == Key::Interrupt {
             return Action::Quit;
         }

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::files::Body;
 use super::{Event, Report};
+use crate::ended::Seconds;
 use crate::record::Record;
 use crate::verdict::Factor;
 
@@ -24,6 +25,11 @@ pub(super) struct Line<'a> {
     pub(super) seconds: Option<f64>,
     /// Seconds for which each factor limited it, by the factor's name.
     pub(super) limited: BTreeMap<&'static str, f64>,
+    /// Seconds of its whole life; `None` if it has not ended, or was open before.
+    pub(super) lasted: Option<f64>,
+    /// Seconds of each phase of its life.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) phases: Option<Seconds<'a>>,
     #[serde(flatten)]
     pub(super) record: Record<'a>,
 }
@@ -60,6 +66,10 @@ impl<'a> Line<'a> {
             },
             seconds,
             limited: limited.collect(),
+            lasted: report
+                .ended
+                .and_then(|ended| Some(ended.lasted?.as_secs_f64())),
+            phases: report.ended.map(|ended| Seconds(&ended.phases)),
             record: Record::of(
                 report.cookie,
                 report.tracked,
@@ -148,6 +158,7 @@ mod tests {
             process: None,
             life: Some(&life),
             verdict: None,
+            ended: None,
         };
         let mut text = Vec::new();
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);

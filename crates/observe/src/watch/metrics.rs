@@ -46,6 +46,7 @@ pub struct Metrics {
     unseen: Counter,
     unreported: Counter,
     missed: Counter,
+    without_owner: Counter,
     lost: Counter,
     counts: Counts,
     pairs: Known<(String, String)>,
@@ -82,6 +83,7 @@ impl Default for Metrics {
             unseen: Counter::default(),
             unreported: Counter::default(),
             missed: Counter::default(),
+            without_owner: Counter::default(),
             lost: Counter::default(),
             counts: Counts::default(),
             pairs: Known::of(PAIRS),
@@ -132,6 +134,11 @@ impl Default for Metrics {
             "missed",
             "Times the kernel dropped reports of ends that were not read in time",
             metrics.missed.clone(),
+        );
+        register.register(
+            "without_owner",
+            "Ended connections that were reported without an owner",
+            metrics.without_owner.clone(),
         );
         register.register(
             "records_lost",
@@ -208,6 +215,8 @@ impl Metrics {
         self.unreported
             .inc_by(counts.unreported - before.unreported);
         self.missed.inc_by(counts.missed - before.missed);
+        self.without_owner
+            .inc_by(counts.without_owner - before.without_owner);
     }
 
     /// Counts records that could not be written.
@@ -290,6 +299,7 @@ mod tests {
             process: None,
             life,
             verdict: None,
+            ended: None,
         });
     }
 

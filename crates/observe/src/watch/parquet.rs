@@ -73,10 +73,11 @@ pub(super) fn row(line: &Line<'_>) -> Row {
 }
 
 fn columns() -> Vec<(String, Cell)> {
-    let record: [(&str, Cell); 21] = [
+    let record: [(&str, Cell); 22] = [
         ("time", Cell::Time(millis)),
         ("event", Cell::Text(|line| Some(line.event.to_owned()))),
         ("seconds", Cell::Figure(Box::new(|line| line.seconds))),
+        ("lasted", Cell::Figure(Box::new(|line| line.lasted))),
         ("cookie", Cell::Whole(|line| Some(line.record.cookie))),
         (
             "netns",
@@ -365,6 +366,7 @@ mod tests {
             process: None,
             life: Some(&life),
             verdict: None,
+            ended: None,
         };
         row(&Line::of(&report, now))
     }

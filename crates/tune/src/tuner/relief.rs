@@ -131,7 +131,7 @@ mod tests {
 
     use rustix::net::sockopt;
     use taut_observe::observer::Observer;
-    use taut_observe::scan::Scope;
+    use taut_observe::scan::{Scope, Wants};
     use taut_observe::table::Retention;
     use taut_sys::pidfd_socket::{Buffers, Pidfd};
 
@@ -181,7 +181,7 @@ mod tests {
             connections: 100,
             samples: 2,
         };
-        let observer = Observer::new(Scope::Named(name), keep, false);
+        let observer = Observer::new(Scope::Named(name), keep, Wants::default());
         let selection = Selection {
             only: Filter::all(),
             skip: Vec::new(),

@@ -1,6 +1,6 @@
 //! Tests the maxima in a network namespace of the test.
 
-use taut_observe::scan::Scope;
+use taut_observe::scan::{Scope, Wants};
 use taut_observe::table::Retention;
 
 use super::*;
@@ -23,7 +23,7 @@ fn a_namespace_that_has_the_inode_of_another_gets_its_maxima() {
         connections: 100,
         samples: 2,
     };
-    let observer = Observer::new(Scope::Named(name), keep, false);
+    let observer = Observer::new(Scope::Named(name), keep, Wants::default());
     let selection = Selection {
         only: Filter::all(),
         skip: Vec::new(),

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Serialize;
 use taut_observe::filter::Filter;
 use taut_observe::observer::{Observed, Observer};
-use taut_observe::scan::Scope;
+use taut_observe::scan::{Scope, Wants};
 use taut_observe::table::Retention;
 use taut_relay::plan::{Candidate, Endpoint, Kind, Path, Planner, Ranking};
 use taut_sys::tcp_info::TcpInfo;
@@ -68,7 +68,7 @@ pub(super) fn report(
         connections: CONNECTIONS,
         samples: 1,
     };
-    let mut observer = Observer::new(Scope::Machine, retention, false);
+    let mut observer = Observer::new(Scope::Machine, retention, Wants::default());
     let scanned = observer.scan(&filter);
     scanned.map_err(|e| Failure::Run(e.to_string()))?;
     let planner = known.planner();

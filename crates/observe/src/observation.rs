@@ -1,0 +1,147 @@
+//! Observes for some time, and keeps what ended meanwhile.
+
+use std::sync::Arc;
+
+use crate::ended::Groups;
+use crate::filter::{Filter, Subject};
+use crate::observer::{Observer, Tracked};
+use crate::owner::Process;
+use crate::scan::{ScanError, ScanSummary};
+use crate::verdict::Verdict;
+
+/// The maximum number of ended connections that are kept with a verdict, 2 kB each: those that
+/// carried most. The sums have all.
+const KEPT: usize = 1000;
+
+/// An observer, and the connections that have ended since it began.
+#[derive(Debug)]
+pub struct Observation {
+    observer: Observer,
+    filter: Filter,
+    kept: Vec<Kept>,
+    groups: Groups,
+    missed: u64,
+    sees_all_ends: bool,
+}
+
+/// A connection that two scans or more have found, and that has ended.
+#[derive(Debug)]
+pub struct Kept {
+    /// The socket's cookie.
+    pub cookie: u64,
+    /// Its last samples.
+    pub tracked: Tracked,
+    /// The process that owned it, if it is known.
+    pub process: Option<Arc<Process>>,
+    /// The verdict on the time between the first scan and the last that found it.
+    pub verdict: Verdict,
+    /// Payload sent and received in that time, in bytes.
+    pub carried: u64,
+}
+
+// === impl Observation ===
+
+impl Observation {
+    /// Returns an observation that has not scanned yet.
+    pub fn new(observer: Observer, filter: Filter) -> Self {
+        Self {
+            observer,
+            filter,
+            kept: Vec::new(),
+            groups: Groups::default(),
+            missed: 0,
+            sees_all_ends: false,
+        }
+    }
+
+    /// Scans, and takes the connections that have ended.
+    ///
+    /// # Errors
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
+    pub fn scan(&mut self) -> Result<ScanSummary, ScanError> {
+        self.poll();
+        let mut ended = Vec::new();
+        let summary = self
+            .observer
+            .scan_and(&self.filter, |cookie, tracked, process| {
+                ended.push((cookie, tracked, process));
+            })?;
+        for (cookie, tracked, process) in ended {
+            self.keep(cookie, tracked, process);
+        }
+        if self.kept.len() > 2 * KEPT {
+            self.shorten();
+        }
+        Ok(summary)
+    }
+
+    /// Takes the connections that have ended since the last call.
+    pub fn poll(&mut self) {
+        let (filter, groups) = (&self.filter, &mut self.groups);
+        let missed = self.observer.poll_ended(|ended| {
+            if filter.matches(&Subject::of_ended(ended)) {
+                groups.add(ended);
+            }
+        });
+        self.sees_all_ends = missed.is_some();
+        self.missed += missed.unwrap_or(0);
+    }
+
+    fn keep(&mut self, cookie: u64, mut tracked: Tracked, process: Option<Arc<Process>>) {
+        if !self
+            .observer
+            .matches(&self.filter, &tracked, process.as_deref())
+        {
+            return;
+        }
+        let Some(verdict) = self.observer.verdict_of(&tracked) else {
+            return;
+        };
+        let carried = tracked.carried();
+        tracked.shorten();
+        self.kept.push(Kept {
+            cookie,
+            tracked,
+            process,
+            verdict,
+            carried,
+        });
+    }
+
+    /// Keeps the connections that carried most.
+    fn shorten(&mut self) {
+        self.kept
+            .sort_by_key(|kept| std::cmp::Reverse(kept.carried));
+        self.kept.truncate(KEPT);
+    }
+
+    /// Returns the observer.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Returns the filter.
+    pub fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    /// Returns the ended connections with a verdict.
+    pub fn kept(&self) -> &[Kept] {
+        &self.kept
+    }
+
+    /// Returns the sums of all that ended and that the filter matches.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Returns the number of ends for which the kernel had no room.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// Whether connections that come and go between two scans are seen, too.
+    pub fn sees_all_ends(&self) -> bool {
+        self.sees_all_ends
+    }
+}
