@@ -1,10 +1,12 @@
 //! Filters for connections, by address, port, process and more: `dst 10.0.0.0/8 and dport 443`.
 //!
-//! The syntax is that of tcpdump and ss. A filter is parsed once and then matched against each
-//! connection.
+//! The syntax is that of tcpdump and ss. A filter is parsed once, which looks up the names in it
+//! ([`Names`]), and is then matched against each connection.
 
+mod names;
 mod parse;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
@@ -12,6 +14,7 @@ use glob::Pattern;
 use ipnet::IpNet;
 use taut_sys::sock_diag::{Connection, State};
 
+pub use self::names::{Machine, Names};
 pub use self::parse::FilterError;
 use crate::ended::Ended;
 use crate::owner::Process;
@@ -31,8 +34,12 @@ enum Expr {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Test {
-    Net(Side, IpNet),
+    Net(Side, Vec<IpNet>),
     Port(Side, RangeInclusive<u16>),
+    /// An address and a port of the same end.
+    Endpoint(Side, Vec<IpNet>, RangeInclusive<u16>),
+    Uid(u32),
+    Cgroup(BTreeSet<u64>),
     Pid(u32),
     Process(Pattern),
     Container(Pattern),
@@ -60,6 +67,10 @@ pub struct Subject<'a> {
     pub state: State,
     /// Name of the congestion control.
     pub congestion_control: Option<&'a str>,
+    /// The user that owns the socket.
+    pub uid: u32,
+    /// ID of its cgroup (v2), if it is known.
+    pub cgroup: Option<u64>,
     /// Name of the network namespace.
     pub netns: &'a str,
     /// The process that owns it, if it is known.
@@ -76,6 +87,8 @@ impl<'a> Subject<'a> {
             remote: connection.remote,
             state: connection.state,
             congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
+            uid: connection.uid,
+            cgroup: connection.cgroup,
             netns,
             process,
         }
@@ -90,6 +103,8 @@ impl<'a> Subject<'a> {
             remote: ended.remote,
             state: State::Closed,
             congestion_control: None,
+            uid: ended.uid,
+            cgroup: ended.cgroup,
             netns: &ended.netns,
             process: ended.process.as_deref(),
         }
@@ -102,6 +117,14 @@ impl Filter {
     /// Returns the filter that matches every connection.
     pub fn all() -> Self {
         Self(Expr::All)
+    }
+
+    /// Parses a filter, and looks up the names in it.
+    ///
+    /// # Errors
+    /// [`FilterError`]: it is not valid, too large, or has a name that does not exist.
+    pub fn parse(text: &str, names: &dyn Names) -> Result<Self, FilterError> {
+        parse::parse(text, names).map(Self)
     }
 
     /// Whether the filter depends on the owner of a connection.
@@ -124,8 +147,9 @@ impl Filter {
 impl std::str::FromStr for Filter {
     type Err = FilterError;
 
+    /// Parses a filter with the names of this machine.
     fn from_str(text: &str) -> Result<Self, FilterError> {
-        parse::parse(text).map(Self)
+        Self::parse(text, &Machine)
     }
 }
 
@@ -158,7 +182,12 @@ impl Test {
     fn matches(&self, subject: &Subject<'_>) -> bool {
         let process = |of: &dyn Fn(&Process) -> bool| subject.process.is_some_and(of);
         match self {
-            Self::Net(side, net) => side.any(subject, |end| net.contains(&end.ip())),
+            Self::Net(side, nets) => side.any(subject, |end| is_in(nets, end)),
+            Self::Endpoint(side, nets, ports) => side.any(subject, |end| {
+                is_in(nets, end) && ports.contains(&end.port())
+            }),
+            Self::Uid(uid) => subject.uid == *uid,
+            Self::Cgroup(ids) => subject.cgroup.is_some_and(|id| ids.contains(&id)),
             Self::Port(side, ports) => side.any(subject, |end| ports.contains(&end.port())),
             Self::Pid(pid) => process(&|process| process.pid == *pid),
             Self::Process(name) => process(&|process| name.matches(&process.name)),
@@ -184,6 +213,11 @@ impl Side {
             Self::Either => of(subject.local) || of(subject.remote),
         }
     }
+}
+
+fn is_in(nets: &[IpNet], end: SocketAddr) -> bool {
+    let ip = end.ip().to_canonical();
+    nets.iter().any(|net| net.contains(&ip))
 }
 
 /// Returns the network of a single address.

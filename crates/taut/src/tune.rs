@@ -30,7 +30,7 @@ use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
 use taut_tune::undo::UndoSummary;
 
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Ends, Missing};
+use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The valid windows: from the widest window without scaling to the widest with scaling.
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
@@ -50,14 +50,20 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Give connections the buffers that their paths can use
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = concat!("\
   taut tune                                  report what would be changed, and why; change nothing
   taut tune --apply                          change it, and restore it at the end
   taut tune --apply --skip 'port 22'         except these connections
   taut tune --apply --budget 64MiB           with at most this much memory in all buffers together
   taut tune --apply --profile security       and tighten redirects, source routes, SYN cookies and keepalive
   taut tune --apply --initcwnd 20            and let connections over default routes begin with 20 segments
-  taut tune --undo                           undo the changes of a process that was killed")]
+  taut tune --undo                           undo the changes of a process that was killed
+
+It watches until Ctrl-C or SIGTERM, or for the time given with --for.
+
+",
+    filter_help!()
+))]
 pub(crate) struct Args {
     #[command(flatten)]
     which: ConnectionArgs,
@@ -371,11 +377,8 @@ fn selection(args: &Args) -> Result<Selection, Failure> {
                 "--skip {text:?} leaves all connections alone: give a narrower filter"
             )));
         }
-        text.parse::<Filter>().map_err(|e| {
-            Failure::Usage(format!(
-                "--skip {text:?}: {e} (docs/observe.md explains filters)"
-            ))
-        })
+        text.parse::<Filter>()
+            .map_err(|e| Failure::Usage(format!("--skip {text:?}: {e} (--help has the syntax)")))
     });
     Ok(Selection {
         only,

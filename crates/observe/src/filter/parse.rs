@@ -7,7 +7,9 @@
 //! primary = "(" or ")" | test
 //! ```
 //!
-//! A quoted word is never an operator or a keyword.
+//! A quoted word is never an operator or a keyword. A bare word is an address, an address with a
+//! port, a pid, or the name of a process that runs or of a program that is installed; any other is
+//! refused with the nearest word, because a filter that matches nothing looks like an idle machine.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -16,20 +18,62 @@ use glob::Pattern;
 use ipnet::IpNet;
 use taut_sys::sock_diag::State;
 
-use super::{Expr, Side, Test, single};
+use super::{Expr, Names, Side, Test, single};
 
 /// The maximum length of a filter, in bytes.
 const LENGTH: usize = 4096;
 /// The maximum nesting of parentheses and `not`.
 const DEPTH: usize = 32;
 
+/// From this likeness on, a word is taken for a mistyped one (Jaro-Winkler, at most 1).
+const LIKENESS: f64 = 0.85;
+
+const A_NET: &str = "an address, a network such as 10.0.0.0/8, or the name of a host";
+const A_PORT: &str = "a port such as 443, a range such as 8000-8100, or a service such as https";
+const AN_ENDPOINT: &str = "an address and a port, such as 10.0.0.9:443, [2001:db8::1]:443 or :443";
+
+/// The words that begin a test.
+const KEYWORDS: [&str; 23] = [
+    "src",
+    "local",
+    "dst",
+    "peer",
+    "remote",
+    "host",
+    "net",
+    "sport",
+    "lport",
+    "dport",
+    "rport",
+    "port",
+    "pid",
+    "process",
+    "comm",
+    "name",
+    "container",
+    "netns",
+    "cc",
+    "state",
+    "uid",
+    "user",
+    "cgroup",
+];
+
 /// Why a filter is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}{}", at(.word))]
+#[error("{what}{}{}", at(.word), after(.advice))]
 pub struct FilterError {
     what: String,
     /// The wrong word; `None` for the end of the filter.
     word: Option<String>,
+    /// What to write instead.
+    advice: Option<String>,
+}
+
+fn after(advice: &Option<String>) -> String {
+    advice
+        .as_ref()
+        .map_or_else(String::new, |advice| format!("; {advice}"))
 }
 
 fn at(word: &Option<String>) -> String {
@@ -43,11 +87,12 @@ fn at(word: &Option<String>) -> String {
 ///
 /// # Errors
 /// [`FilterError`]: the expression is not valid, or too large.
-pub(super) fn parse(text: &str) -> Result<Expr, FilterError> {
+pub(super) fn parse(text: &str, names: &dyn Names) -> Result<Expr, FilterError> {
     if text.len() > LENGTH {
         return Err(FilterError {
             what: format!("a filter has at most {LENGTH} bytes"),
             word: None,
+            advice: None,
         });
     }
     let words = words(text)?;
@@ -57,6 +102,7 @@ pub(super) fn parse(text: &str) -> Result<Expr, FilterError> {
     let mut reader = Reader {
         words: &words,
         depth: 0,
+        names,
     };
     let expr = reader.or()?;
     match reader.words {
@@ -83,6 +129,7 @@ fn words(text: &str) -> Result<Vec<Word<'_>>, FilterError> {
                 return Err(FilterError {
                     what: "a quote is not closed".into(),
                     word: Some(rest.to_owned()),
+                    advice: None,
                 });
             };
             words.push(Word {
@@ -114,6 +161,7 @@ fn words(text: &str) -> Result<Vec<Word<'_>>, FilterError> {
 struct Reader<'a> {
     words: &'a [Word<'a>],
     depth: usize,
+    names: &'a dyn Names,
 }
 
 // === impl Reader ===
@@ -142,6 +190,7 @@ impl<'a> Reader<'a> {
         FilterError {
             what: format!("expected {what}"),
             word: self.words.first().map(|word| word.text.to_owned()),
+            advice: None,
         }
     }
 
@@ -196,6 +245,7 @@ impl<'a> Reader<'a> {
             return Err(FilterError {
                 what: format!("parentheses and negations can be nested at most {DEPTH} deep"),
                 word: self.words.first().map(|word| word.text.to_owned()),
+                advice: None,
             });
         }
         self.depth += 1;
@@ -222,6 +272,16 @@ impl<'a> Reader<'a> {
             "sport" | "lport" => self.port(Side::Local)?,
             "dport" | "rport" => self.port(Side::Remote)?,
             "port" => self.port(Side::Either)?,
+            "uid" => {
+                let number = self.next("a user ID")?;
+                Test::Uid(Self::valid(number, number.parse().ok(), "a user ID")?)
+            }
+            "user" => {
+                let name = self.next("the name of a user")?;
+                let uid = self.names.user(name).or_else(|| name.parse().ok());
+                Test::Uid(Self::valid(name, uid, "the name of a user in /etc/passwd")?)
+            }
+            "cgroup" => self.cgroup()?,
             "pid" => {
                 let number = self.next("a pid")?;
                 Test::Pid(Self::valid(number, number.parse().ok(), "a pid")?)
@@ -240,24 +300,56 @@ impl<'a> Reader<'a> {
                     "a state such as established",
                 )?)
             }
-            // A word without a keyword is an address, a pid or a process name.
-            _ => {
-                if let Some(net) = network(word) {
-                    Test::Net(Side::Either, net)
-                } else if let Ok(pid) = word.parse() {
-                    Test::Pid(pid)
-                } else if matches!(word, "and" | "&&" | "or" | "||" | ")") {
-                    self.words = start;
-                    return Err(self.expected(A_TEST));
-                } else {
-                    let pattern = Pattern::new(word).ok();
-                    Test::Process(Self::valid(word, pattern, "a process name")?)
-                }
+            _ if matches!(word, "and" | "&&" | "or" | "||" | ")") => {
+                self.words = start;
+                return Err(self.expected(A_TEST));
             }
+            _ => self.bare(word)?,
         })
     }
 
-    /// Parses what follows `src` or `dst`: an address or network, or `port` and a port.
+    /// Parses a word without a keyword.
+    fn bare(&self, word: &str) -> Result<Test, FilterError> {
+        if let Some(net) = network(word) {
+            return Ok(Test::Net(Side::Either, vec![net]));
+        }
+        if word.contains(':') {
+            return self.endpoint(Side::Either, word);
+        }
+        if let Ok(pid) = word.parse() {
+            return Ok(Test::Pid(pid));
+        }
+        let is_pattern = word.contains(['*', '?', '[']);
+        if !is_pattern {
+            let processes = self.names.processes();
+            if !processes.contains(word) && !self.names.is_installed(word) {
+                return Err(self.unknown(word, &processes));
+            }
+        }
+        let pattern = Pattern::new(word).ok();
+        Ok(Test::Process(Self::valid(word, pattern, "a process name")?))
+    }
+
+    /// Returns the error for a bare word that is not the name of a process.
+    fn unknown(&self, word: &str, processes: &std::collections::BTreeSet<String>) -> FilterError {
+        let known = KEYWORDS
+            .into_iter()
+            .chain(processes.iter().map(|name| &**name));
+        let advice = if self.names.service(word).is_some() {
+            format!("write `port {word}`")
+        } else if let Some(near) = nearest(word, known) {
+            format!("did you mean `{near}`? `process {word}` waits for a process of this name")
+        } else if word.contains('.') {
+            format!("write `host {word}` for the addresses of a host")
+        } else {
+            format!("`process {word}` waits for a process of this name")
+        };
+        let what = "not an address, a pid, or a process or program of this machine".to_owned();
+        wrong(what, word, Some(advice))
+    }
+
+    /// Parses what follows `src` or `dst`: `port` and a port, or an address, a network or a host,
+    /// with a port or without.
     fn end(&mut self, side: Side) -> Result<Test, FilterError> {
         match self.peek() {
             Some("port") => {
@@ -273,19 +365,78 @@ impl<'a> Reader<'a> {
     }
 
     fn net(&mut self, side: Side) -> Result<Test, FilterError> {
-        const A_NET: &str = "an address or a network such as 10.0.0.0/8";
         let word = self.next(A_NET)?;
-        Ok(Test::Net(side, Self::valid(word, network(word), A_NET)?))
+        if network(word).is_none() && word.contains(':') {
+            return self.endpoint(side, word);
+        }
+        Ok(Test::Net(side, self.networks(word, word)?))
+    }
+
+    /// Parses an address and a port: `10.0.0.9:443`, `[2001:db8::1]:443`, `example.com:https`; or
+    /// `:443` and `*:443` for any address.
+    fn endpoint(&self, side: Side, word: &str) -> Result<Test, FilterError> {
+        let (address, port) = word.rsplit_once(':').unwrap_or((word, ""));
+        let is_v6 = address.contains(':') && !address.starts_with('[');
+        if is_v6 || port.is_empty() {
+            let what = format!("expected {AN_ENDPOINT}");
+            return Err(wrong(what, word, None));
+        }
+        let ports = self.ports(port, word)?;
+        if matches!(address, "" | "*") {
+            return Ok(Test::Port(side, ports));
+        }
+        Ok(Test::Endpoint(side, self.networks(address, word)?, ports))
+    }
+
+    /// Returns the network that `text` is, or the addresses of the host of this name. `word` is the
+    /// whole word.
+    fn networks(&self, text: &str, word: &str) -> Result<Vec<IpNet>, FilterError> {
+        if let Some(net) = network(text) {
+            return Ok(vec![net]);
+        }
+        let is_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
+        let looks_like_address = text.chars().all(|c| c.is_ascii_digit() || c == '.');
+        if text.is_empty() || !text.chars().all(is_name) || looks_like_address {
+            return Err(wrong(format!("expected {A_NET}"), word, None));
+        }
+        let found = self.names.host(text);
+        let found =
+            found.map_err(|why| wrong(format!("no host of this name: {why}"), word, None))?;
+        Ok(found
+            .into_iter()
+            .map(|ip| single(ip.to_canonical()))
+            .collect())
     }
 
     fn port(&mut self, side: Side) -> Result<Test, FilterError> {
-        const A_PORT: &str = "a port such as 443, or a range such as 8000-8100";
         let mut word = self.next(A_PORT)?;
         if matches!(word, "=" | "==") {
             word = self.next(A_PORT)?;
         }
-        let ports = ports(word.trim_start_matches([':', '=']));
-        Ok(Test::Port(side, Self::valid(word, ports, A_PORT)?))
+        let ports = self.ports(word.trim_start_matches([':', '=']), word)?;
+        Ok(Test::Port(side, ports))
+    }
+
+    /// Parses a port, a range or a service. `word` is the whole word.
+    fn ports(&self, text: &str, word: &str) -> Result<RangeInclusive<u16>, FilterError> {
+        let service = || self.names.service(text).map(|port| port..=port);
+        ports(text).or_else(service).ok_or_else(|| {
+            let is_name = text.starts_with(|c: char| c.is_ascii_alphabetic());
+            let advice = is_name.then(|| format!("/etc/services has no TCP service `{text}`"));
+            wrong(format!("expected {A_PORT}"), word, advice)
+        })
+    }
+
+    /// Parses the path of a cgroup, or its ID.
+    fn cgroup(&mut self) -> Result<Test, FilterError> {
+        const A_CGROUP: &str = "the path of a cgroup below /sys/fs/cgroup, or its ID";
+        let word = self.next(A_CGROUP)?;
+        let ids = match word.parse() {
+            Ok(id) => [id].into(),
+            Err(_) => self.names.cgroups(word),
+        };
+        let ids = (!ids.is_empty()).then_some(ids);
+        Ok(Test::Cgroup(Self::valid(word, ids, A_CGROUP)?))
     }
 
     fn pattern(&mut self, what: &str) -> Result<Pattern, FilterError> {
@@ -294,11 +445,23 @@ impl<'a> Reader<'a> {
     }
 
     fn valid<T>(word: &str, value: Option<T>, what: &str) -> Result<T, FilterError> {
-        value.ok_or_else(|| FilterError {
-            what: format!("expected {what}"),
-            word: Some(word.to_owned()),
-        })
+        value.ok_or_else(|| wrong(format!("expected {what}"), word, None))
     }
+}
+
+fn wrong(what: String, word: &str, advice: Option<String>) -> FilterError {
+    FilterError {
+        what,
+        word: Some(word.to_owned()),
+        advice,
+    }
+}
+
+/// Returns the known word that is most like `word`; `None` if none is.
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let near = known.map(|one| (strsim::jaro_winkler(word, one), one));
+    let near = near.filter(|(likeness, _)| *likeness >= LIKENESS);
+    near.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
 /// Combines several expressions; returns a single one unchanged.

@@ -112,15 +112,11 @@ pub struct Round {
 
 impl Selection {
     fn leaves_alone(&self, seen: &Observed<'_>) -> bool {
-        let connection = &seen.tracked.last().connection;
-        let subject = Subject {
-            local: connection.local,
-            remote: connection.remote,
-            state: connection.state,
-            congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
-            netns: &seen.tracked.netns,
-            process: seen.process,
-        };
+        let subject = Subject::of(
+            &seen.tracked.netns,
+            &seen.tracked.last().connection,
+            seen.process,
+        );
         !self.only.matches(&subject) || self.skip.iter().any(|skip| skip.matches(&subject))
     }
 }
