@@ -463,6 +463,7 @@ fn line(report: &ChangeReport) -> String {
     };
     let outcome = match &report.outcome {
         Outcome::Advised => "would change".to_owned(),
+        Outcome::OutOfReach => "only a new connection helps".to_owned(),
         Outcome::Applied => "changed".to_owned(),
         Outcome::Gone => "not changed, because it has ended".to_owned(),
         Outcome::NoOwner => {

@@ -42,6 +42,8 @@ fn claim(number: u64) -> Claim {
             useful: wants,
             is_fixed: Some(true),
             is_limiting: false,
+            widest: None,
+            is_at_widest: false,
             reason: match is_idle {
                 true => Reason::Idle,
                 false => Reason::Steady {

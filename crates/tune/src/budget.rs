@@ -321,6 +321,8 @@ mod tests {
                 useful: most,
                 is_fixed: Some(false),
                 is_limiting: false,
+                widest: None,
+                is_at_widest: false,
                 reason: match most {
                     0 => Reason::Idle,
                     _ => steady,

@@ -22,6 +22,8 @@ const GROWTH: f64 = 1.3;
 const LIMITING_USE: f64 = 0.7;
 /// A send buffer limits its connection if it is full for at least this share of the time.
 const LIMITING_TIME: f64 = 0.1;
+/// A window is as wide as its scale allows from this share on: the kernel rounds it down.
+const AT_WIDEST: f64 = 0.9;
 /// The memory that a byte of payload takes where it cannot be measured.
 const OVERHEAD: f64 = 1.5;
 /// The bounds of a measured overhead.
@@ -59,6 +61,11 @@ pub struct Demand {
     pub is_fixed: Option<bool>,
     /// Whether the buffer limits the connection, as far as this end can tell.
     pub is_limiting: bool,
+    /// The widest window that the window scale allows, in bytes of payload, for the connection's
+    /// life (RFC 7323 2.3); `None` if it is not known.
+    pub widest: Option<u64>,
+    /// The offered window is as wide as the window scale allows.
+    pub is_at_widest: bool,
     /// The reason for the demand.
     pub reason: Reason,
 }
@@ -88,27 +95,43 @@ pub enum Reason {
 /// paths longer than 96 ms the amount that 1 Gbit/s carries in a round trip; alternatively a
 /// configured window for all paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WindowCap(Option<u64>);
+pub struct WindowCap {
+    configured: Option<u64>,
+    /// The widest window of a connection by its window scale.
+    scaled: Option<u64>,
+}
 
 // === impl WindowCap ===
 
 impl WindowCap {
     /// Caps all paths at this window.
     pub fn of(window: u64) -> Self {
-        Self(Some(window))
+        Self {
+            configured: Some(window),
+            scaled: None,
+        }
+    }
+
+    /// Returns the same cap for a connection whose window scale allows windows up to `widest`.
+    fn within(self, widest: Option<u64>) -> Self {
+        Self {
+            scaled: widest,
+            ..self
+        }
     }
 
     /// Returns the widest window that is allowed on every path.
     pub fn window(self) -> u64 {
-        self.0.unwrap_or(MAX_WINDOW)
+        self.configured.unwrap_or(MAX_WINDOW)
     }
 
     /// Returns the widest window of a path with this round-trip time.
     pub fn on_path(self, round_trip: Duration) -> u64 {
-        self.0.unwrap_or_else(|| {
+        let window = self.configured.unwrap_or_else(|| {
             let carried = MAX_RATE as f64 * round_trip.as_secs_f64();
             MAX_WINDOW.max(carried as u64)
-        })
+        });
+        window.min(self.scaled.unwrap_or(u64::MAX))
     }
 }
 
@@ -129,6 +152,7 @@ fn sending(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let connection = &window.samples().last()?.connection;
     let info = window.last();
     let buffer = of_buffer(connection, Some(info), Direction::Send)?;
+    let cap = cap.within(buffer.widest);
     let mss = u64::from(info.snd_mss);
     let round_trip = info.min_rtt.or(info.rtt).unwrap_or_default();
     let is_limiting = window
@@ -159,6 +183,7 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let connection = &window.samples().last()?.connection;
     let info = window.last();
     let buffer = of_buffer(connection, Some(info), Direction::Receive)?;
+    let cap = cap.within(buffer.widest);
     // A host that only receives measures a round trip from the data that arrives one window later.
     // Without timestamps, the measurement includes the time to fill the window.
     let round_trip = match (info.rcv_rtt, info.min_rtt) {
@@ -169,6 +194,10 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let offered = window.mean(|info: &TcpInfo| info.rcv_wnd.map(f64::from));
     let is_limiting =
         offered.is_some_and(|offered| offered > 0.0 && carried > offered * LIMITING_USE);
+    let is_at_widest = match (offered, buffer.widest) {
+        (Some(offered), Some(widest)) => offered >= widest as f64 * AT_WIDEST,
+        _ => false,
+    };
     let reason = match window.more(|info| info.bytes_received) {
         0 => Reason::Idle,
         _ => {
@@ -189,6 +218,7 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
         wanted: wanted(reason, overhead, cap),
         useful: useful(reason, overhead, cap),
         is_limiting,
+        is_at_widest,
         reason,
         ..buffer
     })
@@ -229,8 +259,21 @@ fn of_buffer(
         useful: 0,
         is_fixed,
         is_limiting: false,
+        widest: info.map(|info| widest(info, direction)),
+        is_at_widest: false,
         reason: Reason::Idle,
     })
+}
+
+/// Returns the widest window that can be announced in this direction: 16 bits, shifted by the scale
+/// that the handshake has fixed.
+fn widest(info: &TcpInfo, direction: Direction) -> u64 {
+    let scale = match (info.window_scales, direction) {
+        (None, _) => 0,
+        (Some((peers, _)), Direction::Send) => peers,
+        (Some((_, own)), Direction::Receive) => own,
+    };
+    u64::from(u16::MAX) << scale
 }
 
 fn capped(window: u64, round_trip: Duration, is_growing: bool, cap: WindowCap) -> Reason {
@@ -291,6 +334,7 @@ mod tests {
         let sample = |index: u32| {
             let mut info = TcpInfo::parse(&[0; 256]).unwrap();
             info.snd_mss = 1000;
+            info.window_scales = Some((14, 14));
             info.min_rtt = Some(Duration::from_millis(100));
             info.rcv_rtt = Some(Duration::from_millis(100));
             (info.bytes_acked, info.bytes_received) = (Some(0), Some(0));
@@ -429,5 +473,29 @@ mod tests {
         assert_eq!(overhead(u64::from(u32::MAX), 100_000), 8.0);
         assert_eq!(overhead(10, 100_000), 1.0);
         assert_eq!(overhead(300, 100), OVERHEAD);
+    }
+
+    #[test]
+    fn no_window_is_wanted_beyond_what_the_window_scale_allows() {
+        let samples = samples(|index, connection, info| {
+            info.bytes_received = Some(u64::from(index) * 1_310_000);
+            (info.rcv_wnd, info.window_scales) = (Some(131_000), Some((9, 1)));
+            connection.internals.as_mut().unwrap().rcvbuf_locked = true;
+        });
+        let demand = demand_of(&samples, Direction::Receive);
+        assert_eq!(demand.widest, Some(131_070));
+        assert!(demand.is_limiting && demand.is_at_widest);
+        assert_eq!((demand.wanted, demand.useful), (393_210, 393_210));
+    }
+
+    #[test]
+    fn without_window_scaling_the_widest_window_has_sixteen_bits() {
+        let samples = samples(|index, _, info| {
+            (info.window_scales, info.snd_cwnd) = (None, 500);
+            info.bytes_acked = Some(u64::from(index) * 5_000_000);
+        });
+        let demand = demand_of(&samples, Direction::Send);
+        assert_eq!((demand.widest, demand.is_at_widest), (Some(65_535), false));
+        assert_eq!(demand.wanted, 196_605);
     }
 }

@@ -64,6 +64,15 @@ pub enum Change {
         /// The new size, in bytes with overhead.
         to: u64,
     },
+    /// Nothing: the window is as wide as its scale allows, so only a new connection can be faster.
+    Reconnect {
+        /// The socket's cookie.
+        cookie: u64,
+        /// Which of its buffers.
+        direction: Direction,
+        /// The needs of the connection.
+        demand: Demand,
+    },
     /// Restore a buffer that was shrunk while memory was short.
     Restore {
         /// The socket's cookie.
@@ -121,7 +130,7 @@ impl Change {
             Self::Shrink { .. } => false,
             Self::Restore { .. } => true,
             Self::Maximum { from, to, .. } | Self::StartMaximum { from, to } => to > from,
-            Self::Setting { .. } | Self::Route { .. } => false,
+            Self::Setting { .. } | Self::Route { .. } | Self::Reconnect { .. } => false,
         }
     }
 }
@@ -137,6 +146,16 @@ pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Chan
         direction,
         demand: *demand,
         to,
+    })
+}
+
+/// Returns the advice for a connection whose window is as wide as its scale allows, and limits it.
+pub fn reconnect(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
+    let is_capped = demand.is_limiting && demand.is_at_widest;
+    is_capped.then_some(Change::Reconnect {
+        cookie,
+        direction,
+        demand: *demand,
     })
 }
 
@@ -196,6 +215,8 @@ mod tests {
             useful: 1 << 20,
             is_fixed: Some(true),
             is_limiting: true,
+            widest: None,
+            is_at_widest: false,
             reason: Reason::Growing {
                 window: 64 << 10,
                 round_trip: Duration::from_millis(100),
@@ -242,6 +263,33 @@ mod tests {
             }),
             Some((1 << 30) - 1)
         );
+    }
+
+    #[test]
+    fn only_a_new_connection_helps_one_at_its_widest_window() {
+        let demand = Demand {
+            size: 400_000,
+            queued: 0,
+            committed: 0,
+            segment: 0,
+            wanted: 393_210,
+            useful: 393_210,
+            is_fixed: Some(true),
+            is_limiting: true,
+            widest: Some(131_070),
+            is_at_widest: true,
+            reason: Reason::Growing {
+                window: 131_070,
+                round_trip: Duration::from_millis(100),
+            },
+        };
+        assert_eq!(unlock(1, Direction::Receive, &demand), None);
+        assert!(reconnect(1, Direction::Receive, &demand).is_some());
+        let wider = Demand {
+            is_at_widest: false,
+            ..demand
+        };
+        assert_eq!(reconnect(1, Direction::Receive, &wider), None);
     }
 
     #[test]

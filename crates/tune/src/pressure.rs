@@ -128,6 +128,8 @@ mod tests {
                 useful: 0,
                 is_fixed: Some(false),
                 is_limiting: false,
+                widest: None,
+                is_at_widest: false,
                 reason: match is_idle {
                     true => Reason::Idle,
                     false => Reason::Steady {

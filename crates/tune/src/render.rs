@@ -52,6 +52,13 @@ pub(crate) fn change(change: &Change) -> String {
             "{}, until memory is no longer short",
             resized(*direction, demand, *to),
         ),
+        Change::Reconnect {
+            direction, demand, ..
+        } => format!(
+            "the {} is left at {}",
+            buffer(*direction),
+            size(demand.size)
+        ),
         Change::Restore { direction, .. } => {
             format!(
                 "{} back to its size from before memory was short",
@@ -88,6 +95,12 @@ pub(crate) fn reason(change: &Change) -> String {
         Change::Shrink { .. } => format!(
             "TCP uses nearly as much memory as net.ipv4.tcp_mem allows before the kernel slows every connection, and {IDLE}"
         ),
+        Change::Reconnect { demand, .. } => format!(
+            "its window scale allows no window beyond {}: {}; the handshake fixed it, from the buffer that the \
+             application had set or the kernel's maximum",
+            size(demand.widest.unwrap_or_default()),
+            limit(demand)
+        ),
         Change::Restore { .. } => {
             "TCP uses clearly less memory than net.ipv4.tcp_mem allows again".to_owned()
         }
@@ -113,6 +126,14 @@ pub(crate) fn reason(change: &Change) -> String {
 /// Returns the expected effect of the change.
 pub(crate) fn expected(change: &Change) -> String {
     match change {
+        Change::Unlock { demand, .. } if is_bounded_by_scale(demand) => format!(
+            "it grows to the widest window that its window scale allows, {}: only a new connection can have a wider one",
+            size(demand.widest.unwrap_or_default())
+        ),
+        Change::Reconnect { direction, .. } => format!(
+            "a new connection can have a wider window, if its application does not set {} before it connects or listens",
+            option(*direction)
+        ),
         Change::Unlock { direction, .. } => format!(
             "it grows with what the path can use, up to the third value of {}",
             buffer_limits_name(*direction)
@@ -144,6 +165,15 @@ pub(crate) fn expected(change: &Change) -> String {
         Change::Setting { setting, .. } => setting.expected().to_owned(),
         Change::Route { from, to, .. } => initial_windows(*from, *to),
     }
+}
+
+/// Whether the widest window by scale is not far from what the connection has shown.
+fn is_bounded_by_scale(demand: &Demand) -> bool {
+    let window = match demand.reason {
+        Reason::Idle => return false,
+        Reason::Steady { window, .. } | Reason::Growing { window, .. } => window,
+    };
+    demand.widest.is_some_and(|widest| widest / 4 <= window)
 }
 
 fn size(bytes: u64) -> impl fmt::Display {
@@ -260,6 +290,8 @@ mod tests {
                 useful: 1 << 20,
                 is_fixed: Some(true),
                 is_limiting: true,
+                widest: None,
+                is_at_widest: false,
                 reason: Reason::Growing {
                     window: 65_536,
                     round_trip: Duration::from_millis(100),
@@ -279,5 +311,46 @@ mod tests {
             expected(&of),
             "it grows with what the path can use, up to the third value of net.ipv4.tcp_rmem"
         );
+    }
+
+    #[test]
+    fn growth_is_not_promised_beyond_the_window_scale() {
+        let demand = Demand {
+            size: 131_072,
+            queued: 0,
+            committed: 0,
+            segment: 0,
+            wanted: 393_210,
+            useful: 393_210,
+            is_fixed: Some(true),
+            is_limiting: true,
+            widest: Some(131_070),
+            is_at_widest: false,
+            reason: Reason::Growing {
+                window: 65_536,
+                round_trip: Duration::from_millis(100),
+            },
+        };
+        let (cookie, direction) = (1, Direction::Receive);
+        let unlock = Change::Unlock {
+            cookie,
+            direction,
+            demand,
+            to: 393_210,
+        };
+        assert_eq!(
+            expected(&unlock),
+            "it grows to the widest window that its window scale allows, 128.0 KiB: only a new connection can have a wider one"
+        );
+        let reconnect = Change::Reconnect {
+            cookie,
+            direction,
+            demand,
+        };
+        assert!(
+            reason(&reconnect)
+                .starts_with("its window scale allows no window beyond 128.0 KiB: it allows")
+        );
+        assert!(expected(&reconnect).contains("if its application does not set SO_RCVBUF"));
     }
 }

@@ -43,6 +43,8 @@ pub struct Connection {
 pub enum Outcome {
     /// The change was only advised.
     Advised,
+    /// No change helps this connection.
+    OutOfReach,
     /// The change was made.
     Applied,
     /// The connection, the namespace or the route does not exist any more.

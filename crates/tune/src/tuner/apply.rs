@@ -17,6 +17,7 @@ impl Tuner {
             inode,
         } = planned;
         let outcome = match (&mut self.actuators, &change, &connection.process) {
+            (_, Change::Reconnect { .. }, _) => Outcome::OutOfReach,
             (None, change, _) => {
                 self.note_shrunk(change);
                 Outcome::Advised

@@ -9,7 +9,7 @@ use super::planned::{Planned, demand_of};
 use super::{MAX_ATTEMPTS, Round, Tuner};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Direction, demand};
-use crate::plan::{Change, unlock};
+use crate::plan::{Change, reconnect, unlock};
 
 impl Tuner {
     /// Plans to unlock buffers that limit their connections.
@@ -29,8 +29,10 @@ impl Tuner {
                 continue;
             };
             for direction in [Direction::Send, Direction::Receive] {
-                let change = demand(&window, direction, self.cap)
-                    .and_then(|demand| unlock(seen.cookie, direction, &demand));
+                let change = demand(&window, direction, self.cap).and_then(|demand| {
+                    let unlocked = unlock(seen.cookie, direction, &demand);
+                    unlocked.or_else(|| reconnect(seen.cookie, direction, &demand))
+                });
                 let Some(change) = change else { continue };
                 let key = (seen.cookie, direction);
                 if self.attempts.contains_key(&key) || self.attempts.len() >= MAX_ATTEMPTS {
@@ -39,7 +41,7 @@ impl Tuner {
                 self.attempts.insert(key, self.scans);
                 let change = Planned::new(change, &seen);
                 // Without an owner, the buffer may already have the largest possible size.
-                if change.change.grows() {
+                if change.change.grows() || matches!(change.change, Change::Reconnect { .. }) {
                     planned.push(change);
                 }
             }
