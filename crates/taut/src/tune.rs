@@ -1,7 +1,9 @@
 //! `taut tune`: arguments, signals, and output.
 
+mod text;
+
 use std::collections::HashSet;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -177,6 +179,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(routes) = routes {
         tuner = tuner.with_routes(routes);
     }
+    if args.time.is_none() && io::stderr().is_terminal() {
+        say("watching; Ctrl-C ends it, and undoes what it has changed");
+    }
     let printer = Printer::new(Arc::clone(&ends));
     let mut log = ChangeLog::open(args);
     let result = rounds(args, &mut tuner, &ends, &printer, &mut log);
@@ -231,8 +236,8 @@ fn rounds(
             ));
         }
         round.reports.iter().for_each(|report| log.note(report));
-        let lines = round.reports.iter().map(|report| text(report, args.json));
-        let dropped = lines.filter(|line| !printer.print(line)).count();
+        let lines = text::lines(&round.reports, args.json);
+        let dropped = lines.iter().filter(|line| !printer.print(line)).count();
         say_once(
             &mut has_said_dropped,
             dropped > 0,
@@ -440,41 +445,6 @@ fn say_undone(summary: &UndoSummary) {
 fn say(sentence: &str) {
     // The reader may be gone; the error is ignored.
     let _ = writeln!(io::stderr(), "taut: {sentence}");
-}
-
-fn text(report: &ChangeReport, json: bool) -> String {
-    match json {
-        // A report serialises always: JSON has all of its types.
-        true => serde_json::to_string(report).unwrap_or_default(),
-        false => line(report),
-    }
-}
-
-fn line(report: &ChangeReport) -> String {
-    let subject = match &report.connection {
-        None => format!("namespace {}", report.netns),
-        Some(connection) => {
-            let process = match &connection.process {
-                Some((name, pid)) => format!(" ({name}/{pid})"),
-                None => String::new(),
-            };
-            format!("{} -> {}{process}", connection.local, connection.remote)
-        }
-    };
-    let outcome = match &report.outcome {
-        Outcome::Advised => "would change".to_owned(),
-        Outcome::OutOfReach => "only a new connection helps".to_owned(),
-        Outcome::Applied => "changed".to_owned(),
-        Outcome::Gone => "not changed, because it has ended".to_owned(),
-        Outcome::NoOwner => {
-            "not changed, because no process is known to have the socket".to_owned()
-        }
-        Outcome::Failed(why) => format!("not changed ({why})"),
-    };
-    format!(
-        "{subject}: {outcome}: {}\n    why: {}\n    expected: {}",
-        report.change, report.reason, report.expected
-    )
 }
 
 /// Removes the log if all changes are undone, so that `taut why` does not report them.
