@@ -63,12 +63,12 @@ bench: root release ## what an idle session costs a relay (root)
 	@echo "taut: running the benchmark: idle sessions on one relay"
 	@$(TAUT) lab run idle-sessions $(ARGS)
 
-bench-observe: root release ## what it costs to look at 10,000 connections once a second, beside ss (root)
-	@echo "taut: running the benchmark: looks at 10,000 connections"
+bench-observe: root release ## what it costs to scan 10,000 connections once a second, beside ss (root)
+	@echo "taut: running the benchmark: scans of 10,000 connections"
 	@$(TAUT) lab run observe-cost $(ARGS)
 
-bench-tune: root release ## what it costs to tune 10,000 connections that rest (root)
-	@echo "taut: running the benchmark: tuning 10,000 connections that rest"
+bench-tune: root release ## what it costs to tune 10,000 idle connections (root)
+	@echo "taut: running the benchmark: tuning 10,000 idle connections"
 	@$(TAUT) lab run tune-cost $(ARGS)
 
 bench-share: ## how long it takes to share a budget out among 100,000 connections, beside sorting them

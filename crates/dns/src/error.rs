@@ -15,7 +15,8 @@ use crate::zone::ZoneError;
 pub enum ServeError {
     /// An address cannot be bound.
     #[error(
-        "cannot listen on {addr} ({protocol}): {source}; stop the other server there, or change mesh.dns.{key}"
+        "cannot listen on {addr} ({protocol}): {source}; {hint}, or change mesh.dns.{key}",
+        hint = bind_hint(source)
     )]
     Bind {
         /// The address.
@@ -50,4 +51,14 @@ pub enum ServeError {
     /// The process's own set-up failed.
     #[error("cannot set up threads, signals and timers: {0}")]
     SetUp(#[from] io::Error),
+}
+
+/// Returns what to do about an address that cannot be bound.
+fn bind_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "stop the other server there",
+        io::ErrorKind::AddrNotAvailable => "give this machine the address",
+        io::ErrorKind::PermissionDenied => "start it as root",
+        _ => "see whether the address is right",
+    }
 }

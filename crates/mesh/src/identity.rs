@@ -119,6 +119,11 @@ pub enum KeyError {
     /// The file cannot be written.
     #[error("cannot write the private key: {0}")]
     Write(io::Error),
+    /// There is such a file.
+    #[error(
+        "it exists, and no key is overwritten: choose another name, or print its public key with `taut mesh pubkey`"
+    )]
+    Exists,
     /// The path is a directory, pipe or device.
     #[error("not a regular file: private keys are read from regular files only")]
     NotAFile,
@@ -279,7 +284,15 @@ impl PrivateKey {
                 file.write_all(pem.as_bytes())?;
                 file.sync_all()
             });
-        written.map_err(|e| at(path, KeyError::Write(e)))?;
+        written.map_err(|e| {
+            at(
+                path,
+                match e.kind() {
+                    io::ErrorKind::AlreadyExists => KeyError::Exists,
+                    _ => KeyError::Write(e),
+                },
+            )
+        })?;
         Ok(Self::from_seed(seed))
     }
 

@@ -24,9 +24,9 @@ const WATCH: Duration = Duration::from_secs(10);
 /// The interval at which a wait checks for signals.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Keep the TCP rate of a virtual machine that is descheduled
+/// Correct congestion control in a virtual machine that is descheduled
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = "Examples:
   taut guest status                          whether this machine is descheduled, and whether that matters
   taut guest up                              load taut_bbr and taut_cubic, for programs that ask for them
   taut guest up --default bbr                and make taut_bbr the default of new connections

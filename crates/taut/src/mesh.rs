@@ -16,7 +16,7 @@ use crate::Failure;
 #[derive(ClapArgs)]
 #[command(after_help = "\
 A relay of a mesh proves its identity by its private key, and knows other relays by their public \
-keys, which stand in the list of members (relay.mesh.members_file):
+keys, which are in the list of members (relay.mesh.members_file):
 
   [[member]]
   name = \"fra1\"

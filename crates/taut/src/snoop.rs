@@ -24,7 +24,7 @@ use taut_snoop::wire::Net;
 
 use crate::Failure;
 
-/// Acknowledge for guests that wait for their CPU
+/// Send early ACKs for guests that wait for a CPU
 #[derive(ClapArgs)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES")]
     buffer: Option<ByteSize>,
 
-    /// Acknowledge beyond the window that the guest advertises, as the paper does; read docs/snoop.md first
+    /// Acknowledge beyond the window that the guest advertises, as the paper does; the guest then has to buffer all of it, or data is lost
     #[arg(long)]
     grow: bool,
 
@@ -143,7 +143,7 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Number of segments per scenario [default: 200,000]
+        /// Number of segments per scenario [default: 200000]
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1000..))]
         segments: Option<u32>,
     },

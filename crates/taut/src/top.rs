@@ -24,7 +24,7 @@ const CONNECTIONS: usize = 100_000;
 
 /// Show what each TCP connection is doing, and what limits it
 #[derive(ClapArgs)]
-#[command(after_help = concat!("\
+#[command(after_help = concat!("Examples:
   taut top                           a live table; press ? for the keys
   taut top --batch                   a table each second, the fastest connections first
   taut top --batch -n 2 dport 443    two tables of these connections; rates and limits appear in the second

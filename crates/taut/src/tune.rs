@@ -52,7 +52,7 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Give connections the buffers that their paths can use
 #[derive(ClapArgs)]
-#[command(after_help = concat!("\
+#[command(after_help = concat!("Examples:
   taut tune                                  report what would be changed, and why; change nothing
   taut tune --apply                          change it, and restore it at the end
   taut tune --apply --skip 'port 22'         except these connections
@@ -232,7 +232,7 @@ fn rounds(
         round.problems.iter().for_each(|text| say(text));
         for text in &round.unmatched {
             say(&format!(
-                "no namespace has a route to {text} in its main table; one that is added later will be changed"
+                "no network namespace has a route to {text} in its main table; one that is added later will be changed"
             ));
         }
         round.reports.iter().for_each(|report| log.note(report));

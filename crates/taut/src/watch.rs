@@ -20,7 +20,7 @@ const CONNECTIONS: usize = 100_000;
 
 /// Record each connection when it ends
 #[derive(ClapArgs)]
-#[command(after_help = concat!("\
+#[command(after_help = concat!("Examples:
   taut watch                                   lines of JSON to standard output
   taut watch --to /var/log/taut --keep 30      to files in that directory, each up to 100 MB or a day
   taut watch --open-every 1m dport 443         only these connections; open ones too, every minute

@@ -23,7 +23,7 @@ const CONNECTIONS: usize = 10_000;
 
 /// Explain what limits connections
 #[derive(ClapArgs)]
-#[command(after_help = concat!("\
+#[command(after_help = concat!("Examples:
   taut why                                   the connections that carry most
   taut why nginx                             connections of processes with this name
   taut why dst 10.0.0.0/8 and dport 443      connections to these addresses and this port

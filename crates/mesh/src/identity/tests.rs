@@ -206,7 +206,7 @@ fn a_new_key_is_only_its_owners_and_never_replaces_a_file() {
     let before = std::fs::read(&path).unwrap();
     let message = PrivateKey::create(&path, &[8; 32]).unwrap_err().to_string();
     assert!(
-        message.starts_with(&format!("{}: cannot write", path.display())),
+        message.starts_with(&format!("{}: it exists", path.display())),
         "{message}"
     );
     assert_eq!(std::fs::read(&path).unwrap(), before);

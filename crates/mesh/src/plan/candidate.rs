@@ -101,7 +101,8 @@ impl Candidate {
             first_byte,
             finish: first_byte.saturating_add(slowest.unwrap_or_default()),
             total_rtt,
-            price: prices.sum(),
+            // A sum of no prices would be -0.
+            price: prices.fold(0.0, |sum, price| sum + price),
             total_rtt_gain: ends
                 .direct
                 .rtt()

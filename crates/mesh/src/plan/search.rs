@@ -181,7 +181,9 @@ impl Pair<'_> {
 
     /// Returns the sum of the relays' prices.
     pub(super) fn price(&self, relays: &[RelayId]) -> f64 {
-        relays.iter().map(|&id| self.prices[usize::from(id)]).sum()
+        // A sum of no prices would be -0.
+        let prices = relays.iter().map(|&id| self.prices[usize::from(id)]);
+        prices.fold(0.0, |sum, price| sum + price)
     }
 }
 

@@ -29,7 +29,7 @@ pub enum Request {
     Drain {
         /// At this forward. Without a forward and a peer: at all, and then stop.
         forward: Option<String>,
-        /// For this next relay: lead new sessions around it. Not together with a forward.
+        /// For this next relay: route new sessions around it. Not together with a forward.
         #[serde(default)]
         peer: Option<String>,
         /// Accept connections again instead.

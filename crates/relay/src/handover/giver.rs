@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,6 +78,15 @@ impl Giver {
             source,
         };
         let offered = named(path, sockets)?;
+        if let Some(folder) = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty())
+        {
+            let mut builder = std::fs::DirBuilder::new();
+            let created = builder.recursive(true).mode(0o755).create(folder);
+            let errno = |e| Errno::from_io_error(&e).unwrap_or(Errno::IO);
+            created.map_err(|e| call("create its directory", errno(e)))?;
+        }
         let counter = SeqpacketListener::bind(path).map_err(|e| call("listen", e))?;
         let shared = Arc::new(Shared {
             counter,

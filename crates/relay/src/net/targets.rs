@@ -79,7 +79,8 @@ impl Targets {
         // A resolver may rotate the same addresses, which is no change.
         let same = before.len() == addrs.len() && before.iter().all(|b| addrs.contains(&b.addr));
         if !same {
-            tracing::info!("{} has new addresses: {}", self.destination, list(addrs));
+            let what = if before.is_empty() { "the" } else { "new" };
+            tracing::info!("{} has {what} addresses: {}", self.destination, list(addrs));
         }
     }
 

@@ -260,7 +260,7 @@ pub(super) fn assemble(
 }
 
 /// Returns the destinations of a forward as a text.
-fn names_of(to: &[Destination]) -> String {
+pub(super) fn names_of(to: &[Destination]) -> String {
     let names: Vec<_> = to.iter().map(Destination::to_string).collect();
     names.join(", ")
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use nix::net::if_::if_nametoindex;
 use taut_mesh::members::{Member, Members};
 use taut_sys::Errno;
-use taut_sys::socket::Listener;
+use taut_sys::socket::{Listener, is_local};
 
 use super::StartError;
-use super::assemble::{check_mesh_legs, legs_of};
+use super::assemble::{check_mesh_legs, legs_of, names_of};
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
 use super::kernel_tls::TlsPlace;
@@ -15,10 +16,13 @@ use super::look_ups::named_relays;
 use super::mesh::Identity;
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
-use crate::config::{Config, MeshConfig};
+use crate::config::{Config, Forward, MeshConfig};
+use crate::early_syn::{Devices, EarlySynError};
 use crate::etcd;
+use crate::intercept::InterceptError;
 use crate::net::addr::Destination;
-use crate::net::targets::look_up;
+use crate::net::forward_loops::{self, Edge};
+use crate::net::targets::{Addrs, look_up};
 use crate::session_log;
 
 /// The number of names that are looked up at a time.
@@ -102,15 +106,21 @@ pub fn check(config: &Config) -> Findings {
             ));
         }
     }
-    let (failed, of_others) = failed_look_ups(config, &relays);
+    let LookUps {
+        found,
+        failed,
+        failed_of_others,
+    } = look_ups(config, &relays);
     errors.extend(failed);
+    errors.extend(looped(config, &found));
+    errors.extend(missing_devices(config));
     let place = config.mesh.iter().map(|_| place.to_string());
     Findings {
         errors,
         warnings: doubts(config)
             .into_iter()
             .chain(of_list.warning)
-            .chain(of_others)
+            .chain(failed_of_others)
             .collect(),
         notes: place.chain(of_list.note).collect(),
     }
@@ -150,12 +160,18 @@ fn check_list(mesh: &MeshConfig) -> ListFindings {
     }
 }
 
-/// Looks up every name that the node dials. Returns the errors that would stop a start, and those that would
-/// not: of relays that the configuration does not name.
-fn failed_look_ups(config: &Config, relays: &[Arc<Member>]) -> (Vec<String>, Vec<String>) {
-    let direct = config.forwards.iter();
-    let direct = direct.filter(|f| !f.uses_mesh() || f.direct);
-    let to = direct.flat_map(|f| f.to.iter().cloned());
+/// The names that a node dials.
+struct LookUps {
+    found: Vec<(Destination, Addrs)>,
+    /// Errors that would stop a start.
+    failed: Vec<String>,
+    /// Errors that would not: of relays that the configuration does not name.
+    failed_of_others: Vec<String>,
+}
+
+/// Looks up every name that the node dials.
+fn look_ups(config: &Config, relays: &[Arc<Member>]) -> LookUps {
+    let to = direct(config).flat_map(|f| f.destinations().cloned());
     let named = named_relays(config);
     let (needed, others): (Vec<_>, Vec<_>) =
         relays.iter().partition(|relay| named.contains(&relay.name));
@@ -163,34 +179,93 @@ fn failed_look_ups(config: &Config, relays: &[Arc<Member>]) -> (Vec<String>, Vec
         let all = relays.into_iter().flat_map(|relay| &relay.addresses);
         all.map(Destination::from).collect()
     };
-    let needed = to.chain(addresses(needed)).collect();
-    (failed(needed), failed(addresses(others)))
+    let (found, failed) = look_up_all(to.chain(addresses(needed)).collect());
+    let (_, failed_of_others) = look_up_all(addresses(others));
+    LookUps {
+        found,
+        failed,
+        failed_of_others,
+    }
 }
 
-fn failed(mut names: Vec<Destination>) -> Vec<String> {
+/// Returns the forwards whose sessions may go to the destination without another relay.
+fn direct(config: &Config) -> impl Iterator<Item = &Forward> {
+    config
+        .forwards
+        .iter()
+        .filter(|f| !f.uses_mesh() || f.direct)
+}
+
+fn look_up_all(mut names: Vec<Destination>) -> (Vec<(Destination, Addrs)>, Vec<String>) {
     names.sort_by_key(ToString::to_string);
     names.dedup();
-    let mut errors = Vec::new();
+    let (mut addresses, mut errors) = (Vec::new(), Vec::new());
     for names in names.chunks(LOOK_UPS) {
         std::thread::scope(|scope| {
-            let started = names.iter().map(|name| scope.spawn(|| look_up(name)));
-            for look_up in started.collect::<Vec<_>>() {
+            let started = names
+                .iter()
+                .map(|name| (name, scope.spawn(|| look_up(name))));
+            for (name, look_up) in started.collect::<Vec<_>>() {
                 let found = look_up
                     .join()
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                if let Err(error) = found {
-                    errors.push(StartError::from(error).to_string());
+                match found {
+                    Ok(found) => addresses.push((name.clone(), found)),
+                    Err(error) => errors.push(StartError::from(error).to_string()),
                 }
             }
         });
     }
-    errors
+    (addresses, errors)
+}
+
+/// Returns the error of a forward that leads back to this relay.
+fn looped(config: &Config, found: &[(Destination, Addrs)]) -> Option<String> {
+    let forwards: Vec<_> = direct(config).collect();
+    let ends: Vec<(Vec<_>, Vec<_>)> = forwards
+        .iter()
+        .map(|forward| {
+            let listen = forward.listen.iter().flat_map(|listen| listen.addrs.iter());
+            let is_its = |name| forward.destinations().any(|to| to == name);
+            let to = found.iter().filter(|(name, _)| is_its(name));
+            let to = to.flat_map(|(_, addrs)| addrs.iter());
+            (listen.copied().collect(), to.copied().collect())
+        })
+        .collect();
+    let edges = ends
+        .iter()
+        .map(|(listen, upstream)| Edge { listen, upstream });
+    let first = forward_loops::find(&edges.collect::<Vec<_>>(), is_local)?;
+    let to: Vec<_> = forwards[first].destinations().cloned().collect();
+    let destination = names_of(&to);
+    Some(StartError::Loop { destination }.to_string())
+}
+
+/// Returns an error for each network device that the configuration names and that does not exist.
+fn missing_devices(config: &Config) -> Vec<String> {
+    let missing = |name: &&String| if_nametoindex(name.as_str()).is_err();
+    let transparent = config
+        .forwards
+        .iter()
+        .filter_map(|f| f.transparent.as_ref());
+    let of_transparent = transparent.flat_map(|transparent| &transparent.devices);
+    let of_early_syn = match &config.early_syn.devices {
+        Devices::Named(names) if config.forwards.iter().any(|f| f.early_syn) => names.as_slice(),
+        _ => &[],
+    };
+    let intercept = of_transparent
+        .filter(missing)
+        .map(|name| InterceptError::NoSuchDevice(name.clone()).to_string());
+    let early_syn = of_early_syn
+        .iter()
+        .filter(missing)
+        .map(|name| EarlySynError::NoSuchDevice(name.clone()).to_string());
+    intercept.chain(early_syn).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Forward;
 
     fn config(listen: &str, to: &str) -> Config {
         Config::new(vec![Forward::new(
@@ -221,5 +296,22 @@ mod tests {
             );
         }
         assert_eq!(errors.len(), 4, "{errors:?}");
+    }
+
+    #[test]
+    fn a_forward_to_itself_and_a_device_that_is_missing_are_errors() {
+        let mut bad = config("127.0.0.1:8", "127.0.0.1:8");
+        bad.forwards[0].early_syn = true;
+        bad.early_syn.devices = Devices::Named(vec!["lo".into(), "no-such0".into()]);
+        let errors = check(&bad).errors;
+        assert!(
+            errors[0].contains("forwarding to 127.0.0.1:8 leads back to this relay"),
+            "{errors:?}"
+        );
+        assert!(
+            errors[1].contains("no network device `no-such0`"),
+            "{errors:?}"
+        );
+        assert_eq!(errors.len(), 2, "{errors:?}");
     }
 }

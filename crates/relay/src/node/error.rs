@@ -108,7 +108,7 @@ pub enum StartError {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenProblem {
     /// Another program uses the port.
-    #[error("the port is in use; `ss -ltnp 'sport = :{0}'` shows by whom")]
+    #[error("the port is in use; `ss -ltnp 'sport = :{0}'` shows which process has it")]
     InUse(u16),
     /// It is not an address of this machine.
     #[error("it is not an address of this machine; `ip address` shows those")]

@@ -59,7 +59,7 @@ pub enum MeshError {
     /// Others than root and this process can change the list of members.
     #[error(
         "relay.mesh.members_file: {path}: other users can change it (mode {mode:04o}, owner {owner}), \
-         and with it who may use this relay: run `chmod go-w {path}` and give it to root",
+         and with it who may use this relay: run `chmod go-w {path}` and `chown root {path}`",
         path = path.display()
     )]
     Writable {

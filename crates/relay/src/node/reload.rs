@@ -128,7 +128,13 @@ impl SharedHandle {
                 listeners,
             });
         }
-        announce(&config, &setup, present.holdings.setup.as_deref());
+        let before = present.holdings.setup.as_deref();
+        // The drain of a next relay changes where routes lead, and no forward.
+        let drains_a_relay = matches!(source, Source::Drains)
+            && before.is_some_and(|before| before.routes.len() == setup.routes.len());
+        if !drains_a_relay {
+            announce(&config, &setup, before);
+        }
         self.changed.notify_one();
         self.unknown.notify_one();
         present.config = wanted;

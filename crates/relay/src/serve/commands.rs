@@ -36,7 +36,7 @@ pub(super) fn start(config: &Config, replaces: bool, commands: Commands) -> Resu
     let listener = match taut_sys::control_socket::listen(path, replaces) {
         Ok(listener) => listener,
         Err(error) if is_default => {
-            tracing::info!(
+            tracing::warn!(
                 "no commands: {error}; set relay.control to choose another path, or \"off\""
             );
             return Ok(());
@@ -65,7 +65,8 @@ impl Commands {
                 let filter = parse(filter)?;
                 if filter.is_empty() {
                     return Err(
-                        "name the sessions to end: a session, forward, peer or client".into(),
+                        "give --session, --forward, --peer or --client; `taut relay sessions` lists the sessions"
+                            .into(),
                     );
                 }
                 let sessions = self.node.end_sessions(filter.clone());
@@ -76,7 +77,7 @@ impl Commands {
                 forward: None,
                 peer: None,
                 undo: true,
-            } => return Err("name the forward or relay that is drained no longer; a relay that drains as a whole \
+            } => return Err("give --forward or --peer: what is drained no longer; a relay that drains as a whole \
                         cannot go back, start another".into()),
             Request::Drain {
                 forward: Some(_),

@@ -17,9 +17,9 @@ use taut_relay::plan::{
 
 use crate::Failure;
 
-/// Say which relays a session should pass, and why
+/// Choose the relays for a session, and show why
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = "Examples:
   taut mesh plan --from 192.0.2.0/24 --to 198.51.100.7 --rtt rtt.txt
   taut mesh plan --from fra1 --to 198.51.100.7 --rtt rtt.txt --members /etc/taut/members.toml
   taut mesh plan --for 'dport 443' --rtt rtt.txt
@@ -72,7 +72,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PRICE", requires = "members", value_parser = price)]
     max_price: Option<f64>,
 
-    /// The file whose time is predicted
+    /// Size of the file whose transfer time is predicted
     #[arg(long, value_name = "SIZE", default_value = "1MB")]
     size: ByteSize,
 

@@ -13,7 +13,7 @@ use crate::Failure;
 
 /// Sign a list of members with the key of the mesh
 ///
-/// Relays whose configuration has the public key of the mesh (relay.mesh.members_key) take no other list. The
+/// Relays whose configuration has the public key of the mesh (relay.mesh.members_key) accept only lists signed by it. The
 /// serial is the time in seconds, or one more than that of the list that is replaced: relays never go back to a
 /// list with a lower serial.
 #[derive(ClapArgs)]

@@ -35,7 +35,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         socket: Socket,
     },
-    /// Accept no more connections, at one forward or at all, or lead new sessions around a next relay; open
+    /// Accept no more connections, at one forward or at all, or route new sessions around a next relay; open
     /// sessions continue
     ///
     /// Without --forward and --peer the relay stops after its last session or relay.drain_timeout, as after
@@ -47,13 +47,13 @@ pub(crate) enum Command {
         /// Next relay, by its name; it stays drained until --undo or a restart
         #[arg(long, value_name = "NAME", conflicts_with = "forward")]
         peer: Option<String>,
-        /// Accept connections at the forward, or lead sessions through the relay, again
+        /// Accept connections at the forward, or route sessions through the relay, again
         #[arg(long)]
         undo: bool,
         #[command(flatten)]
         socket: Socket,
     },
-    /// Read the configuration again and show what came of it
+    /// Reload the configuration and show the result
     Reload(Socket),
 }
 

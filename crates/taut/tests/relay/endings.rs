@@ -130,5 +130,7 @@ fn ended_sessions_leave_no_open_descriptor() {
     while relay.sockets() > before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(relay.sockets(), before);
+    // One that was only open for the start may have been counted before.
+    let after = relay.sockets();
+    assert!(after <= before, "{after} sockets are open, {before} before");
 }

@@ -116,7 +116,7 @@ fn an_operator_lists_ends_and_drains_over_the_control_socket() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     let (code, said) = run(&["end"]);
     assert_eq!(code, Some(1));
-    assert_one_sentence(&said, "name the sessions to end");
+    assert_one_sentence(&said, "give --session, --forward, --peer or --client");
 
     // A drained forward refuses connections until the drain is undone.
     let (code, said) = run(&["drain", "--forward", "nothing"]);
