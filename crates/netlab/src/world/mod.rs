@@ -224,6 +224,30 @@ impl World {
         self.links.iter().map(|link| self.report(link)).collect()
     }
 
+    /// Returns the counters of the link between the hosts called `a` and `b`. Its first end is the host that
+    /// was named first when the link was added, whatever the order here.
+    ///
+    /// # Errors
+    /// If a device's counters cannot be read.
+    ///
+    /// # Panics
+    /// If no link joins the two, or several do.
+    #[track_caller]
+    pub fn link_report(&self, a: &str, b: &str) -> Result<LinkReport, WorldError> {
+        let joins = |link: &&Link| {
+            let [one, other] = link
+                .ends()
+                .each_ref()
+                .map(|end| self.hosts[end.host].name());
+            [one, other] == [a, b] || [other, one] == [a, b]
+        };
+        let mut links = self.links.iter().filter(joins);
+        match (links.next(), links.next()) {
+            (Some(link), None) => self.report(link),
+            _ => panic!("world {}: there is not one link {a}-{b}", self.name),
+        }
+    }
+
     fn report(&self, link: &Link) -> Result<LinkReport, WorldError> {
         let mut report = link.report();
         if !link.has_taps() {

@@ -1,13 +1,18 @@
 //! The planner's choice, as `taut mesh plan --json` prints it.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
 use super::option::Route;
-use super::sites;
+use super::sites::{self, Pair};
+
+/// The addresses of the client and the server in the planner's file (RFC 5737). The world, which has others, is
+/// built after the planner has been asked: the choice is one of the routes that it needs links for.
+const CLIENT: &str = "192.0.2.1";
+const SERVER: &str = "198.51.100.1";
 
 /// The planner's prediction of a route.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,22 +35,18 @@ struct Line {
     finish_ms: f64,
 }
 
-/// Returns the planner's routes, the choice first.
+/// Returns the planner's routes between the ends of a pair, the choice first.
 ///
 /// # Errors
 /// If `taut mesh plan` fails, or prints what is not expected.
-pub(super) fn routes(
-    taut: &Path,
-    table: &Path,
-    client: &str,
-    server: &str,
-    sites: usize,
-) -> io::Result<Vec<Predicted>> {
+pub(super) fn routes(taut: &Path, pair: Pair, sites: usize) -> io::Result<Vec<Predicted>> {
+    let mut table = tempfile::NamedTempFile::new()?;
+    table.write_all(pair.table(sites, CLIENT, SERVER).as_bytes())?;
     let output = Command::new(taut)
         .args([
-            "mesh", "plan", "--json", "--from", client, "--to", server, "--rtt",
+            "mesh", "plan", "--json", "--from", CLIENT, "--to", SERVER, "--rtt",
         ])
-        .arg(table)
+        .arg(table.path())
         .stdin(Stdio::null())
         .output()?;
     if !output.status.success() {

@@ -141,7 +141,7 @@ fn calibration(pairs: &[Compared<'_>], measured: &Measured) -> Calibration {
             "pairs_with_direct_path_best",
             Check::at_least(direct as f64, 1.0),
         ),
-        ("worlds_with_late_links", Check::none(measured.late as u64)),
+        ("downloads_with_late_links", Check::none(measured.late)),
     ])
 }
 
@@ -176,6 +176,7 @@ fn headline(
         ),
         ("pairs", Some(pairs.len() as f64)),
         ("three_relay_routes", Some(points.len() as f64)),
+        ("repeated_downloads", Some(measured.repeated as f64)),
     ];
     let known = figures
         .into_iter()

@@ -1,13 +1,18 @@
 //! Measures every route of every pair, in worlds side by side: a download mostly waits for the path.
+//!
+//! Building a world and starting its relays does not wait: it keeps the processors busy, partly in the kernel,
+//! which then lets no link's thread run. So no download is made meanwhile, in any world. A download during which
+//! one of its links delivered late is made again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use super::choice::Predicted;
 use super::option::{Mode, Route};
 use super::rig::Rig;
 use super::sites::{PAIRS, Pair};
 use crate::experiment::progress::Progress;
+use crate::experiment::retry::Retry;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Times;
 
@@ -34,8 +39,10 @@ pub(super) struct Measured {
     pub(super) predicted: BTreeMap<Pair, Vec<Predicted>>,
     /// The number of cities.
     pub(super) sites: usize,
-    /// The number of worlds in which a link delivered late.
-    pub(super) late: usize,
+    /// The number of downloads during which a link delivered late at every attempt.
+    pub(super) late: u64,
+    /// The number of downloads that were made again.
+    pub(super) repeated: u64,
 }
 
 // === impl Plan ===
@@ -44,7 +51,7 @@ impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let (sites, pairs, runs, lanes) = match request.quick {
             true => (7, &PAIRS[..3], 1, 5),
-            false => (10, &PAIRS[..], 5, 4),
+            false => (10, &PAIRS[..], 5, 3),
         };
         let far = pairs.iter().filter(|pair| !pair.is_local());
         let mut worlds: Vec<_> = pairs.iter().map(|&pair| (pair, Mode::Turbo)).collect();
@@ -73,20 +80,28 @@ pub(super) fn measure(
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.pop_front()
     };
+    // Held for writing by a lane that keeps the machine busy, and for reading by downloads.
+    let machine = RwLock::new(());
     let lane = || -> Result<(), ExperimentError> {
+        let mut retry = Retry::new(false);
         while let Some((pair, mode)) = next() {
-            let rig = Rig::build(pair, mode, plan.sites, request).inspect_err(|_| stop(&queue))?;
-            let samples = downloads(&rig, plan.runs).inspect_err(|_| stop(&queue))?;
-            let late = rig.was_late()?;
+            let build = || Rig::build(pair, mode, plan.sites, request);
+            let rig = alone(&machine, build).inspect_err(|_| stop(&queue))?;
+            let made = downloads(&rig, plan.runs, &mut retry, &machine);
+            let (samples, late) = made.inspect_err(|_| stop(&queue))?;
             let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-            measured.late += usize::from(late);
+            measured.late += late;
             measured.times.insert((pair, mode), samples);
             measured
                 .predicted
                 .entry(pair)
                 .or_insert(rig.predicted.clone());
+            drop(measured);
+            alone(&machine, || drop(rig));
             progress.step();
         }
+        let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+        measured.repeated += retry.count;
         Ok(())
     };
     std::thread::scope(|scope| {
@@ -107,14 +122,32 @@ fn stop(queue: &Mutex<VecDeque<(Pair, Mode)>>) {
     queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-fn downloads(rig: &Rig, runs: usize) -> Result<Samples, ExperimentError> {
-    let mut samples = Samples::new();
+/// Runs a job while no download is made.
+fn alone<T>(machine: &RwLock<()>, job: impl FnOnce() -> T) -> T {
+    let _alone = machine.write().unwrap_or_else(PoisonError::into_inner);
+    job()
+}
+
+/// Returns the downloads by every route, and the number of those that links disturbed at every attempt.
+fn downloads(
+    rig: &Rig,
+    runs: usize,
+    retry: &mut Retry,
+    machine: &RwLock<()>,
+) -> Result<(Samples, u64), ExperimentError> {
+    let (mut samples, mut late) = (Samples::new(), 0);
     // One round after the other, so that a drift of the machine affects all routes equally.
     for _ in 0..runs {
         for route in rig.routes() {
-            let times = rig.download(route)?;
-            samples.entry(route.clone()).or_default().push(times);
+            let once = || {
+                let _beside_others = machine.read().unwrap_or_else(PoisonError::into_inner);
+                rig.download(route)
+            };
+            let download = retry.measure(once, |download| download.was_late)?;
+            late += u64::from(download.was_late);
+            let of_route = samples.entry(route.clone()).or_default();
+            of_route.push(download.times);
         }
     }
-    Ok(samples)
+    Ok((samples, late))
 }

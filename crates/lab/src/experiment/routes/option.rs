@@ -1,6 +1,6 @@
 //! The routes that are measured for a pair.
 
-use super::sites::{self, Pair, Site};
+use super::sites::{self, Pair, Site, Stop};
 
 /// What relays do between each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,6 +61,18 @@ pub(super) fn all(pair: Pair, sites: usize) -> Vec<Route> {
     routes
 }
 
+/// Returns the links of a route, each with its end of the lower order first.
+pub(super) fn links(route: &[Site]) -> Vec<[Stop; 2]> {
+    let relays = route.iter().map(|&site| Stop::Relay(site));
+    let stops: Vec<_> = std::iter::once(Stop::Client)
+        .chain(relays)
+        .chain([Stop::Server])
+        .collect();
+    let ends = stops.windows(2);
+    ends.map(|ends| [ends[0].min(ends[1]), ends[0].max(ends[1])])
+        .collect()
+}
+
 /// Returns the route's name in the figures.
 pub(super) fn label(route: &[Site]) -> String {
     match route {
@@ -85,5 +97,15 @@ mod tests {
         let local = all(PAIRS[2], 7);
         assert_eq!([0, 1, 2, 3].map(|len| count(&local, len)), [1, 7, 0, 0]);
         assert_eq!(label(&far[8]), "london > sydney");
+    }
+
+    #[test]
+    fn a_link_is_the_same_whichever_way_a_route_takes_it() {
+        let (there, back) = (links(&[1, 4]), links(&[4, 1]));
+        assert_eq!(there[0], [Stop::Client, Stop::Relay(1)]);
+        assert_eq!(there[1], [Stop::Relay(1), Stop::Relay(4)]);
+        assert_eq!(there[1], back[1]);
+        assert_eq!(there[2], [Stop::Relay(4), Stop::Server]);
+        assert_eq!(links(&[]), [[Stop::Client, Stop::Server]]);
     }
 }

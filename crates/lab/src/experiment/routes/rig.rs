@@ -14,11 +14,12 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use super::choice::{self, Predicted};
 use super::option::{self, Mode, Route};
-use super::sites::{self, CLIENT_RATE, Pair, QUEUE, RATE, Site};
+use super::sites::{self, Pair, QUEUE, Site, Stop};
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::{self, Digest, Times};
 use crate::peer::relay::{self, METRICS, Member, PORT};
 use crate::peer::{PeerError, Service, nginx};
+use taut_netlab::link::counters::LinkReport;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::BitsPerSecond;
 use taut_netlab::world::{World, WorldBuilder, WorldError};
@@ -43,6 +44,13 @@ pub(super) struct Rig {
     world: World,
 }
 
+/// A download.
+pub(super) struct Download {
+    pub(super) times: Times,
+    /// One of the links of its route delivered late.
+    pub(super) was_late: bool,
+}
+
 /// A rig that is being built.
 struct Stage<'a> {
     world: &'a World,
@@ -56,23 +64,16 @@ struct Stage<'a> {
 // === impl Rig ===
 
 impl Rig {
-    /// Builds the world of `pair`, asks the planner, and starts the relays that the routes need.
+    /// Asks the planner about `pair`, builds a world with the links of its routes, and starts their relays.
     pub(super) fn build(
         pair: Pair,
         mode: Mode,
         sites: usize,
         request: &Request,
     ) -> Result<Self, ExperimentError> {
-        let world = world(pair, sites, request.seed)?;
-        let (dir, machine) = (world.dir(), ExperimentError::machine);
-        let digest = file(dir, mode.size(), request.seed).map_err(machine("write the file"))?;
-        let server = nginx::serve(world.host("server"), dir)?;
-        let table = dir.join("rtt.txt");
-        let [client, far] = ["client", "server"].map(|host| world.addr(host).to_string());
-        fs::write(&table, pair.table(sites, &client, &far))
-            .map_err(machine("write the file of round trips"))?;
-        let predicted = choice::routes(&request.taut, &table, &client, &far, sites)
-            .map_err(machine("run `taut mesh plan`"))?;
+        let machine = ExperimentError::machine;
+        let predicted =
+            choice::routes(&request.taut, pair, sites).map_err(machine("run `taut mesh plan`"))?;
         let mut routes = match mode {
             Mode::Turbo => option::all(pair, sites),
             Mode::Cubic => option::thirds(pair, sites)
@@ -83,6 +84,10 @@ impl Rig {
         if mode == Mode::Turbo && !routes.contains(chosen) {
             routes.push(chosen.clone());
         }
+        let world = world(pair, &routes, request.seed)?;
+        let dir = world.dir();
+        let digest = file(dir, mode.size(), request.seed).map_err(machine("write the file"))?;
+        let server = nginx::serve(world.host("server"), dir)?;
         let stage = Stage {
             world: &world,
             mode,
@@ -117,20 +122,26 @@ impl Rig {
     }
 
     /// Downloads the file by a route, and compares it with the server's.
-    pub(super) fn download(&self, route: &Route) -> Result<Times, ExperimentError> {
+    pub(super) fn download(&self, route: &Route) -> Result<Download, ExperimentError> {
         let entrance = self.entrances.get(route).copied();
         let entrance = entrance
             .ok_or_else(|| io::ErrorKind::NotFound.into())
             .map_err(ExperimentError::machine("find the entrance of a route"))?;
         let into = self.world.dir().join("download");
         let client = self.world.host("client");
-        Ok(curl::fetch(client, entrance, FILE, self.digest, &into)?)
+        let before = self.reports(route)?;
+        let times = curl::fetch(client, entrance, FILE, self.digest, &into)?;
+        let after = self.reports(route)?;
+        let was_late = before.iter().zip(&after).any(|(b, a)| a.since(b).overrun());
+        Ok(Download { times, was_late })
     }
 
-    /// Returns whether a link delivered late.
-    pub(super) fn was_late(&self) -> Result<bool, ExperimentError> {
-        let reports = self.world.link_reports()?;
-        Ok(reports.iter().any(|report| report.overrun()))
+    /// Returns the counters of a route's links.
+    fn reports(&self, route: &Route) -> Result<Vec<LinkReport>, WorldError> {
+        let links = option::links(route).into_iter();
+        links
+            .map(|[a, b]| self.world.link_report(a.host(), b.host()))
+            .collect()
     }
 }
 
@@ -250,21 +261,18 @@ impl Stage<'_> {
     }
 }
 
-fn world(pair: Pair, sites: usize, seed: u64) -> Result<World, WorldError> {
+/// Builds a world with the links of these routes, and no others: each has a thread.
+fn world(pair: Pair, routes: &[Route], seed: u64) -> Result<World, WorldError> {
     let mut builder = WorldBuilder::new("routes").host("client").host("server");
-    for site in 0..sites {
+    let relays: BTreeSet<Site> = routes.iter().flatten().copied().collect();
+    for site in relays {
         builder = builder.host(sites::name(site));
     }
-    let mut links = vec![("client", "server", pair.direct_rtt(), CLIENT_RATE)];
-    for a in 0..sites {
-        links.push(("client", sites::name(a), pair.client_rtt(a), CLIENT_RATE));
-        links.push((sites::name(a), "server", pair.server_rtt(a), RATE));
-        for b in a + 1..sites {
-            links.push((sites::name(a), sites::name(b), sites::cloud_rtt(a, b), RATE));
-        }
-    }
-    for (number, (a, b, rtt, rate)) in (0_u64..).zip(links) {
-        builder = builder.link(a, b, spec(rtt, rate, seed.wrapping_mul(256) + number));
+    let links: BTreeSet<[Stop; 2]> = routes.iter().flat_map(|r| option::links(r)).collect();
+    for (number, [a, b]) in (0_u64..).zip(links) {
+        let (rtt, rate) = pair.path(a, b);
+        let spec = spec(rtt, rate, seed.wrapping_mul(256) + number);
+        builder = builder.link(a.host(), b.host(), spec);
     }
     builder.build()
 }

@@ -54,6 +54,14 @@ pub(super) const CLIENT_RATE: BitsPerSecond = BitsPerSecond::mega(200);
 pub(super) const RATE: BitsPerSecond = BitsPerSecond::giga(1);
 pub(super) const QUEUE: Bytes = Bytes::mega(6);
 
+/// A host of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stop {
+    Client,
+    Relay(Site),
+    Server,
+}
+
 /// A client and a server, by their cities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pair {
@@ -99,6 +107,19 @@ pub(super) fn cloud_rtt(a: Site, b: Site) -> Duration {
     Duration::from_millis(RTT_MS[a][b])
 }
 
+// === impl Stop ===
+
+impl Stop {
+    /// Returns the host's name.
+    pub(super) fn host(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Relay(site) => name(site),
+            Self::Server => "server",
+        }
+    }
+}
+
 fn internet_ms(a: Site, b: Site) -> u64 {
     RTT_MS[a][b] * DETOUR_PERCENT / 100
 }
@@ -134,21 +155,34 @@ impl Pair {
         })
     }
 
-    /// Returns the file of round trips that `taut mesh plan` reads: the world's links.
+    /// Returns the round trip and the rate of the path between two hosts.
+    pub(super) fn path(self, a: Stop, b: Stop) -> (Duration, BitsPerSecond) {
+        match (a.min(b), a.max(b)) {
+            (Stop::Client, Stop::Relay(relay)) => (self.client_rtt(relay), CLIENT_RATE),
+            (Stop::Relay(relay), Stop::Server) => (self.server_rtt(relay), RATE),
+            (Stop::Relay(a), Stop::Relay(b)) => (cloud_rtt(a, b), RATE),
+            _ => (self.direct_rtt(), CLIENT_RATE),
+        }
+    }
+
+    /// Returns the file of round trips that `taut mesh plan` reads: every path.
     pub(super) fn table(self, sites: usize, client: &str, server: &str) -> String {
         let mut text = String::new();
-        let mut add = |from: &str, to: &str, rtt: Duration, rate: BitsPerSecond| {
+        let mut add = |(a, a_name): (Stop, &str), (b, b_name): (Stop, &str)| {
+            let (rtt, rate) = self.path(a, b);
             let (rtt, mbit) = (rtt.as_millis(), rate.0 / 1_000_000);
-            text.push_str(&format!("{from} {to} {rtt} 0 {mbit}\n"));
+            text.push_str(&format!("{a_name} {b_name} {rtt} 0 {mbit}\n"));
         };
+        let relay = |site| (Stop::Relay(site), name(site));
+        let (client, server) = ((Stop::Client, client), (Stop::Server, server));
         for a in 0..sites {
-            add(name(a), client, self.client_rtt(a), CLIENT_RATE);
-            add(name(a), server, self.server_rtt(a), RATE);
+            add(relay(a), client);
+            add(relay(a), server);
             for b in a + 1..sites {
-                add(name(a), name(b), cloud_rtt(a, b), RATE);
+                add(relay(a), relay(b));
             }
         }
-        add(client, server, self.direct_rtt(), CLIENT_RATE);
+        add(client, server);
         text
     }
 }
