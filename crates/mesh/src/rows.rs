@@ -17,6 +17,7 @@ mod meter;
 mod neighbours;
 mod own;
 mod row;
+mod shares;
 #[cfg(test)]
 pub(crate) mod sim;
 mod table;
@@ -30,4 +31,4 @@ pub use self::meter::Meter;
 pub use self::neighbours::{LINKS, neighbours};
 pub use self::own::OwnRow;
 pub use self::row::{MAX_OUTSIDE, MAX_WANTED, MemberEntry, OutsideEntry, Row, SignedRow};
-pub use self::table::{Learned, MAX_AGE, MAX_BYTES, RowFault, Table};
+pub use self::table::{Learned, MAX_AGE, MAX_BYTES, MAX_CLOCK_LAG, RowFault, Table};

@@ -2,7 +2,8 @@
 //!
 //! A link begins with a summary from each end: the versions of the rows that it has. From then on each end
 //! sends the rows that the other lacks, as they come, and remembers what the other has. All links share one
-//! rate. What does not fit waits, and a row that waits is sent in its newest version.
+//! rate. What does not fit waits, and a row that waits is sent in its newest version. Rows of a member that has
+//! taken more than its share of the rate wait behind those of others ([`super::shares`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use super::frame::{Frame, FrameError, Frames};
 use super::key::MemberId;
 use super::message::{MessageError, RowMessage};
 use super::row::take;
+use super::shares::Shares;
 use super::table::{Learned, RowFault, Table};
 
 /// The bytes that a relay sends a second on all links, TLS and TCP not counted.
@@ -55,6 +57,7 @@ pub struct Exchange {
     /// The bytes that may be sent; less than 0 after a message that was longer.
     tokens: f64,
     filled: Instant,
+    shares: Shares,
     traffic: Traffic,
 }
 
@@ -144,6 +147,7 @@ impl Exchange {
             turn: LinkId(0),
             tokens: BURST,
             filled: now,
+            shares: Shares::of(RATE),
             traffic: Traffic::default(),
         }
     }
@@ -272,30 +276,47 @@ impl Exchange {
         self.filled = now;
         let may = self.tokens > 0.0;
         let (before, after): (Vec<_>, Vec<_>) = self.links.keys().partition(|id| **id < self.turn);
-        for id in after.into_iter().chain(before).copied().collect::<Vec<_>>() {
-            let Some(link) = self.links.get_mut(&id) else {
+        let turns: Vec<_> = after.into_iter().chain(before).copied().collect();
+        let (id, origin, frame) = self.next_frame(&turns, may, now, table)?;
+        self.traffic.rows_sent += u64::from(origin.is_some());
+        let bytes = frame.encode();
+        if let Some(origin) = origin {
+            self.shares.sent(origin, bytes.len(), now);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a frame is short")]
+        let len = bytes.len() as f64;
+        self.tokens -= len;
+        self.traffic.sent += bytes.len() as u64;
+        self.turn = LinkId(id.0 + 1);
+        Some((id, bytes))
+    }
+
+    /// Returns the next frame of the first link of `turns` that has one, and the member whose row it brings.
+    fn next_frame(
+        &mut self,
+        turns: &[LinkId],
+        may: bool,
+        now: Instant,
+        table: &Table,
+    ) -> Option<(LinkId, Option<MemberId>, Frame)> {
+        let within_share = |origin| !self.shares.is_over(origin, now);
+        for id in turns {
+            let Some(link) = self.links.get_mut(id) else {
                 continue;
             };
             // A delayed ping or answer would measure this relay.
-            let urgent = link.next_urgent(now);
-            let frame = match urgent {
-                Some(frame) => frame,
-                None if may => match link.next_frame(now, table) {
-                    Some(frame) => frame,
-                    None => continue,
-                },
-                None => continue,
-            };
-            self.traffic.rows_sent += u64::from(matches!(frame, Frame::Row(_)));
-            let bytes = frame.encode();
-            #[expect(clippy::cast_precision_loss, reason = "a frame is short")]
-            let len = bytes.len() as f64;
-            self.tokens -= len;
-            self.traffic.sent += bytes.len() as u64;
-            self.turn = LinkId(id.0 + 1);
-            return Some((id, bytes));
+            if let Some(frame) = link.next_urgent(now) {
+                return Some((*id, None, frame));
+            }
+            if may && let Some((origin, frame)) = link.next_frame(now, table, within_share) {
+                return Some((*id, origin, frame));
+            }
         }
-        None
+        let mut turns = turns.iter().filter(|_| may);
+        turns.find_map(|id| {
+            let (origin, frame) = self.links.get_mut(id)?.next_frame(now, table, |_| true)?;
+            Some((*id, origin, frame))
+        })
     }
 
     /// Returns when [`Exchange::poll`] has something to send even if nothing happens; `None` without links.
@@ -421,17 +442,24 @@ impl Link {
         Some(Frame::Ping(nonce))
     }
 
-    fn next_frame(&mut self, now: Instant, table: &Table) -> Option<Frame> {
+    /// Returns the next summary, or the next row of a member that `may` have one sent, with that member.
+    fn next_frame(
+        &mut self,
+        now: Instant,
+        table: &Table,
+        may: impl Fn(MemberId) -> bool,
+    ) -> Option<(Option<MemberId>, Frame)> {
         if let Some(summary) = self.summary.take() {
-            return Some(Frame::Summary(encode(&summary, table)));
+            return Some((None, Frame::Summary(encode(&summary, table))));
         }
-        while let Some(origin) = self.queue.pop_front() {
+        while let Some(place) = self.queue.iter().position(|origin| may(*origin)) {
+            let origin = self.queue.remove(place)?;
             self.queued.remove(&origin);
             let known = self.known.get(&origin).copied().unwrap_or(0);
             let newer = table.row(origin).is_some_and(|row| row.version > known);
             if let Some(message) = table.message(origin, known, now).filter(|_| newer) {
                 self.known.insert(origin, message.version());
-                return Some(Frame::Row(message.encode()));
+                return Some((Some(origin), Frame::Row(message.encode())));
             }
         }
         None

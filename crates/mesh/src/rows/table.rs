@@ -14,6 +14,11 @@ use crate::name::MemberName;
 /// The largest age of a row. A relay signs its row again every five minutes.
 pub const MAX_AGE: Duration = Duration::from_secs(900);
 
+/// How long ago a row may have been made by the clocks of its relay and of the one that receives it. A relay that
+/// has just started remembers no versions, so another member could bring back a row that was signed before. It is
+/// also how far a relay's clock may be behind.
+pub const MAX_CLOCK_LAG: Duration = Duration::from_secs(3600);
+
 /// The memory that the rows of all members may occupy, in bytes.
 pub const MAX_BYTES: usize = 16 << 20;
 
@@ -24,6 +29,8 @@ const SHARES: usize = 64;
 #[derive(Debug)]
 pub struct Table {
     own: MemberId,
+    /// The least version of a row that is accepted.
+    oldest: u64,
     members: HashMap<MemberId, Entry>,
     bytes: usize,
 }
@@ -77,6 +84,9 @@ pub enum RowFault {
     /// The row is too old.
     #[error("the row is too old")]
     TooOld,
+    /// By its version, the row was made long before this relay's present time.
+    #[error("the row was made long ago by the clock of its relay, or a clock is wrong")]
+    Stale,
     /// The row takes more than its share of the memory.
     #[error("the row is larger than its share of {MAX_BYTES} bytes")]
     TooLarge,
@@ -99,6 +109,7 @@ impl Table {
     pub fn new(own: &MemberName, members: &Members) -> Self {
         let mut table = Self {
             own: MemberId::of(own),
+            oldest: 0,
             members: HashMap::new(),
             bytes: 0,
         };
@@ -129,6 +140,13 @@ impl Table {
             );
         }
         self.bytes = self.members.values().map(Entry::memory).sum();
+    }
+
+    /// Accepts no row from now on that was made more than [`MAX_CLOCK_LAG`] before `wall`, in milliseconds since
+    /// 1970. Members that pass a row on can make it look younger than it is, but cannot change its version.
+    pub fn set_time(&mut self, wall: u64) {
+        let lag = u64::try_from(MAX_CLOCK_LAG.as_millis()).unwrap_or(u64::MAX);
+        self.oldest = wall.saturating_sub(lag);
     }
 
     /// Returns the number of members.
@@ -201,6 +219,9 @@ impl Table {
         }
         if age >= MAX_AGE {
             return Err(RowFault::TooOld);
+        }
+        if version < self.oldest {
+            return Err(RowFault::Stale);
         }
         let held = entry.held.as_ref().map(|held| &held.signed.row);
         let knows = |base| held.is_some_and(|held| held.version >= base);

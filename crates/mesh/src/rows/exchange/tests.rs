@@ -3,7 +3,7 @@ use std::collections::BinaryHeap;
 
 use super::*;
 use crate::rows::sim::*;
-use crate::rows::{Row, neighbours};
+use crate::rows::{Key, OutsideEntry, Row, neighbours};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -327,4 +327,68 @@ fn a_link_that_brings_false_rows_is_ended_and_the_rows_cost_a_bounded_number_of_
     }
     let ended = (1..1000).find(|_| bring(&mut exchange, now).is_err());
     assert_eq!(ended, Some(MAX_FALSE as usize));
+}
+
+#[test]
+fn large_rows_of_one_relay_do_not_delay_the_rows_of_others() {
+    let (large, small, reader) = (0, 1, 2);
+    let list = members(3);
+    let mut now = Instant::now();
+    let mut table = Table::new(&name(reader), &list);
+    let mut exchange = Exchange::new(now);
+    let links: Vec<_> = (0..8).map(|_| exchange.open(now).unwrap()).collect();
+    for link in &links {
+        let nothing = Frame::Summary(Vec::new()).encode();
+        exchange.receive(*link, &nothing, now, &mut table).unwrap();
+    }
+    let learn = |table: &mut Table, of, row: Row, now| {
+        let signed = row.sign(&name(of), &key(of));
+        let message = RowMessage::whole(id(of), &signed, Duration::ZERO);
+        table.learn(message, now).unwrap();
+    };
+    let with_prefixes = |version: u64| {
+        let outside = (0..1000_u32).map(|n| OutsideEntry {
+            key: Key::prefix(std::net::Ipv4Addr::from(0x0a00_0000 + n * 256).into()),
+            figure: figure(1 + version % 100),
+        });
+        Row {
+            outside: outside.collect(),
+            ..row(version, [small], 20)
+        }
+    };
+    // The small row is told on all links. Its age there is the time since it changed.
+    let (mut changed, mut waited, mut told) = (now, Duration::ZERO, 0);
+    for step in 0..1200_u64 {
+        if step.is_multiple_of(10) {
+            learn(&mut table, large, with_prefixes(step + 1), now);
+            exchange.changed(id(large), &table);
+        }
+        if step.is_multiple_of(100) {
+            learn(
+                &mut table,
+                small,
+                row(step + 1, [large], 20 + step % 7),
+                now,
+            );
+            exchange.changed(id(small), &table);
+            changed = now;
+        }
+        let mut frames = Frames::default();
+        let mut sent = Vec::new();
+        while let Some((_, bytes)) = exchange.poll(now, &table) {
+            frames.receive(&bytes, &mut sent).unwrap();
+        }
+        for frame in sent {
+            if let Frame::Row(message) = frame
+                && RowMessage::decode(&message).unwrap().origin == id(small)
+            {
+                waited = waited.max(now - changed);
+                told += 1;
+            }
+        }
+        now += 100 * MS;
+    }
+    assert_eq!(told, 12 * links.len());
+    // One large row may be on its way when the small one changes: 1.9 s at the rate of all links.
+    assert!(waited <= 3000 * MS, "{waited:?}");
 }

@@ -125,3 +125,16 @@ fn the_table_of_a_thousand_relays_fits_and_no_relay_takes_more_than_its_share() 
         Err(RowFault::TooLarge)
     );
 }
+
+#[test]
+fn a_row_of_long_ago_is_not_learnt_however_young_a_member_in_between_makes_it_look() {
+    let (now, mut table) = (Instant::now(), table(0));
+    let wall = 1_800_000_000_000;
+    table.set_time(wall);
+    let lag = u64::try_from(MAX_CLOCK_LAG.as_millis()).unwrap();
+    let replayed = message(1, row(wall - lag - 1, [0], 1), Duration::ZERO);
+    assert_eq!(table.learn(replayed, now), Err(RowFault::Stale));
+    assert_eq!(table.row(id(1)), None);
+    let late = message(1, row(wall - lag, [0], 1), Duration::ZERO);
+    assert_eq!(table.learn(late, now), Ok(Learned::News));
+}
