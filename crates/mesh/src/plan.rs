@@ -64,12 +64,8 @@ pub struct Options {
     pub early_syn: bool,
     /// Whether relays hold connections to each other ready.
     pub pool: bool,
-    /// Whether legs between relays have turbo start.
-    pub turbo: bool,
-    /// The rate at which such legs begin, in bit/s.
-    pub turbo_rate: u64,
-    /// The window of such legs, in bytes.
-    pub window: u64,
+    /// How legs between relays begin, except those with settings of their own ([`Network::set_leg`]).
+    pub legs: LegSettings,
     /// The window of clients and destinations, in bytes.
     pub end_window: u64,
     /// The initial congestion window of every other leg, in bytes.
@@ -86,6 +82,28 @@ pub struct Options {
     pub hysteresis: f64,
 }
 
+/// How a leg between two relays begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegSettings {
+    /// Whether it has turbo start. Otherwise it begins like any connection.
+    pub turbo: bool,
+    /// The rate at which it begins with turbo start, in bit/s.
+    pub rate: u64,
+    /// Its window with turbo start, in bytes; `None` if the window does not bound it.
+    pub window: Option<u64>,
+}
+
+impl Default for LegSettings {
+    /// The defaults of `taut relay`.
+    fn default() -> Self {
+        Self {
+            turbo: true,
+            rate: 1_000_000_000,
+            window: Some(4 << 20),
+        }
+    }
+}
+
 impl Default for Options {
     /// The defaults of `taut relay`, and of Linux: an initial window of ten segments (RFC 6928), and half
     /// of the default maximum of `net.ipv4.tcp_rmem`.
@@ -96,9 +114,7 @@ impl Default for Options {
             max_price: None,
             early_syn: true,
             pool: true,
-            turbo: true,
-            turbo_rate: 1_000_000_000,
-            window: 4 << 20,
+            legs: LegSettings::default(),
             end_window: 3 << 20,
             initial_window: 14_480,
             size: 1_000_000,

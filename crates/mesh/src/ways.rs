@@ -13,6 +13,8 @@ pub struct Ways<R, D> {
     routes: Option<Arc<[R]>>,
     next: usize,
     direct: Option<D>,
+    /// The direct path comes before the routes, not after them.
+    direct_first: bool,
 }
 
 /// A way to the destination.
@@ -60,6 +62,7 @@ impl<R, D> Default for Ways<R, D> {
             routes: None,
             next: 0,
             direct: None,
+            direct_first: false,
         }
     }
 }
@@ -71,6 +74,15 @@ impl<R: Clone, D> Ways<R, D> {
             routes: Some(routes),
             next: 0,
             direct,
+            direct_first: false,
+        }
+    }
+
+    /// Returns the direct path, and these routes after it, in this order.
+    pub fn direct_first(direct: D, routes: Arc<[R]>) -> Self {
+        Self {
+            direct_first: true,
+            ..Self::new(routes, Some(direct))
         }
     }
 
@@ -82,6 +94,9 @@ impl<R: Clone, D> Ways<R, D> {
 
     /// Removes and returns the next way.
     pub fn take_next(&mut self) -> Option<Alternative<R, D>> {
+        if let Some(direct) = self.direct.take_if(|_| self.direct_first) {
+            return Some(Alternative::Direct(direct));
+        }
         let route = self.routes.as_ref().and_then(|all| all.get(self.next));
         match route {
             Some(route) => {
@@ -139,6 +154,21 @@ mod tests {
             Alternative::Route("a"),
             Alternative::Route("b"),
             Alternative::Direct(()),
+        ] {
+            assert!(ways.is_any_left());
+            assert_eq!(ways.take_next(), Some(way));
+        }
+        assert!(!ways.is_any_left());
+        assert_eq!(ways.take_next(), None);
+    }
+
+    #[test]
+    fn a_session_that_prefers_the_direct_path_tries_the_routes_after_it() {
+        let mut ways = Ways::direct_first((), Arc::from(["a", "b"]));
+        for way in [
+            Alternative::Direct(()),
+            Alternative::Route("a"),
+            Alternative::Route("b"),
         ] {
             assert!(ways.is_any_left());
             assert_eq!(ways.take_next(), Some(way));

@@ -38,6 +38,7 @@ mod event;
 mod forwarding;
 pub mod handover;
 pub mod intercept;
+mod kept_file;
 mod mesh;
 pub mod metrics;
 pub mod net;

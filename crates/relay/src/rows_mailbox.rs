@@ -28,9 +28,16 @@ pub(crate) enum ToRows {
     /// Samples of a worker's connections.
     Samples(Vec<PathSample>),
     /// The addresses of a target; empty if the look-up failed.
-    Found(Target, Addrs),
+    Found(NameKind, Target, Addrs),
     /// An operator asks; the answer goes to the sender.
     Ask(Question, Sender<Answer>),
+}
+
+/// The kind of a machine whose name is looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NameKind {
+    Member,
+    Destination,
 }
 
 /// A row link that another relay has made.

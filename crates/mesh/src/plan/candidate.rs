@@ -134,8 +134,7 @@ impl Candidate {
     ) -> Self {
         let mut legs = self.legs.clone();
         legs[leg].path = legs[leg].path.with_rtt(rtt);
-        let is_mesh = is_mesh(&legs[leg]);
-        legs[leg].transfer = transfer(legs[leg].path, is_mesh, options);
+        legs[leg].transfer = transfer(network, &legs[leg], options);
         Self::of_legs(network, ends, options, &self.relays, legs)
     }
 }
@@ -158,21 +157,20 @@ fn legs(network: &Network, ends: &Ends, options: &Options, relays: &[RelayId]) -
             transfer: Duration::ZERO,
         };
         path.rtt()?;
-        leg.transfer = transfer(path, is_mesh(&leg), options);
+        leg.transfer = transfer(network, &leg, options);
         legs.push(leg);
         from = to;
     }
     Some(legs)
 }
 
-fn is_mesh(leg: &Leg) -> bool {
-    matches!((leg.from, leg.to), (LegEnd::Relay(_), LegEnd::Relay(_)))
-}
-
-fn transfer(path: Path, is_mesh: bool, options: &Options) -> Duration {
-    milliseconds(match is_mesh {
-        true => leg::mesh(path, options),
-        false => leg::plain(path, options),
+fn transfer(network: &Network, leg: &Leg, options: &Options) -> Duration {
+    milliseconds(match (leg.from, leg.to) {
+        (LegEnd::Relay(from), LegEnd::Relay(to)) => {
+            let settings = network.leg(from, to).unwrap_or(options.legs);
+            leg::mesh(leg.path, settings, options)
+        }
+        _ => leg::plain(leg.path, options),
     })
 }
 

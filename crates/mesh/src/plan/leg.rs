@@ -2,8 +2,8 @@
 //!
 //! All times are in milliseconds.
 
-use super::Options;
 use super::path::Path;
+use super::{LegSettings, Options};
 
 /// The payload of a full segment: an MTU of 1,500 without the headers of IPv4, TCP and its timestamps.
 const SEGMENT: f64 = 1448.0;
@@ -29,18 +29,20 @@ pub(super) fn plain(path: Path, options: &Options) -> f64 {
     time + left / rate
 }
 
-/// Returns the same for a leg between two relays. With turbo start it sends at `options.turbo_rate` or the
-/// path's rate, whichever is less, from its first byte (pied-piper 3.2), at most `options.window` bytes a
-/// round trip. A lost segment does not lower its rate; if one is lost, it arrives one round trip later.
-pub(super) fn mesh(path: Path, options: &Options) -> f64 {
-    if !options.turbo {
+/// Returns the same for a leg between two relays with these settings. With turbo start it sends at the rate of
+/// its settings or the path's, whichever is less, from its first byte (pied-piper 3.2), at most a window a round
+/// trip. A lost segment does not lower its rate; if one is lost, it arrives one round trip later.
+pub(super) fn mesh(path: Path, settings: LegSettings, options: &Options) -> f64 {
+    if !settings.turbo {
         return plain(path, options);
     }
     let rtt = f64::from(path.rtt_ms());
     let size = options.size as f64;
     let rate =
-        bytes_per_ms(path.rate()).min(bytes_per_ms(Some(options.turbo_rate))) * (1.0 - path.loss());
-    let window = options.window as f64;
+        bytes_per_ms(path.rate()).min(bytes_per_ms(Some(settings.rate))) * (1.0 - path.loss());
+    let window = settings
+        .window
+        .map_or(f64::INFINITY, |window| window as f64);
     let some_lost = 1.0 - (1.0 - path.loss()).powf((size / SEGMENT).ceil());
     let sent = if size <= window {
         size / rate

@@ -1,7 +1,9 @@
 //! The relays, and what is known of the paths between them.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use super::LegSettings;
 use super::path::Path;
 use crate::members::{Member, MemberName, Price};
 
@@ -27,6 +29,8 @@ pub struct Network {
     relays: Vec<Relay>,
     /// Row by row: the path from relay `i` to relay `j` is at `i * n + j`.
     paths: Vec<Path>,
+    /// The settings of legs that differ from those of the others.
+    legs: HashMap<(RelayId, RelayId), LegSettings>,
 }
 
 /// What is known of a client and a destination: the paths between them and every relay, in the order of
@@ -70,7 +74,11 @@ impl Network {
         for relay in 0..n {
             paths[relay * n + relay] = Path::ZERO;
         }
-        Self { relays, paths }
+        Self {
+            relays,
+            paths,
+            legs: HashMap::new(),
+        }
     }
 
     /// Returns the number of relays.
@@ -111,6 +119,16 @@ impl Network {
     pub fn set(&mut self, from: RelayId, to: RelayId, path: Path) {
         let index = self.index(from, to);
         self.paths[index] = path;
+    }
+
+    /// Returns the settings of a leg, if it has its own.
+    pub fn leg(&self, from: RelayId, to: RelayId) -> Option<LegSettings> {
+        self.legs.get(&(from, to)).copied()
+    }
+
+    /// Sets how the leg from one relay to another begins. Others begin as [`super::Options::legs`] says.
+    pub fn set_leg(&mut self, from: RelayId, to: RelayId, settings: LegSettings) {
+        self.legs.insert((from, to), settings);
     }
 
     /// Sets whether routes may use a relay.

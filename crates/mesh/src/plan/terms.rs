@@ -87,7 +87,9 @@ impl MeshTerms {
                 if usable {
                     let at = usize::from(from) * n + to;
                     terms.weights[at] = FIRST_BYTE * mesh_first_byte(path.rtt_ms(), options);
-                    terms.times[at] = leg::mesh(*path, options) as f32;
+                    // `to` counts relays, whose number fits.
+                    let settings = network.leg(from, to as RelayId).unwrap_or(options.legs);
+                    terms.times[at] = leg::mesh(*path, settings, options) as f32;
                 }
             }
         }

@@ -141,19 +141,56 @@ fn a_window_a_rate_and_loss_bound_a_leg() {
 fn a_leg_with_turbo_start_sends_a_window_at_its_rate() {
     let path = Path::new(Duration::from_millis(200), 0.0, None);
     // 1 MB at 1 Gbit/s.
-    let within = leg::mesh(path, &Options::default());
+    let settings = LegSettings::default();
+    let within = leg::mesh(path, settings, &Options::default());
     assert!((within - 8.0).abs() < 0.01, "{within}");
     // 4 MiB at once and 5.8 MB more, 4 MiB each 200 ms.
     let large = Options {
         size: 10_000_000,
         ..Options::default()
     };
-    let beyond = leg::mesh(path, &large);
+    let beyond = leg::mesh(path, settings, &large);
     assert!((beyond - (33.55 + 276.8)).abs() < 0.5, "{beyond}");
     // Half of the transfers lose one segment and wait a round trip for it.
     let lossy = Path::new(Duration::from_millis(200), 0.001, None);
-    let lossy = leg::mesh(lossy, &Options::default());
+    let lossy = leg::mesh(lossy, settings, &Options::default());
     assert!((107.0..109.0).contains(&lossy), "{lossy}");
+    // Without a window's bound, 10 MB at 1 Gbit/s.
+    let unbounded = LegSettings {
+        window: None,
+        ..settings
+    };
+    let whole = leg::mesh(path, unbounded, &large);
+    assert!((whole - 80.0).abs() < 0.01, "{whole}");
+}
+
+#[test]
+fn a_leg_with_settings_of_its_own_is_predicted_by_them_and_can_lose_the_choice() {
+    // From `near` the server is as far through `slow` as through `far`.
+    let ms = |ms| Path::new(Duration::from_millis(ms), 0.0, None);
+    let mut network = Network::new(vec![relay("near"), relay("far"), relay("slow")]);
+    network.set(0, 1, ms(101));
+    network.set(0, 2, ms(100));
+    let to = vec![Path::UNKNOWN, ms(10), ms(10)];
+    let ends = Ends::at_relay(&network, 0, to);
+    let relays = |network: &Network| {
+        let ranking = choose(network, &ends, Options::default());
+        let choice = &ranking.routes[0];
+        (choice.relays.clone(), choice.legs[1].transfer)
+    };
+    let (before, fast) = relays(&network);
+    assert_eq!(before, [0, 2]);
+    let settings = LegSettings {
+        rate: 10_000_000,
+        ..LegSettings::default()
+    };
+    network.set_leg(0, 2, settings);
+    assert_eq!(relays(&network).0, [0, 1]);
+    let planner = Planner::new(&network, Options::default());
+    let slow = planner.predict(&ends, &[0, 2]).expect("known").legs[1].transfer;
+    // 1 MB at 10 Mbit/s instead of 1 Gbit/s.
+    let times = slow.as_secs_f64() / fast.as_secs_f64();
+    assert!((99.0..101.0).contains(&times), "{times}");
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub struct MeshConfig {
     pub pass_to_all: bool,
     /// Whether paths are measured, and rows exchanged with other relays.
     pub measure: bool,
+    /// The file in which the choices of automatic routes are kept for the next start; `None`: nowhere.
+    pub routes_file: Option<PathBuf>,
     /// What single relays may do here.
     pub rules: Vec<PeerRule>,
     /// What happens to the sessions of a relay that is removed from the list.
@@ -148,6 +150,7 @@ impl MeshConfig {
             peers: Vec::new(),
             pass_to_all: false,
             measure: true,
+            routes_file: None,
             rules: Vec::new(),
             removed: Removed::default(),
             hop_limit: HOP_LIMIT,
@@ -218,6 +221,7 @@ pub(super) struct MeshSection {
     deny: Option<Spanned<OneOrMany>>,
     peers: Option<Spanned<OneOrMany>>,
     measure: Option<bool>,
+    routes_file: Option<PathBuf>,
     hop_limit: Option<Spanned<u8>>,
     pool_min: Option<u32>,
     pool_max: Option<Spanned<u32>>,
@@ -328,6 +332,7 @@ impl MeshSection {
             peers => mesh.peers = list(peers, "peers")?,
         }
         mesh.measure = self.measure.unwrap_or(mesh.measure);
+        mesh.routes_file = self.routes_file;
         let trusted: Vec<SourcePrefix> = list(self.trusted_networks, "trusted_networks")?;
         mesh.trusted_networks = trusted.into_iter().map(|p| p.0).collect();
         mesh.kernel_tls = self.kernel_tls.unwrap_or(mesh.kernel_tls);

@@ -43,6 +43,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pool_retries: Counter,
     /// Sessions that took another way because a relay could not be reached.
     pub(crate) fall_backs: Counter,
+    /// Sessions that were reset on an automatic route before the first byte of an answer.
+    pub(crate) routes_refused: Counter,
     pub(crate) pool_expired: Counter,
     pub(crate) pool_dead: Counter,
     pub(crate) pool_withdrawn: Counter,

@@ -6,8 +6,9 @@ use std::time::SystemTime;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::{ListRefusal, Members, SignedError};
 
-use super::list_file::{self, NotReplaced};
+use super::list_file;
 use crate::config::MeshConfig;
+use crate::kept_file::{self, NotReplaced};
 
 /// The decision on a list.
 #[derive(Clone, Debug)]
@@ -123,7 +124,7 @@ pub(super) fn decide(
     if let Err(refusal) = may() {
         return Outcome::Refused(Refusal::Present(refusal));
     }
-    match list_file::write(&mesh.members_file, &text, may) {
+    match kept_file::write(&mesh.members_file, &text, may) {
         Ok(()) => Outcome::Adopted(members),
         Err(NotReplaced::Refused(refusal)) => Outcome::Refused(Refusal::Present(refusal)),
         Err(NotReplaced::Failed(error)) => Outcome::Refused(Refusal::NotWritten(error)),

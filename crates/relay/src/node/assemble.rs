@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use taut_mesh::members::{Member, MemberName, Members};
-use taut_mesh::plan::Options;
+use taut_mesh::plan::{LegSettings, Options};
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, PathOptions, is_local};
 
@@ -17,7 +17,7 @@ use super::look_ups::{named_relays, resolve_all};
 use super::loops::find_loop;
 use super::mesh::Identity;
 use super::next_hop::{Locality, access, next_hop, original, read_own};
-use crate::config::{Config, Forward, LegConfig};
+use crate::config::{Config, Forward, LegConfig, MeshConfig};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
 use crate::handover::Passed;
@@ -215,10 +215,11 @@ pub(super) fn assemble(
                 measure: mesh.measure,
                 passes,
                 plan: Options {
-                    turbo: mesh.turbo.is_some(),
-                    turbo_rate: mesh.turbo.map_or(0, |turbo| turbo.rate.saturating_mul(8)),
+                    legs: planned_leg(&mesh.leg()),
                     ..Options::default()
                 },
+                planned_legs: planned_legs(mesh),
+                routes_file: mesh.routes_file.clone(),
                 trusted: mesh.trusted_networks.clone(),
                 hop_limit: mesh.hop_limit,
                 pool: mesh.pool,
@@ -321,6 +322,23 @@ fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartEr
         of_members: of_members.collect::<Result<_, _>>()?,
         default: options(&mesh.leg())?,
     })
+}
+
+/// Returns how the planner sees a leg.
+fn planned_leg(leg: &LegConfig) -> LegSettings {
+    let rate = leg.turbo.map_or(0, |turbo| turbo.rate);
+    LegSettings {
+        turbo: leg.turbo.is_some(),
+        rate: rate.min(leg.max_rate.unwrap_or(rate)).saturating_mul(8),
+        window: leg.turbo.map(|turbo| u64::from(turbo.window)),
+    }
+}
+
+/// Returns how the planner sees the legs to members with settings of their own.
+fn planned_legs(mesh: &MeshConfig) -> HashMap<MemberName, LegSettings> {
+    let own = mesh.rules.iter().filter(|rule| rule.leg.is_some());
+    own.map(|rule| (rule.name.clone(), planned_leg(&mesh.leg_to(&rule.name))))
+        .collect()
 }
 
 /// Checks that the kernel has the congestion controls of `[relay.mesh]`.

@@ -1,6 +1,8 @@
 //! The routes of a forward with `via = "auto"`, which change while the node runs.
 
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -8,12 +10,16 @@ use taut_mesh::auto::Predicted;
 use taut_mesh::hello::Target;
 
 use super::peer::Way;
+use super::refused::Refusals;
 
 /// The routes of one destination. The thread that exchanges rows chooses them; sessions read them.
 #[derive(Debug)]
 pub(crate) struct AutoRoute {
     pub(crate) destination: Target,
     chosen: ArcSwap<Chosen>,
+    refusals: Mutex<Refusals>,
+    /// Whether there are refusals, so that a session takes no lock if there are none.
+    refused: AtomicBool,
 }
 
 /// The routes that are in use now.
@@ -29,6 +35,8 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
     /// When the first of them became the choice.
     pub(crate) since: Instant,
+    /// They were chosen before this process started.
+    pub(crate) recalled: bool,
 }
 
 // === impl AutoRoute ===
@@ -44,13 +52,39 @@ impl AutoRoute {
                 predicted: Vec::new(),
                 why: "no relay has measured the path to the destination yet".to_owned(),
                 since: Instant::now(),
+                recalled: false,
             }),
+            refusals: Mutex::default(),
+            refused: AtomicBool::new(false),
         }
     }
 
     /// Returns the routes that are in use now.
     pub(crate) fn chosen(&self) -> Arc<Chosen> {
         self.chosen.load_full()
+    }
+
+    /// Returns the routes through other relays in the order in which a session of `client` tries them.
+    pub(crate) fn ways(&self, chosen: &Chosen, client: IpAddr, now: Instant) -> Arc<[Way]> {
+        if !self.refused.load(Ordering::Relaxed) {
+            return chosen.ways.clone();
+        }
+        let refusals = self.refusals.lock();
+        let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+        if !refusals.forget_old(now) {
+            self.refused.store(false, Ordering::Relaxed);
+        }
+        let avoids = |way: &&Way| refusals.avoids(client, way.relays(), now);
+        let (last, first): (Vec<_>, Vec<_>) = chosen.ways.iter().partition(avoids);
+        first.into_iter().chain(last).cloned().collect()
+    }
+
+    /// Records that a session of `client` was reset on this route before the first byte of an answer.
+    pub(crate) fn on_refusal(&self, client: IpAddr, way: &Way, now: Instant) {
+        let refusals = self.refusals.lock();
+        let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+        refusals.add(client, way.relays(), now);
+        self.refused.store(true, Ordering::Relaxed);
     }
 
     /// Replaces the routes.

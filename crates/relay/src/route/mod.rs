@@ -4,4 +4,5 @@ pub(crate) mod auto;
 pub(crate) mod by_name;
 pub(crate) mod listener;
 pub(crate) mod peer;
+mod refused;
 pub(crate) mod table;

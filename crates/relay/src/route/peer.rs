@@ -21,6 +21,14 @@ pub(crate) struct Way {
     pub(crate) route: Vec<MemberName>,
 }
 
+impl Way {
+    /// Returns all its relays.
+    pub(crate) fn relays(&self) -> Vec<MemberName> {
+        let first = std::iter::once(&self.peer.name);
+        first.chain(&self.route).cloned().collect()
+    }
+}
+
 /// A relay that this one dials.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {

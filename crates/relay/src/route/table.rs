@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use taut_mesh::acceptor::Local;
@@ -12,7 +13,7 @@ use taut_mesh::hello::Target;
 use taut_mesh::identity::PrivateKey;
 use taut_mesh::members::{Member, MemberName};
 use taut_mesh::onward::Policy;
-use taut_mesh::plan::Options;
+use taut_mesh::plan::{LegSettings, Options};
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
@@ -21,6 +22,7 @@ use crate::config::{InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
+use crate::net::failures::Health;
 use crate::net::targets::Targets;
 use crate::route::auto::AutoRoute;
 use crate::route::by_name::ByName;
@@ -182,6 +184,10 @@ pub(crate) struct Mesh {
     pub(crate) measure: bool,
     /// How legs behave, for predictions.
     pub(crate) plan: Options,
+    /// How this relay's legs to members with settings of their own begin, for predictions.
+    pub(crate) planned_legs: HashMap<MemberName, LegSettings>,
+    /// The file in which the choices of automatic routes are kept.
+    pub(crate) routes_file: Option<PathBuf>,
     /// Relays that sessions of other relays are passed on to.
     pub(crate) passes: PassesOn,
     /// Networks in which connections between relays need no TLS.
@@ -236,6 +242,17 @@ impl Alternatives {
             Self::Fixed(ways) => ways,
             Self::Auto(_) => &[],
         }
+    }
+}
+
+impl Direct {
+    /// Returns whether no address of the destinations has answered lately, and none is due for another try.
+    pub(crate) fn is_dead(&self, now: Instant) -> bool {
+        let dead = |targets: &Arc<Targets>| {
+            let backends = targets.backends();
+            backends.iter().all(|b| b.health(now) == Health::Dead)
+        };
+        self.targets.iter().all(dead)
     }
 }
 

@@ -1,21 +1,34 @@
 //! Chooses the routes of forwards with `via = "auto"`.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use taut_mesh::auto::{Planned, Predicted, Wanted, choose, planned, why};
+use taut_mesh::members::MemberName;
 use taut_mesh::plan::{MAX_RELAYS, Options, Planner};
 
+use super::kept::{Kept, MAX_FILE, decode, encode};
 use super::thread::Work;
 use crate::control::protocol::{RouteOption, RouteStatus};
+use crate::kept_file::{self, NotReplaced};
 use crate::route::auto::{AutoRoute, Chosen};
 use crate::route::peer::Way;
 use crate::route::table::OfForward;
 
 /// The number of relays to which connections are held ready for one destination.
 const KEPT: usize = 2;
+
+/// How long the routes of the former process stay in use if measurements do not show the first of them.
+const RECALLED_FOR: Duration = Duration::from_secs(10);
+
+/// The shortest interval between two times at which the routes in use are written to their file.
+const KEEP_EVERY: Duration = Duration::from_secs(10);
 
 impl Work {
     /// Chooses the routes again if something has changed.
@@ -33,10 +46,18 @@ impl Work {
 
     fn choose_all(&mut self, autos: &[OfForward]) {
         let local = &self.mesh.local;
-        let Planned { network, left_out } = planned(&local.name, &local.members, &self.table);
+        let Planned {
+            mut network,
+            left_out,
+        } = planned(&local.name, &local.members, &self.table);
         self.left_out = left_out as u64;
-        if network.find(local.name.as_str()).is_none() {
+        let Some(me) = network.find(local.name.as_str()) else {
             return;
+        };
+        for (member, settings) in &self.mesh.planned_legs {
+            if let Some(to) = network.find(member.as_str()) {
+                network.set_leg(me, to, *settings);
+            }
         }
         let planner = Planner::new(&network, self.plan_options());
         for auto in autos {
@@ -64,14 +85,13 @@ impl Work {
         };
         let is_peer = |name: &_| self.mesh.peer(name).is_some();
         let predicted = choose(wanted, planner, &self.table, is_peer);
-        let way = |route: &Predicted| {
-            let (next, rest) = route.relays.split_first()?;
-            Some(Way {
-                peer: self.mesh.peer(next)?.clone(),
-                route: rest.to_vec(),
-            })
-        };
-        let ways: Vec<_> = predicted.iter().filter_map(way).collect();
+        if before.recalled && self.now < self.started + RECALLED_FOR {
+            // What is known so soon may be a part, such as the direct path alone.
+            let first = before.predicted.first().map(|route| &route.relays);
+            if !predicted.iter().any(|route| Some(&route.relays) == first) {
+                return;
+            }
+        }
         let is_same = |a: Option<&Predicted>, b: Option<&Predicted>| {
             a.map(|route| &route.relays) == b.map(|route| &route.relays)
         };
@@ -85,11 +105,108 @@ impl Work {
             direct_first: predicted
                 .first()
                 .is_some_and(|route| route.relays.is_empty()),
-            ways: ways.into(),
+            ways: self.ways(&predicted),
             why,
             since: if stays { before.since } else { self.now },
+            recalled: false,
             predicted,
         });
+    }
+
+    /// Returns the routes through other relays in the form in which sessions take them.
+    fn ways(&self, routes: &[Predicted]) -> Arc<[Way]> {
+        let way = |route: &Predicted| {
+            let (next, rest) = route.relays.split_first()?;
+            Some(Way {
+                peer: self.mesh.peer(next)?.clone(),
+                route: rest.to_vec(),
+            })
+        };
+        routes.iter().filter_map(way).collect()
+    }
+
+    // === from one start to the next ===
+
+    /// Takes up the routes that were in use before the start: sessions do not wait until paths are measured again.
+    pub(super) fn recall(&mut self) {
+        let Some(path) = &self.mesh.routes_file else {
+            return;
+        };
+        let known = decode(&read(path));
+        for auto in self.setup.autos() {
+            let is_its =
+                |kept: &&Kept| kept.to == auto.route.destination && kept.direct == auto.direct;
+            let Some(kept) = known.iter().find(is_its) else {
+                continue;
+            };
+            let is_usable = |route: &&Predicted| match route.relays.first() {
+                Some(next) => self.mesh.peer(next).is_some(),
+                None => auto.direct,
+            };
+            let predicted: Vec<_> = kept.routes.iter().filter(is_usable).cloned().collect();
+            let Some(first) = predicted.first() else {
+                continue;
+            };
+            let to = &auto.route.destination;
+            let why = format!("as before the start, {}", why(&predicted));
+            tracing::info!(%to, "automatic route: {why}");
+            auto.route.choose(Chosen {
+                direct_first: first.relays.is_empty(),
+                ways: self.ways(&predicted),
+                why,
+                since: self.now,
+                recalled: true,
+                predicted,
+            });
+        }
+        let autos = self.setup.autos();
+        self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
+    }
+
+    /// Writes the routes in use to their file if others are in it, at most every [`KEEP_EVERY`] unless this is the
+    /// `last` time.
+    pub(super) fn keep(&mut self, last: bool) {
+        let Some(path) = self.mesh.routes_file.clone() else {
+            return;
+        };
+        let kept = self.setup.autos().into_iter().map(|auto| Kept {
+            to: auto.route.destination.clone(),
+            direct: auto.direct,
+            routes: auto.route.chosen().predicted.clone(),
+        });
+        let kept: Vec<_> = kept.filter(|kept| !kept.routes.is_empty()).collect();
+        let relays = |all: &[Kept]| -> Vec<Vec<Vec<MemberName>>> {
+            let of = |kept: &Kept| kept.routes.iter().map(|r| r.relays.clone()).collect();
+            all.iter().map(of).collect()
+        };
+        let is_due = last || self.now >= self.keep_at;
+        if kept.is_empty() || !is_due || relays(&kept) == relays(&self.kept) {
+            return;
+        }
+        if let Some(writer) = self.keeper.take_if(|writer| last || writer.is_finished()) {
+            // A panic has been reported already.
+            let _ = writer.join();
+        }
+        if self.keeper.is_some() {
+            return;
+        }
+        self.keep_at = self.now + KEEP_EVERY;
+        let text = encode(&kept);
+        self.kept = kept;
+        let write = move || match kept_file::write(&path, &text, || Ok::<_, Infallible>(())) {
+            Ok(()) => {}
+            Err(NotReplaced::Failed(why)) => tracing::warn!("relay.mesh.routes_file: {why}"),
+            Err(NotReplaced::Refused(never)) => match never {},
+        };
+        if last {
+            return write();
+        }
+        // A slow disk must not keep the thread from answering pings.
+        let thread = std::thread::Builder::new().name("relay-routes".into());
+        match thread.spawn(write) {
+            Ok(writer) => self.keeper = Some(writer),
+            Err(error) => tracing::warn!(%error, "cannot write relay.mesh.routes_file now"),
+        }
     }
 
     /// Has connections held ready to the relays that sessions try first, and to no others besides those that
@@ -152,6 +269,16 @@ impl Work {
                 )
             })
             .collect()
+    }
+}
+
+/// Returns the text of a file; none if it cannot be read, as before the first choice.
+fn read(path: &Path) -> String {
+    let mut text = String::new();
+    let whole = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
+    match whole {
+        Ok(_) => text,
+        Err(_) => String::new(),
     }
 }
 

@@ -40,8 +40,8 @@ pub(super) enum Advance {
 pub(super) struct Link {
     pub(super) peer: MemberName,
     pub(super) id: MemberId,
-    /// This relay has made it.
-    pub(super) dialled: bool,
+    /// The address to which this relay has made it; `None` if the other has made it.
+    pub(super) dialled: Option<SocketAddr>,
     pub(super) stream: Stream,
     pub(super) state: State,
     pub(super) begun: Instant,
@@ -89,7 +89,7 @@ impl Link {
         Self::new(
             stream,
             member.name.clone(),
-            true,
+            Some(to),
             State::Connecting { tls, trusted },
             now,
         )
@@ -101,10 +101,16 @@ impl Link {
             channel: from.channel.map(Box::new),
             early: from.early,
         };
-        Self::new(from.stream, from.member, false, state, now)
+        Self::new(from.stream, from.member, None, state, now)
     }
 
-    fn new(stream: Stream, peer: MemberName, dialled: bool, state: State, begun: Instant) -> Self {
+    fn new(
+        stream: Stream,
+        peer: MemberName,
+        dialled: Option<SocketAddr>,
+        state: State,
+        begun: Instant,
+    ) -> Self {
         Self {
             id: MemberId::of(&peer),
             peer,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use taut_mesh::members::{Member, MemberName};
-use taut_mesh::rows::{MemberId, Received, neighbours};
+use taut_mesh::rows::{MemberId, Received, RowFault, neighbours};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::{LegOptions, Stream};
@@ -18,6 +18,9 @@ use crate::worker::Order;
 /// The time that a link waits for the answer of the other end to a segment.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The shortest interval between two warnings of clocks.
+const WARN_EVERY: Duration = Duration::from_secs(3600);
+
 impl Work {
     /// Makes the links that this relay should have and has not.
     pub(super) fn make_links(&mut self) {
@@ -30,7 +33,8 @@ impl Work {
             let Some(member) = mesh.local.members.by_name(name.as_str()) else {
                 continue;
             };
-            let Some(to) = self.address_of(member) else {
+            let addresses = self.addresses_of(member);
+            let Some(to) = self.failed_links.next(MemberId::of(&name), &addresses) else {
                 continue;
             };
             let dialled = Stream::connect(to, &self.options());
@@ -52,15 +56,18 @@ impl Work {
         }
     }
 
-    pub(super) fn address_of(&mut self, member: &Member) -> Option<SocketAddr> {
+    /// Returns the addresses of a member as far as they are known, in the order in which they are tried.
+    pub(super) fn addresses_of(&mut self, member: &Member) -> Vec<SocketAddr> {
         let known = self.mesh.peer(&member.name).map(|peer| peer.addrs());
-        if let Some(addr) = known.iter().flatten().next() {
-            return Some(addr.0);
+        let known: Vec<_> = known.into_iter().flatten().map(|addr| addr.0).collect();
+        if !known.is_empty() {
+            return known;
         }
         let (mailbox, now) = (self.mailbox.clone(), self.now);
         let addresses = member.addresses.iter();
-        let mut found = addresses.flat_map(|target| self.names.of(target, &mailbox, now));
-        found.next()
+        addresses
+            .flat_map(|target| self.member_names.of(target, &mailbox, now))
+            .collect()
     }
 
     /// Adds a link and returns its place.
@@ -91,7 +98,7 @@ impl Work {
             return;
         }
         if let Some(place) = self.links.to(&link.member) {
-            let own_link = self.links.all[place].dialled;
+            let own_link = self.links.all[place].dialled.is_some();
             if own_link && mesh.local.name < link.member {
                 return;
             }
@@ -151,8 +158,9 @@ impl Work {
             return;
         };
         link.heard = true;
-        let peer = link.peer.clone();
+        let (peer, id) = (link.peer.clone(), link.id);
         self.links.works(&peer);
+        self.failed_links.worked(id);
         match self
             .exchange
             .receive(number, bytes, self.now, &mut self.table)
@@ -174,6 +182,13 @@ impl Work {
             Received::News(_) => self.routes_may_differ(),
             Received::Own(version) => self.floor = self.floor.max(version),
             Received::Rtt(_) => {}
+            Received::Refused(RowFault::Stale) if self.warn_at <= self.now => {
+                self.warn_at = self.now + WARN_EVERY;
+                tracing::warn!(
+                    "rows were made more than an hour ago by the clocks of their relays, and are not used: set the \
+                     clocks of all relays (`timedatectl` shows whether one is synchronized)"
+                );
+            }
             Received::Refused(fault) => tracing::debug!(%fault, "a row was not accepted"),
         }
     }
@@ -184,16 +199,19 @@ impl Work {
             return;
         };
         tracing::debug!(peer = %link.peer, %error, "a row link has ended");
-        let (id, peer, connecting) = (
-            link.id,
-            link.peer.clone(),
-            matches!(link.state, State::Connecting { .. }),
-        );
+        let (id, peer) = (link.id, link.peer.clone());
+        let connecting = matches!(link.state, State::Connecting { .. });
+        let failed = link.dialled.filter(|_| link.link().is_none());
         self.links.failed(place, self.now);
         self.close(place);
-        if connecting {
+        let Some(member) = self.mesh.local.members.by_name(peer.as_str()).cloned() else {
+            return;
+        };
+        let addresses = self.addresses_of(&member);
+        let all_failed = failed.is_some_and(|to| self.failed_links.failed(id, to, &addresses));
+        if connecting && all_failed {
             self.set_down(id, true);
-        } else if let Some(member) = self.mesh.local.members.by_name(peer.as_str()).cloned() {
+        } else {
             self.probe(&member);
         }
     }

@@ -101,7 +101,11 @@ impl Work {
             return;
         }
         self.probed.insert(MemberId::of(&member.name), self.now);
-        if let Some(to) = self.address_of(member) {
+        let addresses = self.addresses_of(member);
+        if let Some(to) = self
+            .failed_probes
+            .next(MemberId::of(&member.name), &addresses)
+        {
             self.begin(what, to);
         }
     }
@@ -116,6 +120,7 @@ impl Work {
         if let Err(error) = begun {
             self.on_measured(Measured {
                 what,
+                to,
                 outcome: Err(error),
             });
         }
@@ -126,12 +131,13 @@ impl Work {
             (What::Member(id), Ok((rtt, repeated))) => {
                 self.own.sample(id, rtt, rtt, self.now);
                 self.own.segments(id, 1 + repeated, repeated, self.now);
+                self.failed_probes.worked(id);
                 self.set_down(id, false);
             }
             (What::Member(id), Err(error)) => {
                 self.counts.probes_failed += 1;
                 if !is_of_this_machine(error) {
-                    self.set_down(id, true);
+                    self.on_unanswered(id, measured.to);
                 }
             }
             // One that was withdrawn while its measurement was under way must not come back.
@@ -147,6 +153,24 @@ impl Work {
                     self.own.forget(key);
                 }
             }
+        }
+    }
+
+    /// Tries the next address of a member, which is down if none answers.
+    fn on_unanswered(&mut self, id: MemberId, to: SocketAddr) {
+        let members = &self.mesh.local.members;
+        let member = self
+            .table
+            .name(id)
+            .and_then(|name| members.by_name(name.as_str()));
+        let Some(member) = member.cloned() else {
+            return;
+        };
+        let addresses = self.addresses_of(&member);
+        if self.failed_probes.failed(id, to, &addresses) {
+            self.set_down(id, true);
+        } else {
+            self.probe(&member);
         }
     }
 
@@ -198,7 +222,7 @@ impl Work {
             asked.collect(),
             by_member,
             |of| mesh.access_of(of),
-            |target| self.names.of(target, &mailbox, now),
+            |target| self.destination_names.of(target, &mailbox, now),
         );
         self.counts.destinations_refused = refused;
         self.measure_destinations(wanted);

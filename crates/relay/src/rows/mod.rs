@@ -9,11 +9,13 @@
 //! | measurements at a time | [`probe::MAX_PROBES`] | later ones wait |
 //! | destinations that are measured for other relays | [`destinations::MAX_DESTINATIONS`] | not measured |
 //! | members from which automatic routes are chosen | [`taut_mesh::auto::MAX_PLANNED`] | those farthest from this relay are left out, `taut_relay_routes_left_out` |
-//! | look-ups at a time | [`names::MAX_LOOK_UPS`] | later ones wait |
+//! | look-ups at a time, of members and of destinations | [`names::MAX_LOOK_UPS`] each | later ones wait |
 
+mod addresses;
 mod answer;
 mod auto;
 mod destinations;
+mod kept;
 mod link;
 mod linking;
 mod links;

@@ -1,5 +1,8 @@
 //! The addresses of members and destinations that are written as names. Look-ups block, so each has a
 //! thread of its own.
+//!
+//! Members and destinations have slots and memory of their own: other relays choose the destinations, and a name
+//! server that does not answer for those must not keep this relay from finding its members.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,20 +13,20 @@ use taut_mesh::hello::Target;
 
 use crate::net::addr::Destination;
 use crate::net::targets::{Addrs, look_up};
-use crate::rows_mailbox::{RowsMailbox, ToRows};
+use crate::rows_mailbox::{NameKind, RowsMailbox, ToRows};
 
-/// The number of look-ups in progress.
+/// The number of look-ups of members in progress, and of destinations.
 pub(crate) const MAX_LOOK_UPS: usize = 4;
 
-/// The number of names whose addresses are remembered.
+/// The number of names of members whose addresses are remembered, and of destinations.
 const MAX_NAMES: usize = 4096;
 
 /// The time after which a name is looked up again.
 const AGAIN: Duration = Duration::from_secs(300);
 
-/// The addresses of names.
-#[derive(Default)]
+/// The addresses of names of one kind.
 pub(super) struct Names {
+    kind: NameKind,
     found: HashMap<Target, Found>,
     under_way: usize,
 }
@@ -34,7 +37,17 @@ struct Found {
     at: Instant,
 }
 
+// === impl Names ===
+
 impl Names {
+    pub(super) fn new(kind: NameKind) -> Self {
+        Self {
+            kind,
+            found: HashMap::new(),
+            under_way: 0,
+        }
+    }
+
     /// Returns the addresses of a target as far as they are known, and begins a look-up if it is due.
     pub(super) fn of(
         &mut self,
@@ -72,11 +85,12 @@ impl Names {
                 return;
             }
         }
-        let (mailbox, what) = (mailbox.clone(), target.clone());
+        let (mailbox, what, kind) = (mailbox.clone(), target.clone(), self.kind);
         let thread = std::thread::Builder::new().name("relay-name".into());
         let started = thread.spawn(move || {
             let found = look_up(&Destination::from(&what));
-            mailbox.post(ToRows::Found(what, found.unwrap_or_else(|_| Arc::from([]))));
+            let addrs = found.unwrap_or_else(|_| Arc::from([]));
+            mailbox.post(ToRows::Found(kind, what, addrs));
         });
         if started.is_ok() {
             self.under_way += 1;
@@ -90,5 +104,27 @@ impl Names {
         if let Some(found) = self.found.get_mut(target).filter(|_| !addrs.is_empty()) {
             found.addrs = Some(addrs);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn look_ups_of_destinations_leave_those_of_members_their_slots() {
+        let mailbox = Arc::new(RowsMailbox::new().unwrap());
+        let now = Instant::now();
+        let [mut members, mut destinations] =
+            [NameKind::Member, NameKind::Destination].map(Names::new);
+        for n in 0..2 * MAX_LOOK_UPS {
+            // Such names have no address (RFC 6761 section 6.4).
+            let target = format!("name-{n}.invalid:80").parse().unwrap();
+            destinations.of(&target, &mailbox, now);
+        }
+        assert_eq!(destinations.under_way, MAX_LOOK_UPS);
+        let member = "relay.invalid:7440".parse().unwrap();
+        members.of(&member, &mailbox, now);
+        assert_eq!(members.under_way, 1);
     }
 }

@@ -32,12 +32,14 @@ pub(super) struct Probes {
 struct Probe {
     stream: Stream,
     what: What,
+    to: SocketAddr,
     begun: Instant,
 }
 
 /// The result of a measurement.
 pub(super) struct Measured {
     pub(super) what: What,
+    pub(super) to: SocketAddr,
     /// The time from SYN to SYN-ACK, and the segments that were repeated.
     pub(super) outcome: Result<(Duration, u32), Errno>,
 }
@@ -66,6 +68,7 @@ impl Probes {
         vacant.insert(Probe {
             stream,
             what,
+            to,
             begun: now,
         });
         Ok(())
@@ -76,6 +79,7 @@ impl Probes {
         let Probe {
             stream,
             what,
+            to,
             begun,
         } = self.all.try_remove(place)?;
         let outcome = stream.take_error().and_then(|()| {
@@ -90,7 +94,7 @@ impl Probes {
             Ok((rtt, info.total_retrans))
         });
         stream.abort();
-        Some(Measured { what, outcome })
+        Some(Measured { what, to, outcome })
     }
 
     /// Ends measurements that have taken too long.
@@ -103,6 +107,7 @@ impl Probes {
             .filter_map(|place| self.all.try_remove(place));
         let timed_out = |probe: Probe| Measured {
             what: probe.what,
+            to: probe.to,
             outcome: Err(Errno::TIMEDOUT),
         };
         probes.map(timed_out).collect()

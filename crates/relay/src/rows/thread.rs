@@ -11,13 +11,15 @@ use taut_mesh::onward::Policy;
 use taut_mesh::rows::{Exchange, MemberId, OwnRow, Table};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 
+use super::addresses::FailedAddresses;
 use super::destinations::Destinations;
+use super::kept::Kept;
 use super::links::Links;
 use super::names::Names;
 use super::probe::Probes;
 use crate::forwarding::leg::CIPHER;
 use crate::route::table::{Mesh, Setup};
-use crate::rows_mailbox::{PeerFigure, Published, RowsMailbox, ToRows};
+use crate::rows_mailbox::{NameKind, PeerFigure, Published, RowsMailbox, ToRows};
 use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
 
@@ -50,8 +52,10 @@ pub(crate) fn start(
         Ok(poller)
     })?;
     let now = Instant::now();
-    let work = Work {
-        table: Table::new(&mesh.local.name, &mesh.local.members),
+    let mut table = Table::new(&mesh.local.name, &mesh.local.members);
+    table.set_time(wall());
+    let mut work = Work {
+        table,
         own: OwnRow::default(),
         exchange: Exchange::new(now),
         floor: 0,
@@ -60,12 +64,20 @@ pub(crate) fn start(
         unread: Vec::new(),
         probes: Probes::default(),
         probed: HashMap::new(),
+        failed_probes: FailedAddresses::default(),
+        failed_links: FailedAddresses::default(),
         failures: HashMap::new(),
         destinations: Destinations::default(),
-        names: Names::default(),
+        member_names: Names::new(NameKind::Member),
+        destination_names: Names::new(NameKind::Destination),
         counts: Counts::default(),
         replan: Replan::default(),
+        started: now,
+        kept: Vec::new(),
+        keep_at: now,
+        keeper: None,
         left_out: 0,
+        warn_at: now,
         poller,
         mailbox: mailbox.clone(),
         shared: shared.clone(),
@@ -79,6 +91,8 @@ pub(crate) fn start(
         plain: vec![0; PLAIN].into(),
         cipher: vec![0; CIPHER].into(),
     };
+    // Before sessions come.
+    work.recall();
     let thread = std::thread::Builder::new().name("relay-rows".into());
     thread.spawn(move || work.run()).map(Some)
 }
@@ -105,14 +119,25 @@ pub(super) struct Work {
     pub(super) probes: Probes,
     /// When the path to a member was measured last.
     pub(super) probed: HashMap<MemberId, Instant>,
+    /// The addresses of members that have not answered a measurement, and those to which no link could be made.
+    pub(super) failed_probes: FailedAddresses,
+    pub(super) failed_links: FailedAddresses,
     /// The failed and the successful dials of the pools to a peer, as of the last tick.
     pub(super) failures: HashMap<MemberName, (u64, u64)>,
     pub(super) destinations: Destinations,
-    pub(super) names: Names,
+    pub(super) member_names: Names,
+    pub(super) destination_names: Names,
     pub(super) counts: Counts,
     pub(super) replan: Replan,
+    pub(super) started: Instant,
+    /// The routes that were last written to their file, when they may be written again, and the thread that writes.
+    pub(super) kept: Vec<Kept>,
+    pub(super) keep_at: Instant,
+    pub(super) keeper: Option<JoinHandle<()>>,
     /// Members that the last choice of routes left out.
     pub(super) left_out: u64,
+    /// When the operator may be warned of wrong clocks again.
+    pub(super) warn_at: Instant,
     pub(super) poller: Poller,
     pub(super) mailbox: Arc<RowsMailbox>,
     pub(super) shared: Arc<Shared>,
@@ -159,6 +184,7 @@ impl Work {
             self.flush();
             self.replan();
         }
+        self.keep(true);
     }
 
     /// Returns the time at which there is something to do without an event.
@@ -197,7 +223,13 @@ impl Work {
         match message {
             ToRows::Link(link) => self.accept(*link),
             ToRows::Samples(samples) => samples.into_iter().for_each(|s| self.on_sample(s)),
-            ToRows::Found(target, addrs) => self.names.found(&target, addrs),
+            ToRows::Found(kind, target, addrs) => {
+                let names = match kind {
+                    NameKind::Member => &mut self.member_names,
+                    NameKind::Destination => &mut self.destination_names,
+                };
+                names.found(&target, addrs);
+            }
             ToRows::Ask(question, reply) => {
                 // The operator may have gone.
                 let _ = reply.send(self.answer(&question));
@@ -237,6 +269,8 @@ impl Work {
             self.routes_may_differ();
         }
         self.choose_destinations();
+        self.table.set_time(wall());
+        self.keep(false);
         self.publish();
     }
 
@@ -266,6 +300,9 @@ impl Work {
             .adopt(others.map(|m| (MemberId::of(&m.name), passes(&m.name))));
         let is_member = |name: &MemberName| mesh.local.members.by_name(name.as_str()).is_some();
         self.links.adopt(is_member);
+        let is_known = |id: MemberId| self.table.name(id).is_some();
+        self.failed_probes.adopt(is_known);
+        self.failed_links.adopt(is_known);
         let former = self
             .links
             .all
@@ -286,11 +323,7 @@ impl Work {
         if self.adopted.is_none() || !self.mesh.measure {
             return;
         }
-        let wall = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
-        let Some(row) = self.own.poll(wall, self.floor, self.now) else {
+        let Some(row) = self.own.poll(wall(), self.floor, self.now) else {
             return;
         };
         let overtakings = self.own.overtakings();
@@ -344,4 +377,10 @@ impl Work {
     pub(super) fn routes_may_differ(&mut self) {
         self.replan.is_due = true;
     }
+}
+
+/// Returns the milliseconds since 1970.
+fn wall() -> u64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(wall.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }

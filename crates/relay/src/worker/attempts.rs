@@ -8,6 +8,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 use taut_sys::socket::{Keepalive, LegOptions, Stream};
 
+use super::untried::Untried;
 use crate::access::may_be_borrowed;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::token::{Generation, Slot};
@@ -35,6 +36,8 @@ pub(super) struct Dial {
     pub(super) extra: Vec<u32>,
     /// Counts the session at the address of its own leg.
     pub(super) lease: Option<Lease>,
+    /// What is tried if no address can be reached.
+    pub(super) otherwise: Option<Box<Untried>>,
 }
 
 /// The values that decide between equal addresses.
@@ -113,6 +116,7 @@ impl Dial {
             own: None,
             extra: Vec::new(),
             lease: None,
+            otherwise: None,
         }
     }
 
@@ -126,6 +130,7 @@ impl Dial {
             own: None,
             extra: Vec::new(),
             lease: None,
+            otherwise: None,
         }
     }
 
@@ -185,9 +190,10 @@ impl Dial {
     }
 
     pub(super) fn note_dead(&self, begun: Begun, now: Instant, why: &dyn std::fmt::Display) {
-        // With one address there is no choice, and nothing to remember.
+        // With one address and no other way there is no choice, and nothing to remember.
         let backend = &self.backends[begun.place];
-        if self.backends.len() > 1 && backend.fail(now) {
+        let has_choice = self.backends.len() > 1 || self.otherwise.is_some();
+        if has_choice && backend.fail(now) {
             let addr = backend.addr.0;
             tracing::info!(%addr, error = %why, "an address does not answer; new sessions prefer others");
         }

@@ -3,7 +3,6 @@
 use std::sync::mpsc::Sender;
 
 use super::Worker;
-use super::dial_plan::DialPlan;
 use super::sessions::{Close, SessionEntry};
 use super::slots::slot;
 use crate::outcome::session_end::End;
@@ -64,10 +63,8 @@ impl Worker {
         let (to_upstream, to_client) = entry.session.moved();
         let connected = entry.session.is_connected();
         let (_, upstream) = entry.session.legs();
-        let of_plan = match &entry.plan {
-            DialPlan::Ask { hello, .. } => Some(u128::from_be_bytes(hello.session.0)),
-            DialPlan::Dial(_) | DialPlan::LookUp { .. } => None,
-        };
+        let of_plan = entry.plan.session();
+        let of_plan = of_plan.map(|session| u128::from_be_bytes(session.0));
         let session = of_plan.or_else(|| entry.record.as_ref().map(|record| record.session()));
         SessionRow {
             id: id.to_string(),

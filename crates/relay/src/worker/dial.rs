@@ -39,17 +39,15 @@ impl Worker {
     /// Gets the session a connection to its peer. The first try takes one from the pool; later
     /// tries dial, because whatever broke a pooled connection may have broken all of them.
     fn ask_relay(&mut self, slot: Slot, at_first: bool, last: Errno) {
-        let pick = self.pick();
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
         let waiter = (slot, entry.generation);
         let may_leave = entry.plan.has_another_way();
+        let wait = entry.plan.patience(entry.timeouts.connect, &self.setup);
         let DialPlan::Ask { peer, attempt, .. } = &mut entry.plan else {
             return;
         };
-        let mesh = self.setup.mesh.as_ref();
-        let patience = mesh.map(|mesh| mesh.pool.dial_patience());
         let prospect = Prospect {
             // The list of members may have changed while the session waited.
             is_peer: self.setup.leads_to(&peer.name),
@@ -61,13 +59,7 @@ impl Worker {
             Step::Take => true,
             Step::Dial => false,
             Step::Leave => {
-                let Some(plan) = entry.plan.fall_back(pick) else {
-                    self.end(slot, End::of_connect(last), Close::Reset);
-                    return;
-                };
-                entry.change_plan(plan, self.io.worker);
-                self.io.metrics.fall_backs.add(1);
-                self.dial(slot, true, last);
+                self.take_next_way(slot, last);
                 return;
             }
         };
@@ -85,15 +77,29 @@ impl Worker {
                     self.io.metrics.pool_retries.add(1);
                 }
                 if let Some(entry) = self.sessions.get_mut(slot) {
-                    let wait = match patience.filter(|_| may_leave) {
-                        Some(patience) => patience.min(entry.timeouts.connect),
-                        None => entry.timeouts.connect,
-                    };
                     entry.session.awaits(self.io.now + wait);
                 }
                 self.set_deadline(slot);
             }
         }
+    }
+
+    /// Has the session take its next way, or ends it with the `last` error if none is left.
+    pub(super) fn take_next_way(&mut self, slot: Slot, last: Errno) {
+        let pick = self.pick();
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        if matches!(last, Errno::CONNRESET | Errno::PIPE) && entry.plan.on_refusal(pick.now) {
+            self.io.metrics.routes_refused.add(1);
+        }
+        let Some(plan) = entry.plan.fall_back(pick) else {
+            self.end(slot, End::of_connect(last), Close::Reset);
+            return;
+        };
+        entry.change_plan(plan, self.io.worker);
+        self.io.metrics.fall_backs.add(1);
+        self.dial(slot, true, last);
     }
 
     /// Records that the relay of a session does not work for this reason.

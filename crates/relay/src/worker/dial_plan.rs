@@ -2,18 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::members::MemberName;
 use taut_mesh::onward::{Onward, Refusal, onward};
 use taut_mesh::ways::{Alternative, Attempt, Ways};
-use taut_sys::random;
 use taut_sys::socket::LegOptions;
 
 use super::attempts::{Dial, Pick};
+use super::untried::{DirectPath, Untried};
 use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
-use crate::route::peer::{Peer, Way};
+use crate::route::peer::Peer;
 use crate::route::table::{
     Alternatives, Direct, Mesh, NextHop, OriginalDst, Route, Setup, Upstream,
 };
@@ -33,18 +34,9 @@ pub(super) enum DialPlan {
         peer: Arc<Peer>,
         hello: Box<Hello>,
         attempt: Attempt,
-        /// What is tried when this relay cannot be reached.
-        otherwise: Box<Otherwise>,
+        /// What is tried when this relay cannot be reached; `None` if the session comes from another relay.
+        otherwise: Option<Box<Untried>>,
     },
-}
-
-/// The ways of a session that are left.
-type Otherwise = Ways<Way, LastResort>;
-
-/// The direct connection of a session whose ways have all failed.
-pub(super) enum LastResort {
-    OneOf(Direct),
-    Addr(UpstreamAddr, Arc<LegOptions>),
 }
 
 // === impl DialPlan ===
@@ -80,18 +72,25 @@ impl DialPlan {
                 destination,
                 direct,
             } => {
-                let ways = match ways {
-                    Alternatives::Fixed(ways) => ways.clone(),
+                let last = direct.clone().map(DirectPath::OneOf);
+                let (ways, auto) = match ways {
+                    Alternatives::Fixed(ways) => (Ways::new(ways.clone(), last), None),
                     Alternatives::Auto(auto) => {
                         let chosen = auto.chosen();
-                        if let Some(direct) = direct.as_ref().filter(|_| chosen.direct_first) {
-                            return Ok(Self::to_one_of(direct, false, client, pick));
-                        }
-                        chosen.ways.clone()
+                        // Sessions must not wait one after the other for a destination that does not answer.
+                        let is_dead = |direct: &Direct| direct.is_dead(pick.now);
+                        let avoid = direct.as_ref().is_none_or(is_dead) || !chosen.direct_first;
+                        let ways = auto.ways(&chosen, client.0.ip(), pick.now);
+                        let ways = match last {
+                            Some(first) if !avoid => Ways::direct_first(first, ways),
+                            last => Ways::new(ways, last),
+                        };
+                        (ways, Some(auto.clone()))
                     }
                 };
-                let last = direct.clone().map(LastResort::OneOf);
-                Self::through(&ways, client, destination.clone(), last, setup, pick)
+                let hops_left = setup.mesh.as_ref().map_or(1, |m| m.hop_limit);
+                let untried = Untried::new(client, destination.clone(), hops_left, ways, auto);
+                Self::first_of(untried, pick)
             }
         }
     }
@@ -118,8 +117,11 @@ impl DialPlan {
             Upstream::Direct(options) => Self::to_addr(to, options, borrow),
             Upstream::Mesh { ways, direct } => {
                 let last = direct.clone();
-                let last = last.map(|options| LastResort::Addr(UpstreamAddr(to), options));
-                return Self::through(ways, client, Target::Addr(to), last, setup, pick);
+                let last = last.map(|options| DirectPath::Addr(UpstreamAddr(to), options));
+                let ways = Ways::new(ways.clone(), last);
+                let hops_left = setup.mesh.as_ref().map_or(1, |m| m.hop_limit);
+                let untried = Untried::new(client, Target::Addr(to), hops_left, ways, None);
+                return Self::first_of(untried, pick);
             }
         })
     }
@@ -135,7 +137,7 @@ impl DialPlan {
         let plan = match onward(member, &hello, mesh)? {
             Onward::Relay(upstream) => {
                 let peer = mesh.peer(&upstream.receiver).ok_or(Refusal::NextRelay)?;
-                Self::ask(peer, upstream, Otherwise::default())
+                Self::ask(peer, upstream, None)
             }
             Onward::Address(addr) => Self::to_addr(addr, &mesh.upstream, mesh.borrow),
             Onward::LookUp(destination) => Self::LookUp {
@@ -146,93 +148,98 @@ impl DialPlan {
         Ok((client, plan))
     }
 
-    /// Returns the plan for a session through the first of `ways`, with the others and the direct
-    /// connection behind it.
-    fn through(
-        ways: &Arc<[Way]>,
-        client: ClientAddr,
-        destination: Target,
-        direct: Option<LastResort>,
-        setup: &Setup,
-        pick: Pick,
-    ) -> Result<Self, DestinationVerdict> {
-        let mut otherwise = Otherwise::new(ways.clone(), direct);
+    /// Returns the plan by the first of these ways, with the others behind it.
+    fn first_of(untried: Untried, pick: Pick) -> Result<Self, DestinationVerdict> {
         // Without a way if all first relays have been removed from the list of members.
-        let first = match otherwise.take_next() {
-            Some(Alternative::Route(first)) => first,
-            Some(Alternative::Direct(direct)) => {
-                return Ok(Self::last_resort(direct, client, pick));
+        Self::next_of(Box::new(untried), pick).ok_or(DestinationVerdict::Unspecified)
+    }
+
+    /// Returns the plan by the next of these ways, if there is one.
+    fn next_of(mut untried: Box<Untried>, pick: Pick) -> Option<Self> {
+        Some(match untried.take_next()? {
+            Alternative::Route(way) => {
+                let hello = untried.hello(&way);
+                Self::ask(&way.peer, hello, Some(untried))
             }
-            None => return Err(DestinationVerdict::Unspecified),
-        };
-        let hello = Hello {
-            source: client.0,
-            destination,
-            receiver: first.peer.name.clone(),
-            route: first.route.clone(),
-            hops_left: setup.mesh.as_ref().map_or(1, |m| m.hop_limit),
-            session: SessionId(random::bytes()),
-        };
-        Ok(Self::ask(&first.peer, hello, otherwise))
+            Alternative::Direct(DirectPath::OneOf(direct)) => {
+                let mut dial = Self::dial_one_of(&direct, false, untried.client, pick);
+                dial.otherwise = Some(untried).filter(|untried| untried.is_any_left());
+                Self::Dial(Box::new(dial))
+            }
+            Alternative::Direct(DirectPath::Addr(addr, options)) => {
+                Self::Dial(Box::new(Dial::to_addr(addr, &options, false)))
+            }
+        })
     }
 
     /// Returns a plan that tries one pooled connection, and then each address of the peer.
-    fn ask(peer: &Arc<Peer>, hello: Hello, otherwise: Otherwise) -> Self {
+    fn ask(peer: &Arc<Peer>, hello: Hello, otherwise: Option<Box<Untried>>) -> Self {
         Self::Ask {
             peer: peer.clone(),
             hello: Box::new(hello),
             attempt: Attempt::new(peer.addrs().len()),
-            otherwise: Box::new(otherwise),
+            otherwise,
+        }
+    }
+
+    /// Returns the ID of the session, which other relays are told or may be told.
+    pub(super) fn session(&self) -> Option<SessionId> {
+        match self {
+            Self::Ask { hello, .. } => Some(hello.session),
+            Self::Dial(dial) => dial.otherwise.as_ref().map(|untried| untried.session),
+            Self::LookUp { .. } => None,
         }
     }
 
     /// Returns whether there is another plan after this one.
     pub(super) fn has_another_way(&self) -> bool {
+        let untried = match self {
+            Self::Ask { otherwise, .. } => otherwise,
+            Self::Dial(dial) => &dial.otherwise,
+            Self::LookUp { .. } => return false,
+        };
+        untried
+            .as_ref()
+            .is_some_and(|untried| untried.is_any_left())
+    }
+
+    /// Returns the time that a connection may take: `connect`, or less if the session has another way.
+    pub(super) fn patience(&self, connect: Duration, setup: &Setup) -> Duration {
+        let mesh = setup.mesh.as_ref();
+        match mesh.filter(|_| self.has_another_way()) {
+            Some(mesh) => connect.min(mesh.pool.dial_patience()),
+            None => connect,
+        }
+    }
+
+    /// Records that the relay of the plan has reset the session before the first byte of an answer. Returns whether
+    /// new sessions avoid that route.
+    pub(super) fn on_refusal(&self, now: Instant) -> bool {
         let Self::Ask { otherwise, .. } = self else {
             return false;
         };
-        otherwise.is_any_left()
+        let untried = otherwise.as_ref();
+        untried.is_some_and(|untried| untried.on_refusal(now))
     }
 
     /// Returns the plan after this one has failed, if the session has another way.
     pub(super) fn fall_back(&mut self, pick: Pick) -> Option<Self> {
-        let Self::Ask {
-            hello, otherwise, ..
-        } = self
-        else {
-            return None;
+        let untried = match self {
+            Self::Ask { otherwise, .. } => otherwise.take(),
+            Self::Dial(dial) => dial.otherwise.take(),
+            Self::LookUp { .. } => None,
         };
-        match otherwise.take_next()? {
-            Alternative::Route(way) => {
-                let hello = Hello {
-                    receiver: way.peer.name.clone(),
-                    route: way.route.clone(),
-                    ..(**hello).clone()
-                };
-                let otherwise = std::mem::take(&mut **otherwise);
-                Some(Self::ask(&way.peer, hello, otherwise))
-            }
-            Alternative::Direct(direct) => {
-                let client = ClientAddr(hello.source);
-                Some(Self::last_resort(direct, client, pick))
-            }
-        }
-    }
-
-    fn last_resort(direct: LastResort, client: ClientAddr, pick: Pick) -> Self {
-        match direct {
-            LastResort::OneOf(direct) => Self::to_one_of(&direct, false, client, pick),
-            LastResort::Addr(addr, options) => {
-                Self::Dial(Box::new(Dial::to_addr(addr, &options, false)))
-            }
-        }
+        Self::next_of(untried?, pick)
     }
 
     fn to_one_of(direct: &Direct, borrow: bool, client: ClientAddr, pick: Pick) -> Self {
+        Self::Dial(Box::new(Self::dial_one_of(direct, borrow, client, pick)))
+    }
+
+    fn dial_one_of(direct: &Direct, borrow: bool, client: ClientAddr, pick: Pick) -> Dial {
         let backends: Vec<_> = direct.targets.iter().map(|t| t.backends()).collect();
         let destinations: Vec<_> = backends.iter().map(|b| &b[..]).collect();
-        let dial = Dial::new(&destinations, &direct.options, borrow, client, pick);
-        Self::Dial(Box::new(dial))
+        Dial::new(&destinations, &direct.options, borrow, client, pick)
     }
 
     fn to_addr(addr: SocketAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {

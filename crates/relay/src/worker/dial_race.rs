@@ -56,7 +56,7 @@ impl Worker {
     }
 
     /// Takes the next steps of a session's race. If no attempt is in progress and no address is
-    /// left, the session ends with the `last` error.
+    /// left, the session takes its next way, or ends with the `last` error.
     pub(super) fn race(&mut self, slot: Slot, mut last: Errno) {
         if self.settle_extra(slot, &mut last) {
             return;
@@ -70,7 +70,7 @@ impl Worker {
         };
         if dial.own.is_none() {
             if dial.extra.is_empty() {
-                self.end(slot, End::of_connect(last), Close::Reset);
+                self.take_next_way(slot, last);
                 return;
             }
             let oldest = dial.extra.remove(0);
@@ -127,6 +127,7 @@ impl Worker {
             return;
         };
         let generation = entry.generation;
+        let patience = entry.plan.patience(entry.timeouts.connect, &self.setup);
         let DialPlan::Dial(dial) = &mut entry.plan else {
             return;
         };
@@ -145,7 +146,7 @@ impl Worker {
             }
             let (begun, stream) = dial.begin(now, client);
             self.io.metrics.dials[usize::from(!is_own)].add(1);
-            let until = now + entry.timeouts.connect;
+            let until = now + patience;
             self.attempts.generation = self.attempts.generation.next();
             let vacant = self.attempts.entries.vacant_entry();
             let i = slots::slot(vacant.key());

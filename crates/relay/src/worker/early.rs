@@ -275,7 +275,7 @@ impl Worker {
             return;
         };
         entry.session.introduce(introduction);
-        let until = self.io.now + entry.timeouts.connect;
+        let until = self.io.now + entry.plan.patience(entry.timeouts.connect, &self.setup);
         let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
         let poller = &self.io.poller;
         let watched = match is_told {

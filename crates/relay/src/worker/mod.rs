@@ -41,6 +41,7 @@ pub(crate) mod resolver;
 mod sessions;
 mod shared;
 mod slots;
+mod untried;
 mod wait_list;
 
 pub(crate) use attempts::MAX_EXTRA;

@@ -153,10 +153,7 @@ impl PendingRecord {
                 Some(session.0),
             ),
         };
-        let session = match plan {
-            DialPlan::Ask { hello, .. } => Some(hello.session.0),
-            DialPlan::Dial(_) | DialPlan::LookUp { .. } => session,
-        };
+        let session = plan.session().map_or(session, |session| Some(session.0));
         let unknown = SocketAddr::from(([0; 4], 0));
         Self {
             session: SessionId(u128::from_be_bytes(session.unwrap_or_else(random::bytes))),

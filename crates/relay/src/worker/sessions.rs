@@ -406,6 +406,9 @@ impl Worker {
             )));
         }
         let (upstream_bytes, client_bytes) = entry.session.moved();
+        if end == End::UpstreamReset && client_bytes == 0 && entry.plan.on_refusal(self.io.now) {
+            self.io.metrics.routes_refused.add(1);
+        }
         let (client, upstream) = entry.session.into_legs();
         // Released before the legs close, so that a client that sees the end of its connection also
         // finds it counted and its place free.

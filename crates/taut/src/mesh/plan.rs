@@ -12,7 +12,7 @@ use bytesize::ByteSize;
 use clap::Args as ClapArgs;
 use taut_relay::members::{self, Members};
 use taut_relay::plan::{
-    Endpoint, Ends, MAX_RELAYS, MAX_TABLE, Network, Options, Planner, Relay, Table,
+    Endpoint, Ends, LegSettings, MAX_RELAYS, MAX_TABLE, Network, Options, Planner, Relay, Table,
 };
 
 use crate::Failure;
@@ -175,9 +175,11 @@ impl Known {
                 max_price: args.max_price,
                 early_syn: !args.no_early_syn,
                 pool: !args.no_pool,
-                turbo: !args.no_turbo,
-                turbo_rate: args.rate * 1_000_000,
-                window: args.window.as_u64(),
+                legs: LegSettings {
+                    turbo: !args.no_turbo,
+                    rate: args.rate * 1_000_000,
+                    window: Some(args.window.as_u64()),
+                },
                 size: args.size.as_u64(),
                 ..Options::default()
             },

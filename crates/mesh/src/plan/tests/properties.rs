@@ -14,7 +14,10 @@ fn any_options() -> impl Strategy<Value = Options> {
         |(early_syn, pool, turbo, max_relays)| Options {
             early_syn,
             pool,
-            turbo,
+            legs: LegSettings {
+                turbo,
+                ..LegSettings::default()
+            },
             max_relays,
             ..Options::default()
         },
@@ -136,7 +139,9 @@ proptest! {
         options in any_options(),
     ) {
         prop_assume!(path.is_known());
-        for time in [leg::plain, leg::mesh] {
+        let mesh = |path, options: &Options| leg::mesh(path, options.legs, options);
+        let times: [&dyn Fn(Path, &Options) -> f64; 2] = [&leg::plain, &mesh];
+        for time in times {
             let (short, long) = (time(path, &options), time(scaled(path, by), &options));
             // A microsecond of rounding.
             prop_assert!(long >= short * (1.0 - 1e-3), "{short} {long}");

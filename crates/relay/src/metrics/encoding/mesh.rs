@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 19] = [
+        let counters: [(&str, &str, Of); 20] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -36,8 +36,13 @@ impl Metrics {
             ),
             (
                 "taut_relay_fall_backs",
-                "Sessions that took their next route, or the direct path, because a relay could not be reached",
+                "Sessions that took their next route, or the direct path, because a relay or the destination could not be reached",
                 |w| &w.fall_backs,
+            ),
+            (
+                "taut_relay_routes_refused",
+                "Sessions that were reset on an automatic route before the first byte of an answer",
+                |w| &w.routes_refused,
             ),
             (
                 "taut_relay_pool_expired",

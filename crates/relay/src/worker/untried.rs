@@ -1,0 +1,95 @@
+//! The ways that a session has not tried yet, and what another relay is told of the session.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use taut_mesh::hello::{Hello, SessionId, Target};
+use taut_mesh::ways::{Alternative, Ways};
+use taut_sys::random;
+use taut_sys::socket::LegOptions;
+
+use crate::net::addr::{ClientAddr, UpstreamAddr};
+use crate::route::auto::AutoRoute;
+use crate::route::peer::Way;
+use crate::route::table::Direct;
+
+/// The direct connection of a session.
+pub(super) enum DirectPath {
+    /// To one of the destinations.
+    OneOf(Direct),
+    /// To the address that the client connected to.
+    Addr(UpstreamAddr, Arc<LegOptions>),
+}
+
+/// The ways that a session has not tried yet.
+pub(super) struct Untried {
+    pub(super) client: ClientAddr,
+    pub(super) session: SessionId,
+    destination: Target,
+    hops_left: u8,
+    ways: Ways<Way, DirectPath>,
+    /// The automatic routes that the ways are from.
+    auto: Option<Arc<AutoRoute>>,
+    /// The way that is tried now, if it leads through a relay.
+    current: Option<Way>,
+}
+
+// === impl Untried ===
+
+impl Untried {
+    /// Returns the ways of a session that has tried none.
+    pub(super) fn new(
+        client: ClientAddr,
+        destination: Target,
+        hops_left: u8,
+        ways: Ways<Way, DirectPath>,
+        auto: Option<Arc<AutoRoute>>,
+    ) -> Self {
+        Self {
+            client,
+            session: SessionId(random::bytes()),
+            destination,
+            hops_left,
+            ways,
+            auto,
+            current: None,
+        }
+    }
+
+    /// Returns whether a way is left.
+    pub(super) fn is_any_left(&self) -> bool {
+        self.ways.is_any_left()
+    }
+
+    /// Removes and returns the next way.
+    pub(super) fn take_next(&mut self) -> Option<Alternative<Way, DirectPath>> {
+        let next = self.ways.take_next()?;
+        self.current = match &next {
+            Alternative::Route(way) => Some(way.clone()),
+            Alternative::Direct(_) => None,
+        };
+        Some(next)
+    }
+
+    /// Records that the way that is tried now has reset the session before the first byte of an answer. Returns
+    /// whether new sessions of the client's network avoid it.
+    pub(super) fn on_refusal(&self, now: Instant) -> bool {
+        let (Some(auto), Some(way)) = (&self.auto, &self.current) else {
+            return false;
+        };
+        auto.on_refusal(self.client.0.ip(), way, now);
+        true
+    }
+
+    /// Returns the hello to the first relay of `way`.
+    pub(super) fn hello(&self, way: &Way) -> Hello {
+        Hello {
+            source: self.client.0,
+            destination: self.destination.clone(),
+            receiver: way.peer.name.clone(),
+            route: way.route.clone(),
+            hops_left: self.hops_left,
+            session: self.session,
+        }
+    }
+}
