@@ -1,13 +1,14 @@
 //! Which relays a session should pass: the planner.
 //!
-//! Between a client and a destination there are many routes: the direct path, any single relay, the relay
-//! nearest to each end (the paper's baseline of two), three relays, four (pied-piper 4.1). The planner
-//! predicts two times of each, from measured round trips, loss and rates: to the first byte of an answer,
-//! and to the last of a file of [`Options::size`] bytes. The route with the least sum of both is the choice
-//! ([`Planner::choose`]). `docs/design/plan.md` explains the model and its limits.
+//! Between a client and a destination there are many routes: the direct path, any single relay, the
+//! relay nearest to each end (the paper's baseline of two), three relays, four (pied-piper 4.1).
+//! The planner predicts two times of each, from measured round trips, loss and rates: to the first
+//! byte of an answer, and to the last of a file of [`Options::size`] bytes. The route with the
+//! least sum of both is the choice ([`Planner::choose`]). `docs/design/plan.md` explains the model
+//! and its limits.
 //!
-//! [`Network`] and [`Ends`] are what is known; [`Choices`] keeps the routes of many pairs and changes one
-//! only for a clear gain. [`Table`] reads measurements from a file.
+//! [`Network`] and [`Ends`] are what is known; [`Choices`] keeps the routes of many pairs and
+//! changes one only for a clear gain. [`Table`] reads measurements from a file.
 //!
 //! ```
 //! use std::time::Duration;
@@ -50,21 +51,23 @@ pub use table::{Endpoint, EndpointError, MAX_PATHS, MAX_TABLE, Table, TableError
 /// The largest number of relays of a route (pied-piper 4.4 tries up to four).
 pub const MAX_RELAYS: usize = 4;
 
-/// What routes may be, and how their legs behave.
+/// The routes that are allowed, and how their legs behave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// The clouds whose relays may be used; empty for all.
     pub clouds: Vec<String>,
-    /// The largest number of relays of a route, at most [`MAX_RELAYS`]. With 0 only the direct path is left.
+    /// The largest number of relays of a route, at most [`MAX_RELAYS`]. With 0 only the direct path
+    /// is left.
     pub max_relays: usize,
-    /// The highest price per GB: the sum of the prices of a route's relays, each of which sends every byte
-    /// once.
+    /// The highest price per GB: the sum of the prices of a route's relays, each of which sends
+    /// every byte once.
     pub max_price: Option<f64>,
     /// Whether relays dial upstream at the client's SYN.
     pub early_syn: bool,
     /// Whether relays hold connections to each other ready.
     pub pool: bool,
-    /// How legs between relays begin, except those with settings of their own ([`Network::set_leg`]).
+    /// How legs between relays begin, except those with settings of their own
+    /// ([`Network::set_leg`]).
     pub legs: LegSettings,
     /// The window of clients and destinations, in bytes.
     pub end_window: u64,
@@ -76,9 +79,9 @@ pub struct Options {
     pub relay_delay: Duration,
     /// The share of its score by which a route must beat the one in use to replace it.
     ///
-    /// With 0.12, round trips that vary by 5 % either way never change a choice: a route that is within 1 %
-    /// of the best one is at least 0.95 / (1.05 x 1.01) = 0.896 times as good as any other then, and another
-    /// must be below 1 - 0.12 = 0.88.
+    /// With 0.12, round trips that vary by 5 % either way never change a choice: a route that is
+    /// within 1 % of the best one is at least 0.95 / (1.05 x 1.01) = 0.896 times as good as any
+    /// other then, and another must be below 1 - 0.12 = 0.88.
     pub hysteresis: f64,
 }
 
@@ -105,8 +108,8 @@ impl Default for LegSettings {
 }
 
 impl Default for Options {
-    /// The defaults of `taut relay`, and of Linux: an initial window of ten segments (RFC 6928), and half
-    /// of the default maximum of `net.ipv4.tcp_rmem`.
+    /// The defaults of `taut relay`, and of Linux: an initial window of ten segments (RFC 6928),
+    /// and half of the default maximum of `net.ipv4.tcp_rmem`.
     fn default() -> Self {
         Self {
             clouds: Vec::new(),

@@ -1,11 +1,12 @@
 //! Rows: what each relay has measured of its paths, and how all relays come to know it.
 //!
-//! A relay's [`Row`] has a [`Figure`] (round-trip times and loss) for each other member and for prefixes and
-//! destinations outside the mesh. The relay signs it with its key, so that it can travel through others:
-//! a relay speaks only for its own row, whoever delivers it. A [`Table`] holds the newest row of each
-//! member, [`Exchange`] decides what is sent on which link and when, and [`neighbours()`] which relays have a
-//! link. [`OwnRow`] turns samples into the relay's own row and decides when a change is worth telling.
-//! `docs/design/mesh-rows.md` gives the reasons, the bytes and the bounds.
+//! A relay's [`Row`] has a [`Figure`] (round-trip times and loss) for each other member and for
+//! prefixes and destinations outside the mesh. The relay signs it with its key, so that it can
+//! travel through others: a relay speaks only for its own row, whoever delivers it. A [`Table`]
+//! holds the newest row of each member, [`Exchange`] decides what is sent on which link and when,
+//! and [`neighbours()`] which relays have a link. [`OwnRow`] turns samples into the relay's own row
+//! and decides when a change is worth telling. `docs/design/mesh-rows.md` gives the reasons, the
+//! bytes and the bounds.
 
 mod exchange;
 mod figure;

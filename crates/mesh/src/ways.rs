@@ -1,13 +1,13 @@
 //! The ways of a session to its destination: which one it tries, and when it tries the next.
 //!
 //! A session has alternatives, tried in order: routes through the mesh, and perhaps the direct path
-//! ([`Ways`]). On each route it asks the first relay, on a connection from the pool or on one that is dialled
-//! for it ([`Attempt`]).
+//! ([`Ways`]). On each route it asks the first relay, on a connection from the pool or on one that
+//! is dialled for it ([`Attempt`]).
 
 use std::sync::Arc;
 
-/// The ways of a session that it has not tried yet. `R` stands for a route through the mesh, `D` for the
-/// direct path.
+/// The ways of a session that it has not tried yet. `R` stands for a route through the mesh, `D`
+/// for the direct path.
 #[derive(Debug)]
 pub struct Ways<R, D> {
     routes: Option<Arc<[R]>>,
@@ -32,7 +32,7 @@ pub struct Attempt {
     tries_left: u8,
 }
 
-/// What a session knows about the relay that it asks.
+/// The state of the relay that a session asks, as far as the session knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prospect {
     /// Sessions may be forwarded to the relay.
@@ -43,12 +43,13 @@ pub struct Prospect {
     pub may_leave: bool,
 }
 
-/// What a session does to get a connection to a relay.
+/// The next thing that a session does to get a connection to a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Take a ready connection from the pool, or wait for one that is dialled if the pool has none.
     Take,
-    /// Wait for a connection that is dialled: whatever broke a ready connection may have broken all of them.
+    /// Wait for a connection that is dialled: whatever broke a ready connection may have broken all
+    /// of them.
     Dial,
     /// Take the next way, or end if there is none.
     Leave,
@@ -111,7 +112,8 @@ impl<R: Clone, D> Ways<R, D> {
 // === impl Attempt ===
 
 impl Attempt {
-    /// Returns an attempt that tries one connection from the pool, and then each of the relay's `addresses`.
+    /// Returns an attempt that tries one connection from the pool, and then each of the relay's
+    /// `addresses`.
     pub fn new(addresses: usize) -> Self {
         Self {
             tries_left: u8::try_from(addresses).unwrap_or(u8::MAX).saturating_add(1),

@@ -16,8 +16,9 @@ pub(crate) enum NotReplaced<E> {
     Failed(String),
 }
 
-/// Replaces the file by one with this text, which is complete on disk before it has the name. `may` decides
-/// while no other process replaces the file, so that what it reads there is what is replaced.
+/// Replaces the file by one with this text, which is complete on disk before it has the name. `may`
+/// decides while no other process replaces the file, so that what it reads there is what is
+/// replaced.
 pub(crate) fn write<E>(
     path: &Path,
     text: &str,
@@ -52,8 +53,8 @@ fn lock(new: &Path) -> io::Result<File> {
         .mode(0o644)
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
         .open(new)?;
-    // At a handover two processes write the file. The other one may have given the file its final name
-    // between the two calls.
+    // At a handover two processes write the file. The other one may have given the file its final
+    // name between the two calls.
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     let (held, named) = (file.metadata()?, fs::symlink_metadata(new)?);
     if (held.dev(), held.ino()) != (named.dev(), named.ino()) {

@@ -1,4 +1,5 @@
-//! Messages to the thread that measures paths and exchanges rows ([`crate::rows`]), and what it publishes.
+//! Messages to the thread that measures paths and exchanges rows ([`crate::rows`]), and what it
+//! publishes.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +57,8 @@ pub(crate) struct PathSample {
     pub(crate) path: SampledPath,
     pub(crate) least: Duration,
     pub(crate) smoothed: Duration,
-    /// Segments that were sent since the last sample of the connection, and those of them that were sent again.
+    /// Segments that were sent since the last sample of the connection, and those of them that were
+    /// sent again.
     pub(crate) segments: (u32, u32),
 }
 

@@ -1,13 +1,14 @@
-//! The least that the rest of a route can cost, from every relay, by the number of relays that are left.
+//! The least that the rest of a route can cost, from every relay, by the number of relays that are
+//! left.
 //!
-//! Computed backwards from the destination (Bellman's recursion): the least weight and, independently, the
-//! least largest transfer time. No route has less than both together, so a search that leaves out what
-//! cannot beat its best route by this bound loses nothing.
+//! Computed backwards from the destination (Bellman's recursion): the least weight and,
+//! independently, the least largest transfer time. No route has less than both together, so a
+//! search that leaves out what cannot beat its best route by this bound loses nothing.
 
 use super::terms::{LastTerms, MeshTerms};
 
-/// The lower bounds for one destination. With `h` relays left, the relay itself included, they are at
-/// `h - 1`.
+/// The lower bounds for one destination. With `h` relays left, the relay itself included, they are
+/// at `h - 1`.
 #[derive(Debug)]
 pub(super) struct Bounds {
     weights: Vec<Vec<f32>>,
@@ -17,8 +18,8 @@ pub(super) struct Bounds {
 // === impl Bounds ===
 
 impl Bounds {
-    /// Computes the bounds of every destination, for routes of at most `relays` relays. The destinations
-    /// share each row of the mesh while it is in the cache.
+    /// Computes the bounds of every destination, for routes of at most `relays` relays. The
+    /// destinations share each row of the mesh while it is in the cache.
     pub(super) fn of(mesh: &MeshTerms, last: &[LastTerms], relays: usize) -> Vec<Self> {
         let mut all: Vec<Self> = last.iter().map(Self::last).collect();
         for _ in 1..relays {
@@ -77,7 +78,8 @@ pub(super) fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// Returns the least of `combine(a[i], b[i])`. In lanes, so that it is computed for several `i` at a time.
+/// Returns the least of `combine(a[i], b[i])`. In lanes, so that it is computed for several `i` at
+/// a time.
 fn least(a: &[f32], b: &[f32], combine: impl Fn(f32, f32) -> f32) -> f32 {
     const LANES: usize = 16;
     let mut least = [f32::INFINITY; LANES];

@@ -43,7 +43,8 @@ pub struct Leg {
     pub to: LegEnd,
     /// The path between them.
     pub path: Path,
-    /// The time from the first byte of the file to the last on this leg alone, if its source were never late.
+    /// The time from the first byte of the file to the last on this leg alone, if its source were
+    /// never late.
     pub transfer: Duration,
 }
 
@@ -64,10 +65,12 @@ pub struct Candidate {
     pub total_rtt: Duration,
     /// The price of sending one GB through the route, in the currency of the members' prices.
     pub price: f64,
-    /// The paper's estimator without splitting (4.4): the direct path's round trip over this route's.
+    /// The paper's estimator without splitting (4.4): the direct path's round trip over this
+    /// route's.
     pub total_rtt_gain: Option<f64>,
-    /// The paper's estimator with splitting (4.4), for three relays or more: how much faster than with the
-    /// first and last relay alone, as their round trip over that of the slowest leg between relays.
+    /// The paper's estimator with splitting (4.4), for three relays or more: how much faster than
+    /// with the first and last relay alone, as their round trip over that of the slowest leg
+    /// between relays.
     pub slowest_leg_gain: Option<f64>,
 }
 
@@ -174,8 +177,8 @@ fn transfer(network: &Network, leg: &Leg, options: &Options) -> Duration {
     })
 }
 
-/// Returns the time from the client's SYN to the first byte of the answer: the handshakes of the first and
-/// the last leg, and a round trip of every leg.
+/// Returns the time from the client's SYN to the first byte of the answer: the handshakes of the
+/// first and the last leg, and a round trip of every leg.
 fn first_byte(legs: &[Leg], options: &Options) -> Duration {
     let rtt = |leg: &Leg| leg.path.rtt_ms();
     let (Some(first), Some(last)) = (legs.first(), legs.last()) else {
@@ -204,7 +207,8 @@ fn kind(network: &Network, ends: &Ends, options: &Options, relays: &[RelayId]) -
     }
 }
 
-/// Returns the relays of the paper's baseline (2.1), or the one relay if it is nearest to both ends.
+/// Returns the relays of the paper's baseline (2.1), or the one relay if it is nearest to both
+/// ends.
 pub(super) fn baseline(network: &Network, ends: &Ends, options: &Options) -> Option<Vec<RelayId>> {
     let allowed = |id| terms::is_allowed(network, options, id);
     let near = Ends::nearest(&ends.from, allowed)?;

@@ -11,10 +11,11 @@ use super::{MAX_RELAYS, Options};
 /// The number of destinations whose bounds are computed together: with 1,000 relays, 2 MiB.
 const TOGETHER: usize = 64;
 
-/// The routes of every pair of an ingress relay, at which sessions come in, and a destination. 10 bytes a
-/// pair.
+/// The routes of every pair of an ingress relay, at which sessions come in, and a destination. 10
+/// bytes a pair.
 ///
-/// A route changes only if another beats it by [`Options::hysteresis`], or if it cannot be used any more.
+/// A route changes only if another beats it by [`Options::hysteresis`], or if it cannot be used any
+/// more.
 #[derive(Debug)]
 pub struct Choices {
     ingress: Vec<RelayId>,
@@ -37,9 +38,9 @@ impl Choices {
         }
     }
 
-    /// Computes every route again, after the network or the paths to the destinations have changed, and
-    /// returns the number of routes that are others now. Each destination has its place in `destinations`,
-    /// and a path from every relay; new ones come after those of the last call.
+    /// Computes every route again, after the network or the paths to the destinations have changed,
+    /// and returns the number of routes that are others now. Each destination has its place in
+    /// `destinations`, and a path from every relay; new ones come after those of the last call.
     ///
     /// # Panics
     /// If a destination does not have a path from each relay.
@@ -92,8 +93,8 @@ impl Choices {
         changed
     }
 
-    /// Returns the route of a pair, by the places of its relay and its destination. It begins with the
-    /// ingress relay. `None` if no route is known.
+    /// Returns the route of a pair, by the places of its relay and its destination. It begins with
+    /// the ingress relay. `None` if no route is known.
     pub fn route(&self, ingress: usize, destination: usize) -> Option<&[RelayId]> {
         let at = destination
             .checked_mul(self.ingress.len())?
@@ -105,15 +106,15 @@ impl Choices {
         Some(route.ids()).filter(|ids| !ids.is_empty())
     }
 
-    /// Returns the number of pairs whose search stopped early at the last update, so that there may be a
-    /// better route.
+    /// Returns the number of pairs whose search stopped early at the last update, so that there may
+    /// be a better route.
     pub fn incomplete(&self) -> usize {
         self.incomplete
     }
 }
 
-/// Returns the route to choose from a relay, if its score is below `limit`, and whether every route was
-/// considered.
+/// Returns the route to choose from a relay, if its score is below `limit`, and whether every route
+/// was considered.
 fn best(pair: &Pair<'_>, ingress: RelayId, relays: usize, limit: f32) -> (Option<Relays>, bool) {
     let mut found: Vec<(f32, Relays)> = Vec::with_capacity(MAX_RELAYS);
     let mut least = limit;

@@ -5,15 +5,17 @@
 use super::path::Path;
 use super::{LegSettings, Options};
 
-/// The payload of a full segment: an MTU of 1,500 without the headers of IPv4, TCP and its timestamps.
+/// The payload of a full segment: an MTU of 1,500 without the headers of IPv4, TCP and its
+/// timestamps.
 const SEGMENT: f64 = 1448.0;
 
-/// Returns the time from the first byte to the last of `options.size` bytes on a leg that begins like any
-/// connection: to a client, to a destination, or on the direct path.
+/// Returns the time from the first byte to the last of `options.size` bytes on a leg that begins
+/// like any connection: to a client, to a destination, or on the direct path.
 ///
-/// The window begins at `options.initial_window` and doubles each round trip (RFC 5681, 3.1) until the
-/// leg's steady rate is reached: the least of the path's rate, the peer's window per round trip, and what
-/// the loss allows. The time is continuous in the round trip and grows at most in proportion to it.
+/// The window begins at `options.initial_window` and doubles each round trip (RFC 5681, 3.1) until
+/// the leg's steady rate is reached: the least of the path's rate, the peer's window per round
+/// trip, and what the loss allows. The time is continuous in the round trip and grows at most in
+/// proportion to it.
 pub(super) fn plain(path: Path, options: &Options) -> f64 {
     let rtt = f64::from(path.rtt_ms());
     let size = options.size as f64;
@@ -29,9 +31,10 @@ pub(super) fn plain(path: Path, options: &Options) -> f64 {
     time + left / rate
 }
 
-/// Returns the same for a leg between two relays with these settings. With turbo start it sends at the rate of
-/// its settings or the path's, whichever is less, from its first byte (pied-piper 3.2), at most a window a round
-/// trip. A lost segment does not lower its rate; if one is lost, it arrives one round trip later.
+/// Returns the same for a leg between two relays with these settings. With turbo start it sends at
+/// the rate of its settings or the path's, whichever is less, from its first byte (pied-piper 3.2),
+/// at most a window a round trip. A lost segment does not lower its rate; if one is lost, it
+/// arrives one round trip later.
 pub(super) fn mesh(path: Path, settings: LegSettings, options: &Options) -> f64 {
     if !settings.turbo {
         return plain(path, options);
@@ -52,8 +55,8 @@ pub(super) fn mesh(path: Path, settings: LegSettings, options: &Options) -> f64 
     sent + some_lost * rtt
 }
 
-/// Returns the rate of CUBIC at this loss, in bytes per millisecond (RFC 9438, 5.1): the larger of its own
-/// average window and Reno's, which is the bound of Mathis et al. (1997).
+/// Returns the rate of CUBIC at this loss, in bytes per millisecond (RFC 9438, 5.1): the larger of
+/// its own average window and Reno's, which is the bound of Mathis et al. (1997).
 fn loss_bound(rtt_ms: f64, loss: f64) -> f64 {
     if loss <= 0.0 {
         return f64::INFINITY;

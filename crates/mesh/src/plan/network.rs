@@ -33,8 +33,8 @@ pub struct Network {
     legs: HashMap<(RelayId, RelayId), LegSettings>,
 }
 
-/// What is known of a client and a destination: the paths between them and every relay, in the order of
-/// the network's relays, and the path that uses no relay.
+/// The known paths of a client and a destination: those between them and every relay, in the order
+/// of the network's relays, and the path that uses no relay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ends {
     /// From the client to each relay.
@@ -126,7 +126,8 @@ impl Network {
         self.legs.get(&(from, to)).copied()
     }
 
-    /// Sets how the leg from one relay to another begins. Others begin as [`super::Options::legs`] says.
+    /// Sets how the leg from one relay to another begins. Others begin as [`super::Options::legs`]
+    /// says.
     pub fn set_leg(&mut self, from: RelayId, to: RelayId, settings: LegSettings) {
         self.legs.insert((from, to), settings);
     }
@@ -152,8 +153,8 @@ impl Network {
 // === impl Ends ===
 
 impl Ends {
-    /// Returns the ends of a session that is at relay `me` already, to a destination with these paths
-    /// from every relay: every route begins with `me`.
+    /// Returns the ends of a session that is at relay `me` already, to a destination with these
+    /// paths from every relay: every route begins with `me`.
     pub fn at_relay(network: &Network, me: RelayId, to: Vec<Path>) -> Self {
         let mut from = vec![Path::UNKNOWN; network.len()];
         from[usize::from(me)] = Path::ZERO;

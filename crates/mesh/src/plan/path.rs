@@ -10,9 +10,9 @@ const RATE_UNIT: u64 = 100_000;
 
 /// A path between two machines: its round trip, loss and rate, as far as they are known.
 ///
-/// Eight bytes, because a mesh of n relays has n² of them. The round trip is kept in microseconds, up to
-/// 71 minutes; loss in 1/100,000, up to 65 %; the rate in 100 kbit/s, up to 6.5 Gbit/s. Larger values
-/// become the largest. A rate that is not zero is at least 100 kbit/s.
+/// Eight bytes, because a mesh of n relays has n² of them. The round trip is kept in microseconds,
+/// up to 71 minutes; loss in 1/100,000, up to 65 %; the rate in 100 kbit/s, up to 6.5 Gbit/s.
+/// Larger values become the largest. A rate that is not zero is at least 100 kbit/s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     rtt_us: u32,
@@ -38,7 +38,8 @@ impl Path {
         rate: 0,
     };
 
-    /// Creates a path of this round trip, loss (a share from 0 to 1) and rate (bit/s, `None` if unknown).
+    /// Creates a path of this round trip, loss (a share from 0 to 1) and rate (bit/s, `None` if
+    /// unknown).
     pub fn new(rtt: Duration, loss: f64, rate: Option<u64>) -> Self {
         let longest = u128::from(u32::MAX - 1);
         Self {

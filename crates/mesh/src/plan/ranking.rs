@@ -9,12 +9,13 @@ use super::search::Pair;
 use super::terms::{FirstTerms, LastTerms, MeshTerms};
 use super::{MAX_RELAYS, Options};
 
-/// Routes whose scores differ by no more than this share are equally good: the price decides, then the
-/// number of relays.
+/// Routes whose scores differ by no more than this share are equally good: the price decides, then
+/// the number of relays.
 pub(super) const TIE: f64 = 0.01;
 
-/// The number of routes that are kept of each number of relays, from one to four. A session needs others to
-/// fall back on, which differ in their next relay; a third and a fourth relay are for comparison.
+/// The number of routes that are kept of each number of relays, from one to four. A session needs
+/// others to fall back on, which differ in their next relay; a third and a fourth relay are for
+/// comparison.
 const KEEP: [usize; MAX_RELAYS] = [4, 4, 2, 1];
 
 /// How exactly the round trips of a [`Change`] are computed.
@@ -34,8 +35,8 @@ pub struct Planner<'a> {
 pub struct Ranking {
     /// The routes, the choice first, then by their scores. Empty if no route is known.
     pub routes: Vec<Candidate>,
-    /// Whether every route was considered. A search that takes too long stops early; then there may be a
-    /// better one.
+    /// Whether every route was considered. A search that takes too long stops early; then there may
+    /// be a better one.
     pub is_complete: bool,
 }
 
@@ -91,8 +92,8 @@ impl<'a> Planner<'a> {
         self.network
     }
 
-    /// Ranks the routes for these ends. The route that is in use, `current`, stays the choice unless another
-    /// beats it by [`Options::hysteresis`] or one of its legs is gone.
+    /// Ranks the routes for these ends. The route that is in use, `current`, stays the choice
+    /// unless another beats it by [`Options::hysteresis`] or one of its legs is gone.
     ///
     /// # Panics
     /// If the ends do not have a path for each relay.
@@ -126,9 +127,9 @@ impl<'a> Planner<'a> {
         Candidate::predict(self.network, ends, &self.options, relays)
     }
 
-    /// Returns what would make another route the choice, at most one change for each leg of the choice and
-    /// of its runner-up, and one for each relay of the choice. A round trip that would have to be more than
-    /// ten times as long is left out.
+    /// Returns what would make another route the choice, at most one change for each leg of the
+    /// choice and of its runner-up, and one for each relay of the choice. A round trip that would
+    /// have to be more than ten times as long is left out.
     pub fn changes(&self, ends: &Ends, ranking: &Ranking) -> Vec<Change> {
         let Some(choice) = ranking.routes.first() else {
             return Vec::new();
@@ -188,7 +189,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns the relays of every route that is worth a prediction, and whether the search was complete.
+    /// Returns the relays of every route that is worth a prediction, and whether the search was
+    /// complete.
     fn candidates(&self, ends: &Ends) -> (Vec<Vec<RelayId>>, bool) {
         let mut routes = vec![Vec::new()];
         let mut is_complete = true;
@@ -246,8 +248,8 @@ fn is_clearly_less(new: f64, current: f64, options: &Options) -> bool {
     new < current * (1.0 - options.hysteresis)
 }
 
-/// Returns the place of the route to choose, of routes sorted by their scores: the cheapest of those that
-/// are about as good as the best, and of these the one with the fewest relays.
+/// Returns the place of the route to choose, of routes sorted by their scores: the cheapest of
+/// those that are about as good as the best, and of these the one with the fewest relays.
 fn preferred(routes: &[Candidate]) -> Option<usize> {
     let best = routes.first()?.score().as_secs_f64();
     let good = |route: &Candidate| route.score().as_secs_f64() <= best * (1.0 + TIE);
@@ -265,8 +267,8 @@ fn is_same(a: &Leg, b: &Leg) -> bool {
     (a.from, a.to) == (b.from, b.to)
 }
 
-/// Returns the largest value up to `high` for which `holds`, to a tenth of a millisecond. `None` if it holds
-/// everywhere, or not even at `low`.
+/// Returns the largest value up to `high` for which `holds`, to a tenth of a millisecond. `None` if
+/// it holds everywhere, or not even at `low`.
 fn crossing(
     mut low: Duration,
     mut high: Duration,

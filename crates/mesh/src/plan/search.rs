@@ -1,16 +1,16 @@
 //! The search for the best routes of a given number of relays.
 //!
-//! Branch and bound: a route is extended relay by relay, and left out as soon as the best that can become
-//! of it ([`Bounds`]) does not beat what is kept. Nothing is lost by that. A search that has read
-//! [`MAX_ROWS`] rows of the mesh stops with what it has, and says so.
+//! Branch and bound: a route is extended relay by relay, and left out as soon as the best that can
+//! become of it ([`Bounds`]) does not beat what is kept. Nothing is lost by that. A search that has
+//! read [`MAX_ROWS`] rows of the mesh stops with what it has, and says so.
 
 use super::bounds::{Bounds, larger};
 use super::network::RelayId;
 use super::terms::{FirstTerms, LastTerms, MeshTerms};
 use super::{MAX_RELAYS, Options};
 
-/// The largest number of rows of the mesh that one search reads. In the meshes of the tests no search needs a
-/// tenth of it.
+/// The largest number of rows of the mesh that one search reads. In the meshes of the tests no
+/// search needs a tenth of it.
 pub(super) const MAX_ROWS: usize = 10_000;
 
 /// A route's relays.
@@ -81,8 +81,8 @@ impl Pair<'_> {
         found
     }
 
-    /// Returns the best route of exactly `relays` relays that begins with `first` and whose score is below
-    /// `limit`.
+    /// Returns the best route of exactly `relays` relays that begins with `first` and whose score
+    /// is below `limit`.
     pub(super) fn search_from(&self, first: RelayId, relays: usize, limit: f32) -> Found {
         let mut found = Found::new(1, limit);
         let id = usize::from(first);
@@ -122,7 +122,8 @@ impl Pair<'_> {
         weight + slowest
     }
 
-    /// Extends a route whose legs so far have this weight and largest transfer time by `left` relays.
+    /// Extends a route whose legs so far have this weight and largest transfer time by `left`
+    /// relays.
     fn extend(&self, found: &mut Found, route: Relays, weight: f32, time: f32, left: usize) {
         let Some(&here) = route.ids().last() else {
             return;

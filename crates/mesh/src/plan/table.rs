@@ -1,8 +1,8 @@
 //! Files of measured round trips.
 //!
-//! A line a path: `FROM TO RTT_MS [LOSS_PERCENT] [RATE_MBIT]`, separated by blanks; `#` begins a comment.
-//! FROM and TO are names of members or prefixes. A path that is given in one direction holds for the other,
-//! too, unless that is given as well.
+//! A line a path: `FROM TO RTT_MS [LOSS_PERCENT] [RATE_MBIT]`, separated by blanks; `#` begins a
+//! comment. FROM and TO are names of members or prefixes. A path that is given in one direction
+//! holds for the other, too, unless that is given as well.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,14 +19,14 @@ use crate::members::{MAX_MEMBERS, MemberName};
 /// The largest accepted size of a file, in bytes: enough for every path between 1,000 relays.
 pub const MAX_TABLE: u64 = 64 << 20;
 
-/// The largest number of paths in a file, 24 bytes each: those of 1,000 relays in both directions, and as many
-/// to prefixes.
+/// The largest number of paths in a file, 24 bytes each: those of 1,000 relays in both directions,
+/// and as many to prefixes.
 pub const MAX_PATHS: usize = 2_000_000;
 
 /// The longest round trip, in milliseconds: an hour.
 const MAX_RTT_MS: f64 = 3_600_000.0;
 
-/// What a path leads from or to: a member, or hosts outside of the mesh.
+/// An end of a path: a member, or hosts outside of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Endpoint {
     /// A member of the mesh.
@@ -172,8 +172,8 @@ impl Table {
         })
     }
 
-    /// Returns every path between a member and a prefix, however it is written. A path that has a line in
-    /// each direction comes twice.
+    /// Returns every path between a member and a prefix, however it is written. A path that has a
+    /// line in each direction comes twice.
     pub fn prefixes(&self) -> impl Iterator<Item = (IpNet, &MemberName, Path)> {
         self.paths.iter().filter_map(|(&(from, to), &path)| {
             match (&self.places[from as usize], &self.places[to as usize]) {
@@ -220,8 +220,8 @@ impl Table {
         network
     }
 
-    /// Returns the place of the file that a client or destination belongs to: the member of this name, or
-    /// the longest prefix that contains it.
+    /// Returns the place of the file that a client or destination belongs to: the member of this
+    /// name, or the longest prefix that contains it.
     pub fn locate(&self, end: &Endpoint) -> Option<Endpoint> {
         match end {
             Endpoint::Member(_) => self.ids.contains_key(end).then(|| end.clone()),
@@ -237,8 +237,8 @@ impl Table {
         }
     }
 
-    /// Returns the paths between two places of the file and every relay. From a member, sessions are at its
-    /// relay already; to a member means to the machine of its relay.
+    /// Returns the paths between two places of the file and every relay. From a member, sessions
+    /// are at its relay already; to a member means to the machine of its relay.
     pub fn ends(&self, network: &Network, from: &Endpoint, to: &Endpoint) -> Ends {
         let to_paths = network.ids().map(|id| self.outward(network, id, to));
         let to_paths = to_paths.collect();

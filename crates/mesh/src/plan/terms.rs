@@ -1,18 +1,20 @@
-//! What each leg adds to a route's score, in the form in which a search adds it up.
+//! The terms that each leg adds to a route's score, in the form in which a search adds it up.
 //!
-//! A route's score is its time to the first byte plus its time for the whole file, in milliseconds. The
-//! first byte's time is a sum over the legs; the file adds the time of the slowest leg. So each leg has a
+//! A route's score is its time to the first byte plus its time for the whole file, in milliseconds.
+//! The first byte's time is a sum over the legs; the file adds the time of the slowest leg. So each
+//! leg has a
 //! *weight*, which is added, and a *transfer time*, of which the largest counts.
 
 use super::network::{Ends, Network, RelayId};
 use super::path::Path;
 use super::{Options, leg};
 
-/// The score counts the time to the first byte twice: by itself, and as a part of the whole file's time.
+/// The score counts the time to the first byte twice: by itself, and as a part of the whole file's
+/// time.
 const FIRST_BYTE: f32 = 2.0;
 
-/// The legs between relays: weight and transfer time from each relay to each, infinite where no route may
-/// go. 8 bytes for each pair.
+/// The legs between relays: weight and transfer time from each relay to each, infinite where no
+/// route may go. 8 bytes for each pair.
 #[derive(Debug)]
 pub(super) struct MeshTerms {
     n: usize,
@@ -46,8 +48,8 @@ pub(super) fn is_allowed(network: &Network, options: &Options, id: RelayId) -> b
     relay.usable && (options.clouds.is_empty() || options.clouds.iter().any(in_cloud))
 }
 
-/// Returns the handshakes of a route's first and last leg, as a part of its time to the first byte. With
-/// early SYN they overlap (pied-piper 3.2, improvement 1).
+/// Returns the handshakes of a route's first and last leg, as a part of its time to the first byte.
+/// With early SYN they overlap (pied-piper 3.2, improvement 1).
 pub(super) fn handshakes(first: f32, last: f32, options: &Options) -> f32 {
     match options.early_syn {
         true => first.max(last),
@@ -55,8 +57,9 @@ pub(super) fn handshakes(first: f32, last: f32, options: &Options) -> f32 {
     }
 }
 
-/// Returns the time that a leg between relays adds to the first byte. A connection from the pool has made
-/// its handshakes already; one that is dialled takes two round trips more, of TCP and of TLS.
+/// Returns the time that a leg between relays adds to the first byte. A connection from the pool
+/// has made its handshakes already; one that is dialled takes two round trips more, of TCP and of
+/// TLS.
 pub(super) fn mesh_first_byte(rtt: f32, options: &Options) -> f32 {
     let round_trips = if options.pool { 1.0 } else { 3.0 };
     rtt * round_trips + relay_delay(options)

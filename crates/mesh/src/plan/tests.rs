@@ -132,7 +132,8 @@ fn a_window_a_rate_and_loss_bound_a_leg() {
     };
     let windowed = time(Path::new(rtt, 0.0, None), &small);
     assert!((152_000.0..153_500.0).contains(&windowed), "{windowed}");
-    // Reno at 1 % loss sends 12.2 segments a round trip (Mathis et al.), and CUBIC does not send more here.
+    // Reno at 1 % loss sends 12.2 segments a round trip (Mathis et al.), and CUBIC does not send
+    // more here.
     let lossy = time(Path::new(rtt, 0.01, None), &options);
     assert!((563_000.0..565_000.0).contains(&lossy), "{lossy}");
 }

@@ -1,9 +1,10 @@
 //! Decides which rows a relay sends on which link, and when.
 //!
-//! A link begins with a summary from each end: the versions of the rows that it has. From then on each end
-//! sends the rows that the other lacks, as they come, and remembers what the other has. All links share one
-//! rate. What does not fit waits, and a row that waits is sent in its newest version. Rows of a member that has
-//! taken more than its share of the rate wait behind those of others ([`super::shares`]).
+//! A link begins with a summary from each end: the versions of the rows that it has. From then on
+//! each end sends the rows that the other lacks, as they come, and remembers what the other has.
+//! All links share one rate. What does not fit waits, and a row that waits is sent in its newest
+//! version. Rows of a member that has taken more than its share of the rate wait behind those of
+//! others ([`super::shares`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -24,8 +25,8 @@ const BURST: f64 = 65_536.0;
 /// The largest number of links, made and accepted.
 pub const MAX_LINKS: usize = 64;
 
-/// The interval of pings. Their answers carry the acknowledgements, so that the kernel measures the path and
-/// not the delay of an acknowledgement (RFC 1122 section 4.2.3.2).
+/// The interval of pings. Their answers carry the acknowledgements, so that the kernel measures the
+/// path and not the delay of an acknowledgement (RFC 1122 section 4.2.3.2).
 const PING_EVERY: Duration = Duration::from_secs(5);
 
 /// The time without a byte after which the other end is taken to be gone.
@@ -34,9 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The shortest time between two pings that are answered.
 const PONG_EVERY: Duration = Duration::from_millis(500);
 
-/// The rows without a true signature, or larger than their share, that a link may bring at once, and the time in
-/// which one of them is forgiven. Each costs the check of a signature. Honest relays send some while a list with
-/// other keys is being distributed.
+/// The rows without a true signature, or larger than their share, that a link may bring at once,
+/// and the time in which one of them is forgiven. Each costs the check of a signature. Honest
+/// relays send some while a list with other keys is being distributed.
 const MAX_FALSE: u32 = 32;
 const FORGIVEN_IN: Duration = Duration::from_secs(1);
 
@@ -106,7 +107,7 @@ enum Summary {
     Of(HashSet<MemberId>),
 }
 
-/// What has been received.
+/// A result of bytes that have been received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The row of this member is newer.
@@ -251,7 +252,8 @@ impl Exchange {
                     return Err(LinkFault::FalseRows);
                 }
                 if matches!(fault, RowFault::NoBase | RowFault::Changes) {
-                    // The other end then sends the changes since the version that is here, or the whole row.
+                    // The other end then sends the changes since the version that is here, or the
+                    // whole row.
                     link.summarise(origin);
                 }
                 Some(Received::Refused(fault))
@@ -291,7 +293,8 @@ impl Exchange {
         Some((id, bytes))
     }
 
-    /// Returns the next frame of the first link of `turns` that has one, and the member whose row it brings.
+    /// Returns the next frame of the first link of `turns` that has one, and the member whose row
+    /// it brings.
     fn next_frame(
         &mut self,
         turns: &[LinkId],
@@ -319,7 +322,8 @@ impl Exchange {
         })
     }
 
-    /// Returns when [`Exchange::poll`] has something to send even if nothing happens; `None` without links.
+    /// Returns when [`Exchange::poll`] has something to send even if nothing happens; `None`
+    /// without links.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         let ping = self.links.values().map(|link| link.ping_at).min()?;
         if !self.links.values().any(Link::waits) {
@@ -442,7 +446,8 @@ impl Link {
         Some(Frame::Ping(nonce))
     }
 
-    /// Returns the next summary, or the next row of a member that `may` have one sent, with that member.
+    /// Returns the next summary, or the next row of a member that `may` have one sent, with that
+    /// member.
     fn next_frame(
         &mut self,
         now: Instant,

@@ -20,8 +20,9 @@ const LOSS_MAX: u16 = 0x7fff;
 /// The length of an encoded figure.
 pub(super) const LEN: usize = 6;
 
-/// The measured quality of a path: the least and the smoothed round-trip time, in units of 25 us up to 1.6 s,
-/// and the share of lost segments, in units of 1/100,000 up to 0.32. Larger values count as the largest.
+/// The measured quality of a path: the least and the smoothed round-trip time, in units of 25 us up
+/// to 1.6 s, and the share of lost segments, in units of 1/100,000 up to 0.32. Larger values count
+/// as the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Figure {
     min: u16,
@@ -39,8 +40,8 @@ impl Figure {
         loss: 0,
     };
 
-    /// Returns the figure of a path with this least and smoothed round-trip time and this share of lost
-    /// segments (0 to 1).
+    /// Returns the figure of a path with this least and smoothed round-trip time and this share of
+    /// lost segments (0 to 1).
     pub fn new(min: Duration, smoothed: Duration, loss: f64) -> Self {
         Self {
             min: units(min),
@@ -64,9 +65,9 @@ impl Figure {
         f64::from(self.loss) * LOSS
     }
 
-    /// Returns whether a relay that knows `self` should be told `new`: a round-trip time has changed by a
-    /// twentieth (the smoothed one by a quarter) and more than noise, or the loss by half and more than one
-    /// in a thousand.
+    /// Returns whether a relay that knows `self` should be told `new`: a round-trip time has
+    /// changed by a twentieth (the smoothed one by a quarter) and more than noise, or the loss by
+    /// half and more than one in a thousand.
     pub(super) fn differs_from(self, new: Self) -> bool {
         let changed = |a: u16, b: u16, share: u16, noise: u16| {
             let difference = a.abs_diff(b);

@@ -65,8 +65,8 @@ impl Frame {
         bytes
     }
 
-    /// Returns the frame of this kind, or `None` if this release does not know it: a later one may send
-    /// more.
+    /// Returns the frame of this kind, or `None` if this release does not know it: a later one may
+    /// send more.
     fn decode(kind: u8, message: &[u8]) -> Result<Option<Self>, FrameError> {
         let eight = || message.try_into().map_err(|_| FrameError::Length(kind));
         Ok(Some(match kind {

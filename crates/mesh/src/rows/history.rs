@@ -1,4 +1,4 @@
-//! What has changed in a row from one version to the next, so that not every change costs a whole row.
+//! The changes of a row from one version to the next, so that not every change costs a whole row.
 
 use std::collections::{BTreeSet, VecDeque};
 

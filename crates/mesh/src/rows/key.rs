@@ -9,13 +9,14 @@ use sha2::{Digest, Sha256};
 use crate::hello::Target;
 use crate::name::MemberName;
 
-/// A member in a row: the first four bytes of the SHA-256 of its name. Two members of one list whose IDs are
-/// the same have no rows; of 1,000 members that happens once in 9,000 lists, and another name ends it.
+/// A member in a row: the first four bytes of the SHA-256 of its name. Two members of one list
+/// whose IDs are the same have no rows; of 1,000 members that happens once in 9,000 lists, and
+/// another name ends it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub(super) [u8; 4]);
 
-/// Something outside the mesh that a relay has measured the path to: a prefix, IPv4 /24 or IPv6 /48, or a
-/// destination that a relay has asked for.
+/// Something outside the mesh that a relay has measured the path to: a prefix, IPv4 /24 or IPv6
+/// /48, or a destination that a relay has asked for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key([u8; 7]);
 
@@ -58,7 +59,8 @@ impl Key {
         }
     }
 
-    /// Returns the destination `target` as this member may reach it, or, with `None`, as all members may.
+    /// Returns the destination `target` as this member may reach it, or, with `None`, as all
+    /// members may.
     pub fn destination(target: &Target, of: Option<&MemberName>) -> Self {
         let of = of.map_or("", MemberName::as_str);
         let hash = hash(&[target.to_string().as_bytes(), b" ", of.as_bytes()]);

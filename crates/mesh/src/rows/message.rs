@@ -1,7 +1,7 @@
 //! A row as it travels: whole, or what has changed since a version that the receiver has.
 //!
-//! The signature is always that of the whole row, so a relay that has only received changes can send the
-//! whole row to a third one.
+//! The signature is always that of the whole row, so a relay that has only received changes can
+//! send the whole row to a third one.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ pub struct RowMessage {
     pub origin: MemberId,
     /// The time since the origin made the row, without the time that it was in transit.
     pub age: Duration,
-    /// The version before which nothing has changed that the message does not have; 0 for a whole row.
+    /// The version before which nothing has changed that the message does not have; 0 for a whole
+    /// row.
     pub base: u64,
     /// The row; with a base, only the entries that have changed.
     pub(super) part: Row,
@@ -137,8 +138,8 @@ impl RowMessage {
     }
 }
 
-/// Returns `held` with the entries of `changes` instead of its own, without those that are gone. All are in
-/// the order of their keys.
+/// Returns `held` with the entries of `changes` instead of its own, without those that are gone.
+/// All are in the order of their keys.
 fn merge<T: Copy, K: Ord>(
     held: &[T],
     changes: &[T],

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::figure::Figure;
 
-/// The time for which a least round-trip time counts, at least; it counts for at most twice as long. Routes
-/// change, and the least of all times would hide that.
+/// The time for which a least round-trip time counts, at least; it counts for at most twice as
+/// long. Routes change, and the least of all times would hide that.
 const WINDOW: Duration = Duration::from_secs(150);
 
 /// The time after which a path without a sample is unknown.
@@ -17,11 +17,12 @@ const GAIN: f64 = 1.0 / 8.0;
 /// The time in which what is known of loss loses half of its weight.
 const HALF_LIFE: Duration = Duration::from_secs(300);
 
-/// The number of segments below which loss is taken to be unknown, so 0: one lost segment of few says little.
+/// The number of segments below which loss is taken to be unknown, so 0: one lost segment of few
+/// says little.
 const FEW: f64 = 100.0;
 
-/// What the samples of one path say: the least round-trip time of the last minutes, a smoothed one, and the
-/// share of segments that were lost.
+/// The figures of one path's samples: the least round-trip time of the last minutes, a smoothed
+/// one, and the share of segments that were lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Meter {
     /// The least of the current window, and of the one before.

@@ -9,9 +9,10 @@ use crate::name::MemberName;
 /// The number of links that a relay makes.
 pub const LINKS: usize = 8;
 
-/// Returns the relays that `own` makes a link to, at most [`LINKS`] of those with an address that are not
-/// `down`. The first is the next one in the order of names, so that all relays that work are connected: each
-/// is linked to the next. The others differ from relay to relay, which keeps the way between any two short.
+/// Returns the relays that `own` makes a link to, at most [`LINKS`] of those with an address that
+/// are not `down`. The first is the next one in the order of names, so that all relays that work
+/// are connected: each is linked to the next. The others differ from relay to relay, which keeps
+/// the way between any two short.
 pub fn neighbours(
     own: &MemberName,
     members: &Members,
@@ -64,7 +65,8 @@ mod tests {
         Members::parse(&list.concat()).unwrap()
     }
 
-    /// Returns how many links the farthest relay is away from the first, and how many are connected to it.
+    /// Returns how many links the farthest relay is away from the first, and how many are connected
+    /// to it.
     fn reach(members: &Members, down: &HashSet<MemberName>) -> (usize, usize) {
         let alive: Vec<_> = members
             .iter()

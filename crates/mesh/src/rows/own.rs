@@ -12,23 +12,24 @@ use crate::hello::Target;
 /// The interval at which a row is signed again although nothing has changed.
 const RENEW: Duration = Duration::from_secs(300);
 
-/// The shortest interval between two rows whose difference changes routes: a member that is unreachable, a
-/// destination that can be reached.
+/// The shortest interval between two rows whose difference changes routes: a member that is
+/// unreachable, a destination that can be reached.
 const URGENT: Duration = Duration::from_millis(200);
 
-/// The shortest interval between other rows is a second, and this for each member: all relays together
-/// tell at most 20 rows a second, which each of them receives.
+/// The shortest interval between other rows is a second, and this for each member: all relays
+/// together tell at most 20 rows a second, which each of them receives.
 const EACH: Duration = Duration::from_millis(50);
 
-/// The shortest interval between two rows of which the second has nothing but a higher version than a row that
-/// came back. Two processes with one key would otherwise overtake each other without a pause.
+/// The shortest interval between two rows of which the second has nothing but a higher version than
+/// a row that came back. Two processes with one key would otherwise overtake each other without a
+/// pause.
 const OVERTAKE: Duration = Duration::from_secs(1);
 
 /// The prefixes and destinations of all rows together.
 const OUTSIDE: usize = 128_000;
 
-/// The prefixes and destinations that are measured at a time. Beyond, new ones are ignored until others
-/// have had no sample for [`IDLE`].
+/// The prefixes and destinations that are measured at a time. Beyond, new ones are ignored until
+/// others have had no sample for [`IDLE`].
 const METERS: usize = 4096;
 
 /// See [`METERS`].
@@ -75,15 +76,16 @@ impl OwnRow {
         }
     }
 
-    /// Sets what other relays are asked to measure, at most [`MAX_WANTED`] destinations, and whether this
-    /// relay's entries for destinations are of single members.
+    /// Sets what other relays are asked to measure, at most [`MAX_WANTED`] destinations, and
+    /// whether this relay's entries for destinations are of single members.
     pub fn set_destinations(&mut self, wanted: Vec<Target>, by_member: bool) {
         self.wanted = wanted;
         self.wanted.truncate(MAX_WANTED);
         self.by_member = by_member;
     }
 
-    /// Adds a sample of the path to a member: the least and the smoothed round-trip time of a connection.
+    /// Adds a sample of the path to a member: the least and the smoothed round-trip time of a
+    /// connection.
     pub fn sample(&mut self, id: MemberId, least: Duration, smoothed: Duration, now: Instant) {
         if let Some(path) = self.members.get_mut(&id) {
             let meter = path.meter.get_or_insert_with(|| Meter::new(smoothed, now));
@@ -147,8 +149,8 @@ impl OwnRow {
         Some(self.members.get(&id)?.meter.as_ref()?.idle(now))
     }
 
-    /// Returns the next row if it is time to tell it. Its version is `wall`, the milliseconds since 1970, or
-    /// one more than both the last version and `floor`.
+    /// Returns the next row if it is time to tell it. Its version is `wall`, the milliseconds since
+    /// 1970, or one more than both the last version and `floor`.
     pub fn poll(&mut self, wall: u64, floor: u64, now: Instant) -> Option<Row> {
         let mut row = self.row(now);
         let waited = self
@@ -171,8 +173,8 @@ impl OwnRow {
         Some(row)
     }
 
-    /// Returns the number of rows that were told above a row of this relay that it has not made itself. After a
-    /// restart there is one; more are of another process with the same key.
+    /// Returns the number of rows that were told above a row of this relay that it has not made
+    /// itself. After a restart there is one; more are of another process with the same key.
     pub fn overtakings(&self) -> u64 {
         self.overtakings
     }

@@ -14,7 +14,8 @@ pub const MAX_OUTSIDE: usize = 1024;
 /// The largest number of destinations that a relay asks others to measure.
 pub const MAX_WANTED: usize = 16;
 
-/// The context of a row's signature, so that a signature of another kind of message is none of a row.
+/// The context of a row's signature, so that a signature of another kind of message is none of a
+/// row.
 const CONTEXT: &str = "taut row 1";
 
 /// The flags of a row.
@@ -26,11 +27,11 @@ mod flag {
 /// The measurements of one relay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// Rises with every row of the same relay: the milliseconds since 1970 when it was made, or one more than
-    /// before.
+    /// Rises with every row of the same relay: the milliseconds since 1970 when it was made, or one
+    /// more than before.
     pub version: u64,
-    /// The relay allows members different destinations, so its entries for destinations are of single
-    /// members ([`Key::destination`]).
+    /// The relay allows members different destinations, so its entries for destinations are of
+    /// single members ([`Key::destination`]).
     pub by_member: bool,
     /// The paths to other members, in the order of their IDs.
     pub members: Box<[MemberEntry]>,
@@ -151,15 +152,16 @@ pub(super) fn encode(
     out.push(u8::try_from(row.wanted.len()).unwrap_or(u8::MAX));
     for target in &row.wanted {
         let text = target.to_string();
-        // A target has at most 253 + 6 bytes; one that is longer than the length byte allows is left out.
+        // A target has at most 253 + 6 bytes; one that is longer than the length byte allows is
+        // left out.
         let len = u8::try_from(text.len()).unwrap_or(0);
         out.push(len);
         out.extend_from_slice(&text.as_bytes()[..usize::from(len)]);
     }
 }
 
-/// Decodes a row, or, with `gone`, one that may have entries that are gone. Returns `None` unless encoding
-/// the result gives the same bytes.
+/// Decodes a row, or, with `gone`, one that may have entries that are gone. Returns `None` unless
+/// encoding the result gives the same bytes.
 pub(super) fn decode(bytes: &[u8], gone: bool) -> Option<Row> {
     let mut rest = bytes;
     let version = u64::from_be_bytes(take(&mut rest)?);

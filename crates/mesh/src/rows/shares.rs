@@ -14,9 +14,9 @@ const BURST: f64 = 8_192.0;
 /// The number of members above which those that have long been within their share are dropped.
 const TIDY_ABOVE: usize = 64;
 
-/// What the rows of each member have lately taken. A row of a member that is over its share waits as long as one
-/// of another member waits too: one relay with large rows that change all the time cannot keep the rows of others
-/// from being sent.
+/// The bytes that rows of each member have lately taken. A row of a member that is over its share
+/// waits as long as one of another member waits too: one relay with large rows that change all the
+/// time cannot keep the rows of others from being sent.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// The bytes a second that are forgiven: the share of one member.

@@ -14,9 +14,9 @@ use crate::name::MemberName;
 /// The largest age of a row. A relay signs its row again every five minutes.
 pub const MAX_AGE: Duration = Duration::from_secs(900);
 
-/// How long ago a row may have been made by the clocks of its relay and of the one that receives it. A relay that
-/// has just started remembers no versions, so another member could bring back a row that was signed before. It is
-/// also how far a relay's clock may be behind.
+/// How long ago a row may have been made by the clocks of its relay and of the one that receives
+/// it. A relay that has just started remembers no versions, so another member could bring back a
+/// row that was signed before. It is also how far a relay's clock may be behind.
 pub const MAX_CLOCK_LAG: Duration = Duration::from_secs(3600);
 
 /// The memory that the rows of all members may occupy, in bytes.
@@ -39,8 +39,8 @@ pub struct Table {
 struct Entry {
     /// `None` if two members have this ID.
     member: Option<Arc<Member>>,
-    /// The newest version that was seen. It stays when the row has become too old, so that the row cannot
-    /// come back.
+    /// The newest version that was seen. It stays when the row has become too old, so that the row
+    /// cannot come back.
     newest: u64,
     held: Option<Newest>,
 }
@@ -61,8 +61,8 @@ pub enum Learned {
     News,
     /// It is not.
     Old,
-    /// It is this relay's own, newer than the one that it has made: it has been restarted, or its clock was
-    /// set back. Its next row must have a version above this one.
+    /// It is this relay's own, newer than the one that it has made: it has been restarted, or its
+    /// clock was set back. Its next row must have a version above this one.
     Own(u64),
 }
 
@@ -95,8 +95,9 @@ pub enum RowFault {
 // === impl RowFault ===
 
 impl RowFault {
-    /// Returns whether the row cost the check of a signature or the memory of a large row for nothing. Others
-    /// cost next to nothing, and honest relays send them while the list of members is being distributed.
+    /// Returns whether the row cost the check of a signature or the memory of a large row for
+    /// nothing. Others cost next to nothing, and honest relays send them while the list of members
+    /// is being distributed.
     pub(super) fn is_false(self) -> bool {
         matches!(self, Self::Signature | Self::Changes | Self::TooLarge)
     }
@@ -117,8 +118,8 @@ impl Table {
         table
     }
 
-    /// Adopts another list of members. Rows of members that are not in it, or that have other keys, are
-    /// dropped.
+    /// Adopts another list of members. Rows of members that are not in it, or that have other keys,
+    /// are dropped.
     pub fn adopt(&mut self, members: &Members) {
         let mut former = std::mem::take(&mut self.members);
         for member in members.iter() {
@@ -142,7 +143,8 @@ impl Table {
         self.bytes = self.members.values().map(Entry::memory).sum();
     }
 
-    /// Accepts no row from now on that was made more than [`MAX_CLOCK_LAG`] before `wall`, in milliseconds since
+    /// Accepts no row from now on that was made more than [`MAX_CLOCK_LAG`] before `wall`, in
+    /// milliseconds since
     /// 1970. Members that pass a row on can make it look younger than it is, but cannot change its version.
     pub fn set_time(&mut self, wall: u64) {
         let lag = u64::try_from(MAX_CLOCK_LAG.as_millis()).unwrap_or(u64::MAX);
@@ -202,7 +204,8 @@ impl Table {
         }
     }
 
-    /// Learns the row of a message, if it is newer than the one that is known and its relay has signed it.
+    /// Learns the row of a message, if it is newer than the one that is known and its relay has
+    /// signed it.
     ///
     /// # Errors
     /// [`RowFault`]; nothing has changed then.
@@ -269,7 +272,8 @@ impl Table {
         forgotten
     }
 
-    /// Returns the message that brings a relay that has the version `known` of a row to the present one.
+    /// Returns the message that brings a relay that has the version `known` of a row to the present
+    /// one.
     pub fn message(&self, id: MemberId, known: u64, now: Instant) -> Option<RowMessage> {
         let held = self.members.get(&id)?.held.as_ref()?;
         let changed = held.history.since(known).filter(|_| known > 0);

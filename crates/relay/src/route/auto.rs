@@ -64,7 +64,8 @@ impl AutoRoute {
         self.chosen.load_full()
     }
 
-    /// Returns the routes through other relays in the order in which a session of `client` tries them.
+    /// Returns the routes through other relays in the order in which a session of `client` tries
+    /// them.
     pub(crate) fn ways(&self, chosen: &Chosen, client: IpAddr, now: Instant) -> Arc<[Way]> {
         if !self.refused.load(Ordering::Relaxed) {
             return chosen.ways.clone();
@@ -79,7 +80,8 @@ impl AutoRoute {
         first.into_iter().chain(last).cloned().collect()
     }
 
-    /// Records that a session of `client` was reset on this route before the first byte of an answer.
+    /// Records that a session of `client` was reset on this route before the first byte of an
+    /// answer.
     pub(crate) fn on_refusal(&self, client: IpAddr, way: &Way, now: Instant) {
         let refusals = self.refusals.lock();
         let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);

@@ -43,8 +43,8 @@ impl<T> ByName<T> {
         }
     }
 
-    /// Returns what `name` leads to, which is in lower case without a trailing dot. An exact name wins
-    /// over a wildcard, and a longer wildcard over a shorter one.
+    /// Returns what `name` leads to, which is in lower case without a trailing dot. An exact name
+    /// wins over a wildcard, and a longer wildcard over a shorter one.
     pub(crate) fn choose(&self, name: Option<&str>) -> Choice<'_, T> {
         if let Some(name) = name {
             if let Some(to) = self.named.get(name) {

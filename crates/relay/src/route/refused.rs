@@ -1,9 +1,9 @@
 //! Routes that have lately refused the sessions of a client's network. Pure.
 //!
-//! A relay may not let another speak for every client (`clients` of `[[relay.mesh.peer]]`), and rows do not say so:
-//! a refusal shows only as a reset before the first byte of an answer. New sessions of that network then try the
-//! other routes first. A destination that resets its connections looks the same; then all routes are avoided
-//! alike, and their order is what it was.
+//! A relay may not let another speak for every client (`clients` of `[[relay.mesh.peer]]`), and
+//! rows do not say so: a refusal shows only as a reset before the first byte of an answer. New
+//! sessions of that network then try the other routes first. A destination that resets its
+//! connections looks the same; then all routes are avoided alike, and their order is what it was.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -21,15 +21,16 @@ const AVOIDED_FOR: Duration = Duration::from_secs(60);
 /// The refusals of the routes to one destination.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
-    /// The time until which a route is avoided, by the client's network (IPv4 /24, IPv6 /48) and the relays.
+    /// The time until which a route is avoided, by the client's network (IPv4 /24, IPv6 /48) and
+    /// the relays.
     until: HashMap<(Key, Vec<MemberName>), Instant>,
 }
 
 // === impl Refusals ===
 
 impl Refusals {
-    /// Records that a session of `client` was reset on the route through these relays before the first byte of an
-    /// answer.
+    /// Records that a session of `client` was reset on the route through these relays before the
+    /// first byte of an answer.
     pub(crate) fn add(&mut self, client: IpAddr, relays: Vec<MemberName>, now: Instant) {
         self.forget_old(now);
         if self.until.len() < MAX_REFUSALS {

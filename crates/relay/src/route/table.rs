@@ -246,7 +246,8 @@ impl Alternatives {
 }
 
 impl Direct {
-    /// Returns whether no address of the destinations has answered lately, and none is due for another try.
+    /// Returns whether no address of the destinations has answered lately, and none is due for
+    /// another try.
     pub(crate) fn is_dead(&self, now: Instant) -> bool {
         let dead = |targets: &Arc<Targets>| {
             let backends = targets.backends();
@@ -273,8 +274,8 @@ impl Mesh {
         self.peers.iter().find(|peer| peer.name == *name)
     }
 
-    /// Returns whether sessions of other relays are passed on to this one. A relay that this one dials only
-    /// for its own automatic routes is none of these.
+    /// Returns whether sessions of other relays are passed on to this one. A relay that this one
+    /// dials only for its own automatic routes is none of these.
     pub(crate) fn passes_on(&self, name: &MemberName) -> bool {
         match &self.passes {
             PassesOn::All => true,

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use taut_mesh::rows::MemberId;
 
-/// The addresses of members that have failed. A success begins with the first address again, as sessions do.
+/// The addresses of members that have failed. A success begins with the first address again, as
+/// sessions do.
 #[derive(Default)]
 pub(super) struct FailedAddresses {
     /// The failures of a member since its last success: each has tried the next address.
@@ -21,7 +22,8 @@ impl FailedAddresses {
         all.get(failures % all.len().max(1)).copied()
     }
 
-    /// Records that the address `to` has failed. Returns whether all addresses have, one after the other.
+    /// Records that the address `to` has failed. Returns whether all addresses have, one after the
+    /// other.
     pub(super) fn failed(&mut self, id: MemberId, to: SocketAddr, all: &[SocketAddr]) -> bool {
         let is_next = self.next(id, all) == Some(to);
         let failures = self.failures.entry(id).or_default();

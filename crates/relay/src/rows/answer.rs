@@ -89,7 +89,8 @@ impl Work {
         RttRows { paths, left_out }
     }
 
-    /// Returns up to `limit` paths between members and, if wanted, to prefixes, and the number of the others.
+    /// Returns up to `limit` paths between members and, if wanted, to prefixes, and the number of
+    /// the others.
     fn paths(&self, limit: usize, outside: bool) -> (Vec<PathStatus>, u64) {
         let mut rows: Vec<(&MemberName, &Row)> = self.table.rows().collect();
         rows.sort_by_key(|(name, _)| *name);

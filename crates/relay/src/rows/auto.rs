@@ -24,7 +24,8 @@ use crate::route::table::OfForward;
 /// The number of relays to which connections are held ready for one destination.
 const KEPT: usize = 2;
 
-/// How long the routes of the former process stay in use if measurements do not show the first of them.
+/// How long the routes of the former process stay in use if measurements do not show the first of
+/// them.
 const RECALLED_FOR: Duration = Duration::from_secs(10);
 
 /// The shortest interval between two times at which the routes in use are written to their file.
@@ -127,7 +128,8 @@ impl Work {
 
     // === from one start to the next ===
 
-    /// Takes up the routes that were in use before the start: sessions do not wait until paths are measured again.
+    /// Takes up the routes that were in use before the start: sessions do not wait until paths are
+    /// measured again.
     pub(super) fn recall(&mut self) {
         let Some(path) = &self.mesh.routes_file else {
             return;
@@ -163,8 +165,8 @@ impl Work {
         self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
     }
 
-    /// Writes the routes in use to their file if others are in it, at most every [`KEEP_EVERY`] unless this is the
-    /// `last` time.
+    /// Writes the routes in use to their file if others are in it, at most every [`KEEP_EVERY`]
+    /// unless this is the `last` time.
     pub(super) fn keep(&mut self, last: bool) {
         let Some(path) = self.mesh.routes_file.clone() else {
             return;
@@ -209,8 +211,8 @@ impl Work {
         }
     }
 
-    /// Has connections held ready to the relays that sessions try first, and to no others besides those that
-    /// the configuration names.
+    /// Has connections held ready to the relays that sessions try first, and to no others besides
+    /// those that the configuration names.
     fn keep_connections(&self, autos: &[&AutoRoute]) {
         let mut kept = HashSet::new();
         for auto in autos {

@@ -20,8 +20,8 @@ const GAP: Duration = Duration::from_millis(100);
 /// The time between two measurements of a destination.
 const AGAIN: Duration = Duration::from_secs(300);
 
-/// The number of destinations that are measured at the same time: at most twenty SYNs a second leave this
-/// relay for all of them.
+/// The number of destinations that are measured at the same time: at most twenty SYNs a second
+/// leave this relay for all of them.
 const AT_ONCE: usize = 2;
 
 /// The destinations that are measured.
@@ -41,10 +41,11 @@ struct Destination {
 
 /// Returns which destinations this relay measures, and how many it is asked for and does not.
 ///
-/// `direct` are those that its own forwards may reach directly. They have keys of this relay's own, which no other
-/// relay looks for: that its forwards lead there does not mean that sessions of others may. `asked` are those that
-/// other members ask for; they are measured as far as the `access` of that member permits. Members take turns, in
-/// the order of their names, so that one with many does not displace the others.
+/// `direct` are those that its own forwards may reach directly. They have keys of this relay's own,
+/// which no other relay looks for: that its forwards lead there does not mean that sessions of
+/// others may. `asked` are those that other members ask for; they are measured as far as the
+/// `access` of that member permits. Members take turns, in the order of their names, so that one
+/// with many does not displace the others.
 pub(super) fn to_measure<'a>(
     own: &MemberName,
     direct: Vec<Target>,
@@ -91,8 +92,8 @@ pub(super) fn to_measure<'a>(
 // === impl Destinations ===
 
 impl Destinations {
-    /// Adopts what is to be measured: keys and their addresses, the first of which count. Returns the keys
-    /// that are no longer measured.
+    /// Adopts what is to be measured: keys and their addresses, the first of which count. Returns
+    /// the keys that are no longer measured.
     pub(super) fn adopt(&mut self, wanted: Vec<(Key, SocketAddr)>, now: Instant) -> Vec<Key> {
         let mut former = std::mem::take(&mut self.all);
         for (key, addr) in wanted {
@@ -147,8 +148,8 @@ impl Destinations {
         true
     }
 
-    /// Records that a destination has not answered. Returns whether nothing of it has for as many SYNs as a
-    /// measurement has: routes must not lead there on the word of a former one.
+    /// Records that a destination has not answered. Returns whether nothing of it has for as many
+    /// SYNs as a measurement has: routes must not lead there on the word of a former one.
     pub(super) fn failed(&mut self, key: Key) -> bool {
         let Some(destination) = self.all.get_mut(&key) else {
             return false;

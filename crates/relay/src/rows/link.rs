@@ -23,8 +23,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// The bytes that wait for the socket, at most. The other relay reads too slowly beyond.
 const MAX_PENDING: usize = 256 << 10;
 
-/// The reads of a link in a pass of the thread, so that no link keeps the others waiting or has what arrives
-/// grow without bound.
+/// The reads of a link in a pass of the thread, so that no link keeps the others waiting or has
+/// what arrives grow without bound.
 const READS_A_PASS: usize = 4;
 
 /// How far a pass over a link has come.
@@ -133,8 +133,8 @@ impl Link {
         }
     }
 
-    /// Continues as far as the connection allows, and appends what the other relay has sent on the open link
-    /// to `received`. The bytes that came before it was open are in [`State::Ready`].
+    /// Continues as far as the connection allows, and appends what the other relay has sent on the
+    /// open link to `received`. The bytes that came before it was open are in [`State::Ready`].
     pub(super) fn advance(
         &mut self,
         ready: Readiness,

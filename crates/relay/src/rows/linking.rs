@@ -56,7 +56,8 @@ impl Work {
         }
     }
 
-    /// Returns the addresses of a member as far as they are known, in the order in which they are tried.
+    /// Returns the addresses of a member as far as they are known, in the order in which they are
+    /// tried.
     pub(super) fn addresses_of(&mut self, member: &Member) -> Vec<SocketAddr> {
         let known = self.mesh.peer(&member.name).map(|peer| peer.addrs());
         let known: Vec<_> = known.into_iter().flatten().map(|addr| addr.0).collect();
@@ -89,8 +90,8 @@ impl Work {
         }
     }
 
-    /// Takes a link that another relay has made. Of two links between the same relays, both keep that which
-    /// the one whose name comes first has made.
+    /// Takes a link that another relay has made. Of two links between the same relays, both keep
+    /// that which the one whose name comes first has made.
     pub(super) fn accept(&mut self, link: RowLink) {
         let mesh = self.mesh.clone();
         let is_member = mesh.local.members.by_name(link.member.as_str()).is_some();

@@ -12,7 +12,8 @@ use super::link::Link;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The pause before a relay is asked again that closed a link without a frame: it is of an earlier release.
+/// The pause before a relay is asked again that closed a link without a frame: it is of an earlier
+/// release.
 const OLD_RELEASE: Duration = LAST_PAUSE;
 
 /// The row links of a node.

@@ -12,8 +12,8 @@ use super::probe::{Measured, What};
 use super::thread::{PROBE, Work};
 use crate::rows_mailbox::{PathSample, SampledPath};
 
-/// The interval at which the path to a member without a connection is measured: this, or so long that no
-/// more than 3.3 handshakes a second are begun.
+/// The interval at which the path to a member without a connection is measured: this, or so long
+/// that no more than 3.3 handshakes a second are begun.
 const PROBE_EVERY: Duration = Duration::from_secs(30);
 const PROBE_EACH: Duration = Duration::from_millis(300);
 
@@ -201,8 +201,8 @@ impl Work {
         }
     }
 
-    /// Decides which destinations this relay measures: those that its own automatic routes lead to directly,
-    /// and those that other relays ask for and may reach through this one.
+    /// Decides which destinations this relay measures: those that its own automatic routes lead to
+    /// directly, and those that other relays ask for and may reach through this one.
     pub(super) fn choose_destinations(&mut self) {
         let mesh = self.mesh.clone();
         let by_member = !mesh.rules.is_empty();
@@ -250,7 +250,8 @@ impl Work {
     }
 }
 
-/// Returns whether a measurement failed for a lack of resources here, which says nothing of the other end.
+/// Returns whether a measurement failed for a lack of resources here, which says nothing of the
+/// other end.
 fn is_of_this_machine(error: Errno) -> bool {
     matches!(
         error,

@@ -1,7 +1,8 @@
-//! Rows in a node: one thread measures the paths to other relays and to destinations, and exchanges rows
-//! with other relays. What is decided is decided in [`taut_mesh::rows`]; this is what acts.
+//! Rows in a node: one thread measures the paths to other relays and to destinations, and exchanges
+//! rows with other relays. What is decided is decided in [`taut_mesh::rows`]; this is what acts.
 //!
-//! Workers do not wait for the thread: they post what they have to its [`RowsMailbox`](crate::rows_mailbox::RowsMailbox).
+//! Workers do not wait for the thread: they post what they have to its
+//! [`RowsMailbox`](crate::rows_mailbox::RowsMailbox).
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|

@@ -1,8 +1,9 @@
-//! The addresses of members and destinations that are written as names. Look-ups block, so each has a
-//! thread of its own.
+//! The addresses of members and destinations that are written as names. Look-ups block, so each has
+//! a thread of its own.
 //!
-//! Members and destinations have slots and memory of their own: other relays choose the destinations, and a name
-//! server that does not answer for those must not keep this relay from finding its members.
+//! Members and destinations have slots and memory of their own: other relays choose the
+//! destinations, and a name server that does not answer for those must not keep this relay from
+//! finding its members.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -48,7 +49,8 @@ impl Names {
         }
     }
 
-    /// Returns the addresses of a target as far as they are known, and begins a look-up if it is due.
+    /// Returns the addresses of a target as far as they are known, and begins a look-up if it is
+    /// due.
     pub(super) fn of(
         &mut self,
         target: &Target,

@@ -1,5 +1,5 @@
-//! Measures a path by a TCP handshake: the time from SYN to SYN-ACK (pied-piper 2.2). The connection is
-//! completed and reset, so that no half-open one is left.
+//! Measures a path by a TCP handshake: the time from SYN to SYN-ACK (pied-piper 2.2). The
+//! connection is completed and reset, so that no half-open one is left.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(crate) const MAX_PROBES: usize = 64;
 /// The time after which an unanswered SYN counts as lost. The kernel repeats a SYN after a second.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is measured.
+/// The object of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Member(MemberId),

@@ -119,7 +119,8 @@ pub(super) struct Work {
     pub(super) probes: Probes,
     /// When the path to a member was measured last.
     pub(super) probed: HashMap<MemberId, Instant>,
-    /// The addresses of members that have not answered a measurement, and those to which no link could be made.
+    /// The addresses of members that have not answered a measurement, and those to which no link
+    /// could be made.
     pub(super) failed_probes: FailedAddresses,
     pub(super) failed_links: FailedAddresses,
     /// The failed and the successful dials of the pools to a peer, as of the last tick.
@@ -130,7 +131,8 @@ pub(super) struct Work {
     pub(super) counts: Counts,
     pub(super) replan: Replan,
     pub(super) started: Instant,
-    /// The routes that were last written to their file, when they may be written again, and the thread that writes.
+    /// The routes that were last written to their file, when they may be written again, and the
+    /// thread that writes.
     pub(super) kept: Vec<Kept>,
     pub(super) keep_at: Instant,
     pub(super) keeper: Option<JoinHandle<()>>,
@@ -329,7 +331,8 @@ impl Work {
         let overtakings = self.own.overtakings();
         if overtakings > self.overtakings {
             self.overtakings = overtakings;
-            // The first ones may be of this relay before a restart, or of the process that took over from it.
+            // The first ones may be of this relay before a restart, or of the process that took
+            // over from it.
             if overtakings >= 4 && overtakings.is_power_of_two() {
                 tracing::warn!(
                     "{overtakings} times another process has announced paths with this relay's key; give every \

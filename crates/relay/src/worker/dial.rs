@@ -122,8 +122,8 @@ impl Worker {
                     if self.sessions.is_waiting(waiter) && !is_peer {
                         self.ask_relay(waiter.0, false, Errno::HOSTUNREACH);
                     } else if self.sessions.is_waiting(waiter) {
-                        // A relay that refuses this one's key says so only after the handshake. If the
-                        // session has another way, it takes that.
+                        // A relay that refuses this one's key says so only after the handshake. If
+                        // the session has another way, it takes that.
                         let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);
                         let may_leave = plan.is_some_and(DialPlan::has_another_way);
                         self.join(waiter.0, spare, may_leave);

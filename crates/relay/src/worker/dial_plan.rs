@@ -34,7 +34,8 @@ pub(super) enum DialPlan {
         peer: Arc<Peer>,
         hello: Box<Hello>,
         attempt: Attempt,
-        /// What is tried when this relay cannot be reached; `None` if the session comes from another relay.
+        /// What is tried when this relay cannot be reached; `None` if the session comes from
+        /// another relay.
         otherwise: Option<Box<Untried>>,
     },
 }
@@ -77,7 +78,8 @@ impl DialPlan {
                     Alternatives::Fixed(ways) => (Ways::new(ways.clone(), last), None),
                     Alternatives::Auto(auto) => {
                         let chosen = auto.chosen();
-                        // Sessions must not wait one after the other for a destination that does not answer.
+                        // Sessions must not wait one after the other for a destination that does
+                        // not answer.
                         let is_dead = |direct: &Direct| direct.is_dead(pick.now);
                         let avoid = direct.as_ref().is_none_or(is_dead) || !chosen.direct_first;
                         let ways = auto.ways(&chosen, client.0.ip(), pick.now);
@@ -126,8 +128,8 @@ impl DialPlan {
         })
     }
 
-    /// Returns the client that a hello of this member names and the plan for its session, or the reason
-    /// for refusal.
+    /// Returns the client that a hello of this member names and the plan for its session, or the
+    /// reason for refusal.
     pub(super) fn for_hello(
         mesh: &Mesh,
         member: &MemberName,
@@ -203,7 +205,8 @@ impl DialPlan {
             .is_some_and(|untried| untried.is_any_left())
     }
 
-    /// Returns the time that a connection may take: `connect`, or less if the session has another way.
+    /// Returns the time that a connection may take: `connect`, or less if the session has another
+    /// way.
     pub(super) fn patience(&self, connect: Duration, setup: &Setup) -> Duration {
         let mesh = setup.mesh.as_ref();
         match mesh.filter(|_| self.has_another_way()) {
@@ -212,8 +215,8 @@ impl DialPlan {
         }
     }
 
-    /// Records that the relay of the plan has reset the session before the first byte of an answer. Returns whether
-    /// new sessions avoid that route.
+    /// Records that the relay of the plan has reset the session before the first byte of an answer.
+    /// Returns whether new sessions avoid that route.
     pub(super) fn on_refusal(&self, now: Instant) -> bool {
         let Self::Ask { otherwise, .. } = self else {
             return false;

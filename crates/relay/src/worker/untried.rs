@@ -71,8 +71,8 @@ impl Untried {
         Some(next)
     }
 
-    /// Records that the way that is tried now has reset the session before the first byte of an answer. Returns
-    /// whether new sessions of the client's network avoid it.
+    /// Records that the way that is tried now has reset the session before the first byte of an
+    /// answer. Returns whether new sessions of the client's network avoid it.
     pub(super) fn on_refusal(&self, now: Instant) -> bool {
         let (Some(auto), Some(way)) = (&self.auto, &self.current) else {
             return false;

@@ -68,7 +68,8 @@ impl World {
         relay.exchange.changed(id(of), &relay.table);
     }
 
-    /// Runs until every relay has each of these versions, or for `limit`. Returns the time that it took.
+    /// Runs until every relay has each of these versions, or for `limit`. Returns the time that it
+    /// took.
     fn run(&mut self, limit: Duration, versions: &[u64]) -> Option<Duration> {
         let start = self.now;
         while !self.have(versions) {
