@@ -86,6 +86,8 @@ pub struct TapSupervisor {
     taps: BTreeMap<u32, Served>,
     /// The last warning about each device that cannot be served, so that it is logged once.
     said: BTreeMap<u32, String>,
+    /// The log has that no device has a wanted name.
+    says_none: bool,
 }
 
 /// Counters of a tap other than packets.
@@ -222,6 +224,7 @@ impl TapSupervisor {
             options,
             taps: BTreeMap::new(),
             said: BTreeMap::new(),
+            says_none: false,
         })
     }
 
@@ -349,6 +352,22 @@ impl TapSupervisor {
                 }
             }
         }
+        let has_none = !devices
+            .iter()
+            .any(|device| self.options.wants(&device.name));
+        if has_none && !self.stopping && !self.says_none {
+            let names: Vec<_> = self
+                .options
+                .taps
+                .iter()
+                .map(glob::Pattern::as_str)
+                .collect();
+            tracing::info!(
+                tap = names.join(","),
+                "no device has this name; `ip link` lists the devices, and one that appears is served"
+            );
+        }
+        self.says_none = has_none;
         Ok(())
     }
 

@@ -258,6 +258,49 @@ fn connections_that_come_and_go_are_summed_up_with_their_process_and_none_is_mis
 }
 
 #[test]
+fn the_process_that_connects_and_the_one_that_accepts_are_told_apart_after_both_are_done() {
+    const MANY: u64 = 10;
+    let host = Host::new("two");
+    let listener = host.listener();
+    let to = listener.local_addr().unwrap();
+    let open = host.connection(&listener);
+    let near = open.0.local_addr().unwrap().to_string();
+    let mut top = Running::start(&[
+        "top",
+        "--json",
+        "--interval",
+        "50ms",
+        "--netns",
+        host.name(),
+    ]);
+    while !top.line().expect("it goes on").contains(&near) {}
+    for _ in 0..MANY {
+        let mut client = Command::new("ip");
+        client.args(["netns", "exec", host.name(), "bash", "-c"]);
+        client.arg(format!(
+            "exec 3<>/dev/tcp/127.0.0.1/{}; read -r <&3",
+            to.port()
+        ));
+        let mut client = client.stdin(Stdio::null()).spawn().unwrap();
+        listener.accept().unwrap().0.write_all(b"done\n").unwrap();
+        assert!(client.wait().unwrap().success());
+    }
+    let mut counts = std::collections::BTreeMap::new();
+    while counts.values().sum::<u64>() < 2 * MANY {
+        let line: Value = serde_json::from_str(&top.line().expect("it goes on")).unwrap();
+        let ended = &line["ended"];
+        if let Some(count) = ended["connections"].as_u64() {
+            let process = ended["process"].as_str().unwrap().to_owned();
+            let opener = ended["opened_by"].as_str().unwrap().to_owned();
+            *counts.entry((process, opener)).or_default() += count;
+        }
+    }
+    let of = |name: &str, opener: &str| (name.to_owned(), opener.to_owned());
+    let expected = [(of("bash", "here"), MANY), (of(&my_name(), "peer"), MANY)];
+    assert_eq!(counts, expected.into());
+}
+
+#[test]
 fn why_explains_what_ended_within_its_time_and_never_says_that_there_was_nothing() {
     let host = Host::new("why-short");
     let listener = host.listener();

@@ -167,6 +167,16 @@ fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
 }
 
 #[test]
+fn a_name_that_no_device_has_is_reported_and_the_device_is_served_when_it_appears() {
+    let host = Host::new("none");
+    let mut serving = host.serving(&["--tap", "later*"], "no device has this name");
+    host.ip("tuntap add later0 mode tap");
+    serving.wait_for("serving");
+    serving.child.signal(Signal::TERM).unwrap();
+    assert!(serving.child.wait().unwrap().success());
+}
+
+#[test]
 fn killed_it_is_followed_by_another_which_puts_back_what_it_left() {
     let host = Host::new("kill");
     host.tc("qdisc replace dev vnet0 root pfifo limit 77");

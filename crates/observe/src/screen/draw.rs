@@ -14,20 +14,25 @@ use ratatui::widgets::{Paragraph, Widget as _};
 
 use super::state::State;
 
+/// At most 80 columns and 22 lines, so that all of it fits on the smallest terminal.
 const HELP: &str = "\
-up, down, j, k, page up, page down, home, end    select
-enter                                            open the connection: history, evidence, instruments
-esc, q                                           back; in the table q quits
-s                                                sort by the next key: rate, rtt, retrans, peer, process
-/                                                filter: dst 10.0.0.0/8 and dport 443, a pid, a process
-space                                            pause and resume
-?, h                                             this help
+up, down, j, k, page up, page down, home, end   select
+enter           open the connection: history, evidence, instruments
+esc, q          back; in the table q quits
+s               sort by the next key: rate, rtt, retrans, peer, process
+/               filter: 10.0.0.9:443, dst 10.0.0.0/8 and dport https, a process
+                (`taut top --help` has the syntax)
+space           pause and resume
+?, h            this help
 
-OUT and IN are payload in bits a second, CWND is in segments. HISTORY has a letter a scan, the latest at the right:
-  a sender-application   s send-buffer      r receiver-application   w receive-buffer
-  g slow-start           l loss             q queue                  p pacing
-  m path-mtu             t timeouts         = link                   > peer
-  x rate-limit           d descheduled      . idle                   ? unclear
+OUT and IN are payload in bits a second, CWND is in segments. HISTORY (HIST)
+has a letter a scan, the latest at the right:
+  a sender-application   s send-buffer   r receiver-application
+  w receive-buffer       g slow-start    l loss
+  q queue                p pacing        m path-mtu
+  t timeouts             = link          > peer
+  x rate-limit           d descheduled   . idle
+  ? unclear
 A question mark after a factor: it is not sure.";
 
 /// Draws the screen.
@@ -256,6 +261,7 @@ mod tests {
                 .iter()
                 .any(|line| line.contains("page down"))
         );
+        assert!(HELP.lines().all(|line| line.len() <= 80) && HELP.lines().count() <= 22);
     }
 
     #[test]

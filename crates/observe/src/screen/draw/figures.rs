@@ -7,7 +7,8 @@ pub(super) fn with_unit(value: f64, unit: Unit) -> String {
     match unit {
         Unit::Bytes => bytes(value),
         Unit::BytesPerSecond => format!("{}bit/s", bits(value)),
-        Unit::Seconds => format!("{value:.4} s"),
+        Unit::Seconds if value < 1.0 => format!("{} ms", ms(value)),
+        Unit::Seconds => format!("{value:.2} s"),
         Unit::Segments | Unit::Count | Unit::Shift | Unit::Flag => format!("{value:.0}"),
         Unit::Ratio => format!("{value:.3}"),
     }
@@ -18,7 +19,11 @@ pub(super) fn bits(rate: f64) -> String {
     scaled(rate * 8.0, 1000.0, ["", "k", "M", "G", "T"])
 }
 
+/// Formats a number of bytes: of sizes of segments, all digits.
 pub(super) fn bytes(bytes: f64) -> String {
+    if bytes < 9999.5 {
+        return format!("{bytes:.0}");
+    }
     scaled(bytes, 1024.0, ["", "Ki", "Mi", "Gi", "Ti"])
 }
 
@@ -71,5 +76,11 @@ mod tests {
             ("0.12".into(), "12.3".into(), "1500".into())
         );
         assert_eq!(bytes(65535.0), "64.0Ki");
+        assert_eq!(
+            (bytes(1448.0), bytes(9000.0)),
+            ("1448".into(), "9000".into())
+        );
+        assert_eq!(with_unit(0.000_012, Unit::Seconds), "0.01 ms");
+        assert_eq!(with_unit(1.5, Unit::Seconds), "1.50 s");
     }
 }
