@@ -117,12 +117,6 @@ pub fn text(
         text.push_str(&format!("ended in {watched:.1} s: {}\n", ended.count()));
         text.push_str(&ended.text(explained));
     }
-    if observation.missed() > 0 {
-        text.push_str(&format!(
-            "{} more ended than could be read in time\n",
-            observation.missed()
-        ));
-    }
     if !observation.sees_all_ends() {
         text.push_str(
             "connections that come and go between two scans are not seen: that needs root, and a kernel with BTF\n",

@@ -20,7 +20,6 @@ pub struct Observation {
     filter: Filter,
     kept: Vec<Kept>,
     groups: Groups,
-    missed: u64,
     sees_all_ends: bool,
 }
 
@@ -49,7 +48,6 @@ impl Observation {
             filter,
             kept: Vec::new(),
             groups: Groups::default(),
-            missed: 0,
             sees_all_ends: false,
         }
     }
@@ -84,7 +82,6 @@ impl Observation {
             }
         });
         self.sees_all_ends = missed.is_some();
-        self.missed += missed.unwrap_or(0);
     }
 
     fn keep(&mut self, cookie: u64, mut tracked: Tracked, process: Option<Arc<Process>>) {
@@ -133,11 +130,6 @@ impl Observation {
     /// Returns the sums of all that ended and that the filter matches.
     pub fn groups(&self) -> &Groups {
         &self.groups
-    }
-
-    /// Returns the number of ends for which the kernel had no room.
-    pub fn missed(&self) -> u64 {
-        self.missed
     }
 
     /// Whether connections that come and go between two scans are seen, too.

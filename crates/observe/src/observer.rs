@@ -42,6 +42,8 @@ pub struct Observer {
     remembered: [FxHashMap<u64, Ended>; 2],
     /// When the current period began.
     remembered_since: Duration,
+    /// Ends for which the kernel had no room.
+    ends_missed: u64,
 }
 
 /// A connection of the last scan.
@@ -72,6 +74,7 @@ impl Observer {
             descheduled_share: None,
             remembered: Default::default(),
             remembered_since: Duration::ZERO,
+            ends_missed: 0,
         }
     }
 
@@ -122,6 +125,7 @@ impl Observer {
     pub fn poll_ended(&mut self, mut each: impl FnMut(&Ended)) -> Option<u64> {
         let mut records = Vec::new();
         let missed = self.scanner.ends(|record| records.push(record))?;
+        self.ends_missed += missed;
         let now = self.elapsed();
         if now.saturating_sub(self.remembered_since) > REMEMBERED {
             self.remembered.swap(0, 1);
@@ -264,6 +268,12 @@ impl Observer {
     /// Returns the number of connections of the last scan that did not fit into the table.
     pub fn left_out(&self) -> usize {
         self.table.left_out()
+    }
+
+    /// Returns the number of ended connections for which the kernel had no room, because they were
+    /// not read in time.
+    pub fn ends_missed(&self) -> u64 {
+        self.ends_missed
     }
 
     /// Returns the number of processes whose descriptors the caller may not see.

@@ -91,7 +91,8 @@ pub struct Counts {
     pub unseen: u64,
     /// Ended connections whose end the kernel did not report.
     pub unreported: u64,
-    /// Number of times that the kernel dropped reports of ends because they were not read in time.
+    /// Number of times that the kernel dropped reports of ends, or their owners, because they were
+    /// not read in time.
     pub missed: u64,
     /// Ended connections that were reported without an owner.
     pub without_owner: u64,
@@ -198,7 +199,7 @@ impl Watcher {
             .listeners
             .poll(|netns, connection| ends.push((netns.clone(), connection)));
         // Read after the kernel's reports, each of which follows its record.
-        self.observer.poll_ended(|_| {});
+        self.counts.missed += self.observer.poll_ended(|_| {}).unwrap_or(0);
         for (netns, connection) in ends {
             self.ended(&netns, began, connection, to);
         }

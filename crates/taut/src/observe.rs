@@ -110,7 +110,7 @@ impl ConnectionArgs {
 /// Reports what cannot be observed, each item once.
 #[derive(Default)]
 pub(crate) struct Missing {
-    reported: [bool; 8],
+    reported: [bool; 9],
 }
 
 // === impl Missing ===
@@ -164,6 +164,10 @@ impl Missing {
                 ),
             ),
             (left_out, "connections are left out: raise --connections".to_owned()),
+            (
+                usize::try_from(observer.ends_missed()).unwrap_or(usize::MAX),
+                "connections have ended that were not read in time, and are missing in the sums".to_owned(),
+            ),
             (
                 summary.left_out + summary.incomplete,
                 "network namespaces or messages of the kernel are left out".to_owned(),
