@@ -16,6 +16,8 @@ pub(super) struct Config {
     pub(super) rate_sample: u32,
     /// The fall-back controls, up to [`FALLBACKS`].
     pub(super) fallback: Vec<String>,
+    /// Those for losses that come with a queue.
+    pub(super) fallback_with_queue: Vec<String>,
 }
 
 impl Config {
@@ -24,8 +26,13 @@ impl Config {
             cong_control_rs: self.rate_sample,
             ..PipeConfig::default()
         };
-        for (slot, fallback) in config.fallback.iter_mut().zip(&self.fallback) {
-            name::write(fallback, slot);
+        for (slots, names) in [
+            (&mut config.fallback, &self.fallback),
+            (&mut config.crowded, &self.fallback_with_queue),
+        ] {
+            for (slot, fallback) in slots.iter_mut().zip(names) {
+                name::write(fallback, slot);
+            }
         }
         config
     }
@@ -40,11 +47,14 @@ mod tests {
         let config = Config {
             rate_sample: 3,
             fallback: vec!["bbr".to_owned(), "cubic".to_owned()],
+            fallback_with_queue: vec!["cubic".to_owned()],
         };
         let encoded = config.encode();
         assert_eq!(encoded.cong_control_rs, 3);
         assert_eq!(&encoded.fallback[0][..4], b"bbr\0");
         assert_eq!(&encoded.fallback[1][..6], b"cubic\0");
         assert_eq!(encoded.fallback[2], [0; name::NAME_MAX]);
+        assert_eq!(&encoded.crowded[0][..6], b"cubic\0");
+        assert_eq!(encoded.crowded[1], [0; name::NAME_MAX]);
     }
 }

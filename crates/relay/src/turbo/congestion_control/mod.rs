@@ -64,14 +64,18 @@ pub struct PipeOptions {
     /// The kernel's congestion controls for connections with persistent loss, the best first. The
     /// first three that the kernel has are used.
     pub fallback: Vec<String>,
+    /// The same for connections whose persistent losses come with a queue, so with the flows of others.
+    pub fallback_with_queue: Vec<String>,
 }
 
 impl Default for PipeOptions {
-    /// BBR, else Cubic, else Reno, which every kernel has.
+    /// BBR, else Cubic, else Reno, which every kernel has. With a queue, BBR is the last: its version in the
+    /// kernel does not share a link with Cubic.
     fn default() -> Self {
         Self {
             start: LegStart::default(),
             fallback: ["bbr", "cubic", "reno"].map(str::to_owned).to_vec(),
+            fallback_with_queue: ["cubic", "reno", "bbr"].map(str::to_owned).to_vec(),
         }
     }
 }
@@ -179,19 +183,17 @@ impl Pipe {
             ));
         }
         let config = Config {
-            // A BPF program that selects a control does not load the control's module, so load it
-            // here.
-            fallback: options
-                .fallback
-                .iter()
-                .filter(|name| has_congestion_control(name))
-                .take(FALLBACKS)
-                .cloned()
-                .collect(),
+            fallback: available(&options.fallback),
+            fallback_with_queue: available(&options.fallback_with_queue),
             rate_sample: rate_sample_argument()?,
         };
-        if config.fallback.is_empty() {
-            return Err(Unavailable::NoFallback(options.fallback.clone()));
+        for (found, names) in [
+            (&config.fallback, &options.fallback),
+            (&config.fallback_with_queue, &options.fallback_with_queue),
+        ] {
+            if found.is_empty() {
+                return Err(Unavailable::NoFallback(names.clone()));
+            }
         }
         let names = name::candidates(std::process::id());
         for name in &names {
@@ -297,6 +299,15 @@ impl Pipe {
     }
 }
 
+/// Returns the first of `names` that the kernel has, and loads their modules: a BPF program that selects
+/// a control does not.
+fn available(names: &[String]) -> Vec<String> {
+    let mut found: Vec<String> = names.to_vec();
+    found.retain(|name| has_congestion_control(name));
+    found.truncate(FALLBACKS);
+    found
+}
+
 fn encode(start: LegStart) -> raw::PipeSettings {
     raw::PipeSettings {
         rate: start.rate.clamp(1, layout::MAX_RATE),
@@ -359,11 +370,18 @@ mod tests {
 
     #[test]
     fn without_anything_to_fall_back_to_there_is_no_pipe() {
-        let options = PipeOptions {
-            fallback: vec!["no-such-one".to_owned()],
+        let missing = vec!["no-such-one".to_owned()];
+        let always = PipeOptions {
+            fallback: missing.clone(),
             ..PipeOptions::default()
         };
-        let refused = Pipe::load(&options).expect_err("nothing to fall back to");
-        assert!(refused.to_string().contains("no-such-one"), "{refused}");
+        let with_queue = PipeOptions {
+            fallback_with_queue: missing,
+            ..PipeOptions::default()
+        };
+        for options in [always, with_queue] {
+            let refused = Pipe::load(&options).expect_err("nothing to fall back to");
+            assert!(refused.to_string().contains("no-such-one"), "{refused}");
+        }
     }
 }

@@ -13,8 +13,10 @@
  * grows by half, which must be delivered before it grows again; a raise that makes a queue or
  * losses is taken back. The leg's rate is what all its connections deliver together.
  *
- * Three rules keep this safe where the premise is wrong:
+ * Four rules keep this safe where the premise is wrong:
  *
+ *  - A loss while a queue stands. Then the link is full, and others may use it: the connection
+ *    shares it as CUBIC would (taut_pipe_compete.h), until no queue has stood for some rounds.
  *  - Persistent loss. If more than 2 % is lost in each of three consecutive rounds (a round
  *    is a round trip of 256 segments or more), the connection is handed to the kernel's own
  *    control, with a window of the bytes delivered in a round trip. The peer's known rate is
@@ -93,7 +95,9 @@ struct rate_sample {
 	__s32 delivered;
 	long interval_us;
 	long rtt_us;
+	__s32 losses;
 	__u32 acked_sacked;
+	__u32 prior_in_flight;
 };
 
 /* libbpf matches members by name. The name comes first, where the loader
@@ -131,12 +135,12 @@ struct tcp_congestion_ops {
 struct pipe {
 	struct pipe_pace pace;
 	__u64	delivery;		/* highest rate of delivery in this round */
-	__u64	round_began;		/* ktime */
 	__u64	round_leg_bytes;	/* bytes that the leg had delivered then */
 	__u64	leg_born;		/* identifies the leg's entry that counts this connection */
+	__u32	round_began_us;		/* ktime */
 	__u32	round_delivered;	/* tp->delivered when the round began */
 	__u32	round_lost;		/* tp->lost then */
-	__u32	round_marked;		/* tp->delivered_ce then */
+	__u32	marked;			/* tp->delivered_ce at the last acknowledgement */
 	__u32	round_rtt_us;		/* the least of the round; 0: no sample yet */
 	__u32	window;			/* the initial window in bytes */
 	__u32	left_us;		/* when data was last in flight, ktime */
@@ -224,6 +228,12 @@ static __always_inline __u32 least_rtt(const struct tcp_sock *tp)
 	return rtt == ~0U ? tp->srtt_us >> 3 : rtt;
 }
 
+/* The least round trip of all connections of the leg. */
+static __always_inline __u32 least_rtt_to(const struct tcp_sock *tp, struct pipe_leg *leg, __u64 now)
+{
+	return leg ? leg_rtt(leg, least_rtt(tp), now) : least_rtt(tp);
+}
+
 static __always_inline void peer_of(struct sock *sk, struct pipe_peer *peer)
 {
 	if (sk->__sk_common.skc_family == AF_INET6) {
@@ -301,16 +311,30 @@ static __always_inline void apply(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 	__u64 limit = ceiling(sk);
-	__u64 rate = p->pace.rate < limit ? p->pace.rate : limit;
+	__u64 rate = p->pace.rate;
+	__u32 srtt = tp->srtt_us >> 3;
 
+	if (p->pace.competing && srtt) {
+		__u64 bytes = (__u64)p->pace.window * tp->mss_cache;
+
+		/* The window limits; pacing only spreads it. A quarter more, as the kernel has it. */
+		rate = (bytes + bytes / 4) * USEC_PER_SEC / srtt;
+	}
+	if (rate > limit)
+		rate = limit;
 	sk->sk_pacing_rate = rate;
-	tp->snd_cwnd = window(tp, p, rate);
+	if (!p->pace.competing)
+		tp->snd_cwnd = window(tp, p, rate);
+	else if (p->pace.window < tp->snd_cwnd_clamp)
+		tp->snd_cwnd = p->pace.window;
+	else
+		tp->snd_cwnd = tp->snd_cwnd_clamp;
 }
 
 /* Forgets the rates that were measured; the losses of the round stay. */
 static __always_inline void begin_measurement(struct pipe *p, const struct pipe_leg *leg, __u64 now)
 {
-	p->round_began = now;
+	p->round_began_us = now / 1000;
 	p->round_leg_bytes = leg ? leg->bytes : 0;
 	p->round_rtt_us = 0;
 	p->delivery = 0;
@@ -321,7 +345,6 @@ static __always_inline void begin_round(const struct tcp_sock *tp, struct pipe *
 {
 	p->round_delivered = tp->delivered;
 	p->round_lost = tp->lost;
-	p->round_marked = tp->delivered_ce;
 	begin_measurement(p, leg, now);
 }
 
@@ -364,7 +387,7 @@ static __always_inline void join(struct sock *sk, struct pipe *p, _Bool starts)
 	__sync_fetch_and_add(&leg->starting, 1);
 	set = settings_of(&peer);
 	share = share_of(sk, leg, &set, now);
-	if (!starts && share <= p->pace.rate) {
+	if (!starts && (p->pace.competing || share <= p->pace.rate)) {
 		__sync_fetch_and_add(&leg->starting, -1);
 		return;
 	}
@@ -372,8 +395,8 @@ static __always_inline void join(struct sock *sk, struct pipe *p, _Bool starts)
 	if (leg->active > 1)
 		count_add(PIPE_SHARED, 1);
 	p->window = set.window;
+	__builtin_memset(&p->pace, 0, sizeof(p->pace));
 	p->pace.rate = share;
-	p->pace.proven = 0;
 	p->pace.seeking = !leg_full(leg, now);
 	begin_measurement(p, leg, now);
 	apply(sk, p);
@@ -427,13 +450,14 @@ void taut_pipe_init(unsigned long long *ctx)
 			count_add(PIPE_STARTED_KNOWN, 1);
 	}
 	begin_round(tp, p, leg, now);
+	p->marked = tp->delivered_ce;
 
 	if (sk->sk_pacing_status == SK_PACING_NONE)
 		sk->sk_pacing_status = SK_PACING_NEEDED;
 	apply(sk, p);
 }
 
-/* Counts the losses and marks since the round began, which otherwise happens at
+/* Counts the losses since the round began, which otherwise happens at
  * the end of the round.
  */
 SEC("struct_ops")
@@ -445,7 +469,6 @@ void taut_pipe_release(unsigned long long *ctx)
 	struct pipe_peer peer;
 
 	count_add(PIPE_LOST, tp->lost - p->round_lost);
-	count_add(PIPE_MARKED, tp->delivered_ce - p->round_marked);
 	if (p->active) {
 		peer_of(sk, &peer);
 		leave(p, bpf_map_lookup_elem(&peers, &peer));
@@ -533,7 +556,7 @@ __u32 taut_pipe_sndbuf_expand(unsigned long long *ctx)
 /* Hands the connection to the kernel's own control. Returns whether that
  * succeeded.
  */
-static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
+static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p, _Bool crowded)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 	__u32 mss = tp->mss_cache ? tp->mss_cache : 1;
@@ -551,11 +574,11 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 	for (i = 0; i < PIPE_FALLBACKS; i++) {
 		char name[PIPE_CA_NAME_MAX];
 
-		if (!config.fallback[i][0])
-			continue;
 		/* Byte by byte through volatile: a memcpy would copy the zeros of this file. */
 		for (j = 0; j < PIPE_CA_NAME_MAX; j++)
-			name[j] = config.fallback[i][j];
+			name[j] = crowded ? config.crowded[i][j] : config.fallback[i][j];
+		if (!name[0])
+			continue;
 		if (!bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, name, sizeof(name))) {
 			count_add(PIPE_FELL_BACK, 1);
 			return 1;
@@ -580,9 +603,8 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 		.delivery	= p->delivery,
 		.delivered	= tp->delivered - p->round_delivered,
 		.lost		= tp->lost - p->round_lost,
-		.marked		= tp->delivered_ce - p->round_marked,
 		.rtt_us		= p->round_rtt_us,
-		.least_rtt_us	= least_rtt(tp),
+		.least_rtt_us	= least_rtt_to(tp, leg, now),
 		.mss		= tp->mss_cache,
 	};
 	struct pipe_terms terms = {
@@ -590,7 +612,7 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 		.limit	= ceiling(sk),
 		.window	= p->window,
 	};
-	__u64 us = (now - p->round_began) / 1000;
+	__u32 us = (__u32)(now / 1000) - p->round_began_us;
 
 	if (leg) {
 		started(p, leg);
@@ -599,9 +621,7 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 			round.leg_delivery = (leg->bytes - p->round_leg_bytes) * USEC_PER_SEC / us;
 	}
 	count_add(PIPE_LOST, round.lost);
-	count_add(PIPE_MARKED, round.marked);
 	p->round_lost = tp->lost;
-	p->round_marked = tp->delivered_ce;
 
 	decide(&pace, &round, &terms, &decision);
 	p->pace = pace;
@@ -617,10 +637,51 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 		count_add(PIPE_RAISED, 1);
 	if (decision.taken_back)
 		count_add(PIPE_TAKEN_BACK, 1);
-	if (decision.fall_back && fall_back(sk, p))
+	if (decision.alone)
+		count_add(PIPE_ALONE, 1);
+	if (decision.fall_back && fall_back(sk, p, decision.crowded))
 		return 1;
 	begin_round(tp, p, leg, now);
 	return 0;
+}
+
+/* Evaluates losses, and the window of a connection that competes. */
+static __always_inline void acknowledged(struct sock *sk, struct pipe *p, struct pipe_leg *leg,
+					 const struct rate_sample *rs, _Bool timed_out, __u64 now)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	struct pipe_decision decision = {};
+	struct pipe_pace pace = p->pace;
+	struct pipe_ack ack = {
+		.now_us		= now / 1000,
+		.acked		= rs->acked_sacked,
+		.lost		= rs->losses + timed_out,
+		.marked		= tp->delivered_ce - p->marked,
+		.delivered	= tp->delivered,
+		.flight		= rs->prior_in_flight,
+		.rtt_us		= tp->srtt_us >> 3,
+		.least_rtt_us	= least_rtt_to(tp, leg, now),
+	};
+
+	/* Without a sample, no segment was acknowledged that has been sent since. */
+	ack.prior_delivered = rs->delivered > 0 ? rs->prior_delivered : pace.reduced_at - 1;
+	if (ack.marked)
+		count_add(PIPE_MARKED, ack.marked);
+	p->marked = tp->delivered_ce;
+	on_ack(&pace, &ack, &decision);
+	p->pace = pace;
+	if (decision.competes) {
+		count_add(PIPE_COMPETED, 1);
+		if (leg)
+			started(p, leg);
+	}
+	if (decision.decreased)
+		count_add(PIPE_DECREASED, 1);
+	if (decision.taken_back) {
+		count_add(PIPE_TAKEN_BACK, 1);
+		if (leg)
+			leg_learn(leg, &decision, now);
+	}
 }
 
 SEC("struct_ops")
@@ -632,6 +693,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 	const struct rate_sample *rs;
 	struct pipe_leg *leg;
 	struct pipe_peer peer;
+	_Bool timed_out;
 	__u64 now;
 
 	/* The verifier drops the dead branch, which reads an argument that this kernel lacks. */
@@ -643,6 +705,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 	peer_of(sk, &peer);
 	leg = bpf_map_lookup_elem(&peers, &peer);
 	now = bpf_ktime_get_ns();
+	timed_out = p->silent && rs->acked_sacked;
 	if (rs->acked_sacked) {
 		p->silent = 0;
 		if (leg)
@@ -652,6 +715,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 		leave(p, leg);
 	else if (!p->active && !p->silent && tp->packets_out)
 		join(sk, p, 0);
+	acknowledged(sk, p, leg, rs, timed_out, now);
 
 	if (rs->delivered > 0 && rs->interval_us > 0) {
 		__u64 rate = (__u64)rs->delivered * tp->mss_cache * USEC_PER_SEC / rs->interval_us;

@@ -19,6 +19,7 @@ struct pipe_config {
 	 */
 	__u32	cong_control_rs;
 	char	fallback[PIPE_FALLBACKS][PIPE_CA_NAME_MAX];	/* tried in turn; "" is none */
+	char	crowded[PIPE_FALLBACKS][PIPE_CA_NAME_MAX];	/* the same, for losses that come with a queue */
 };
 
 /* How a leg starts. */
@@ -46,6 +47,9 @@ struct pipe_leg {
 	__s32	active;		/* connections with data in flight */
 	__s32	starting;	/* of these, connections whose rate is a share of the leg's */
 	__u32	full;		/* 1: a higher rate made a queue or losses */
+	__u64	rtt_stamp;	/* when `rtt_us` was last seen, ktime */
+	__u32	rtt_us;		/* the least round trip of all connections; 0: unknown */
+	__u32	reserved;
 };
 
 /* What a connection does and knows. */
@@ -56,7 +60,30 @@ struct pipe_pace {
 	__u8	queued;		/* with a standing queue */
 	__u8	clear;		/* with neither, and the rate in use */
 	__u8	seeking;	/* no raise has failed so far */
-	__u32	reserved;
+	__u8	competing;	/* shares the link by a window, not by `rate` */
+	__u8	entering;	/* has begun to; its first flight is not acknowledged yet */
+	__u8	reducing;	/* a flight is acknowledged that was sent before a reduction */
+	__u8	rounds;		/* since it competes, up to 255 */
+	__u32	reduced_at;	/* segments delivered before the last reduction */
+	__u32	window;		/* while it competes, in segments */
+	__u32	plateau;	/* the window near which growth is slow (W_max in RFC 9438), in segments */
+	__u32	plateau_ms;	/* how long growth takes to get there (K) */
+	__u32	growing_from_ms;	/* when growth began, ktime */
+	__u8	patience;	/* how often it took itself for alone and was not */
+	__u8	reserved[3];
+};
+
+/* What an acknowledgement showed. */
+struct pipe_ack {
+	__u64	now_us;		/* ktime */
+	__u32	acked;		/* segments */
+	__u32	lost;		/* found to be lost with this acknowledgement */
+	__u32	marked;		/* by a router, instead of losing them (ECN) */
+	__u32	delivered;	/* so far */
+	__u32	prior_delivered;	/* when the segment was sent that is acknowledged now */
+	__u32	flight;		/* segments in flight before it */
+	__u32	rtt_us;		/* smoothed */
+	__u32	least_rtt_us;	/* the least so far */
 };
 
 /* What a round showed. */
@@ -65,10 +92,10 @@ struct pipe_round {
 	__u64	leg_delivery;	/* the mean rate of all connections to that peer */
 	__u32	delivered;	/* segments */
 	__u32	lost;
-	__u32	marked;
 	__u32	rtt_us;		/* the least of the round; 0: no sample */
 	__u32	least_rtt_us;	/* the least so far */
 	__u32	mss;
+	__u32	reserved;
 };
 
 /* What a decision is bound by. */
@@ -89,12 +116,17 @@ struct pipe_decision {
 	__u8	capped;		/* the rate was lowered because of a standing queue */
 	__u8	raised;		/* the rate was raised */
 	__u8	taken_back;	/* the last raise was undone */
-	__u8	reserved[7];
+	__u8	competes;	/* the connection begins to share the link with others */
+	__u8	decreased;	/* its share was reduced after a loss */
+	__u8	alone;		/* it has the link for itself again */
+	__u8	crowded;	/* of a fall-back: losses come with a queue */
+	__u8	reserved[3];
 };
 
 /* The input and output of the program that tests of the decisions run. */
 struct pipe_trial {
 	struct pipe_pace	pace;
+	struct pipe_ack		ack;
 	struct pipe_round	round;
 	struct pipe_terms	terms;
 	struct pipe_decision	decision;
@@ -116,6 +148,9 @@ enum pipe_count {
 	PIPE_CAPPED,			/* rates lowered because of a standing queue */
 	PIPE_RAISED,			/* rates raised */
 	PIPE_TAKEN_BACK,		/* raises undone because of a queue or losses */
+	PIPE_COMPETED,			/* times a connection began to share the link, after a loss with a queue */
+	PIPE_DECREASED,			/* reductions of such a share, after a further loss */
+	PIPE_ALONE,			/* times a connection had the link for itself again */
 	PIPE_PEER_NOT_KEPT,		/* a leg that could not be remembered */
 	NR_PIPE,
 };

@@ -8,9 +8,8 @@
 #ifndef TAUT_PIPE_DECIDE_H
 #define TAUT_PIPE_DECIDE_H
 
-#include "taut_pipe.h"
+#include "taut_pipe_compete.h"
 
-#define USEC_PER_SEC		1000000ULL
 #define NSEC_PER_SEC		1000000000ULL
 
 /* Bytes a second. Products of rates and times fit into 64 bits below it. */
@@ -18,12 +17,12 @@
 #define LOSS_ONE_IN		50	/* 2 %, as BBRv2 and BBRv3 have it */
 #define LOSSY_ROUNDS		3
 #define QUEUED_ROUNDS		3
-#define QUEUE_SLACK_US		5000	/* CoDel's target (RFC 8289 4.3) */
 #define QUEUE_SHARE		8	/* of the initial window */
 #define CLEAR_ROUNDS		8
 #define WINDOW_MIN		10	/* segments, as any connection begins (RFC 6928) */
 #define LEAST_RTT_US		10000	/* for the least rate */
 #define KNOWN_FOR		(PIPE_KNOWN_FOR_S * NSEC_PER_SEC)
+#define RTT_KNOWN_FOR		(300 * NSEC_PER_SEC)	/* as net.ipv4.tcp_min_rtt_wlen */
 #define LOAD_SPAN		(50 * 1000 * 1000ULL)	/* ns */
 
 /*
@@ -68,6 +67,21 @@ static __always_inline void leg_learn(struct pipe_leg *leg, const struct pipe_de
 	if (d->full || !fresh)
 		leg->full = d->full;
 	leg->stamp = now;
+}
+
+/*
+ * The least round trip on the leg, when one of its connections has seen `rtt_us`. A connection that
+ * was made while others filled a queue has never seen the path empty; an older one may have.
+ */
+static __always_inline __u32 leg_rtt(struct pipe_leg *leg, __u32 rtt_us, __u64 now)
+{
+	if (!rtt_us)
+		return leg->rtt_us;
+	if (!leg->rtt_us || rtt_us <= leg->rtt_us || now > leg->rtt_stamp + RTT_KNOWN_FOR) {
+		leg->rtt_us = rtt_us;
+		leg->rtt_stamp = now;
+	}
+	return leg->rtt_us;
 }
 
 /* Counts delivered bytes, and measures the leg's load. */
@@ -115,6 +129,50 @@ static __always_inline __u64 leg_share(const struct pipe_leg *leg, __u64 rate, _
 	return rest > equal ? rest : equal;
 }
 
+/*
+ * Evaluates a round of a connection that shares the link. It has the link for itself again when no
+ * queue stood in several rounds in succession, though it used its window.
+ */
+static __always_inline void decide_competing(struct pipe_pace *p, const struct pipe_round *r,
+					     __u64 leg, __u64 known, struct pipe_decision *d)
+{
+	__u64 carried = r->delivery * r->least_rtt_us / USEC_PER_SEC;
+	_Bool used = carried >= (__u64)p->window * r->mss / 2;
+
+	if (p->rounds < 255)
+		p->rounds++;
+	/* The second round has no data from before. Others may have the rest of the leg's rate. */
+	if (p->rounds == 2) {
+		d->learn = leg;
+		d->full = 1;
+	}
+	if (d->lossy) {
+		p->clear = 0;
+		if (++p->lossy >= LOSSY_ROUNDS) {
+			p->lossy = 0;
+			d->learn = leg;
+			d->full = 1;
+			d->fall_back = 1;
+			d->crowded = 1;
+		}
+		return;
+	}
+	p->lossy = 0;
+	if (r->leg_delivery > known)
+		d->learn = r->leg_delivery < RATE_MAX ? r->leg_delivery : RATE_MAX;
+	if (crowded(r->rtt_us, r->least_rtt_us)) {
+		p->clear = 0;
+		return;
+	}
+	if (!used || p->entering || ++p->clear < ALONE_ROUNDS << p->patience)
+		return;
+	p->clear = 0;
+	p->competing = 0;
+	p->rate = r->delivery;
+	p->proven = 0;
+	d->alone = 1;
+}
+
 /* Evaluates a round. */
 static __always_inline void decide(struct pipe_pace *p, const struct pipe_round *r,
 				   const struct pipe_terms *t, struct pipe_decision *d)
@@ -125,7 +183,7 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 	__u64 leg = r->leg_delivery - r->leg_delivery / 8;
 	__u64 known = t->known ? t->known : t->start;
 	__u64 least = least_rate(r->mss, rtt);
-	_Bool lossy, queued, standing, used, delivered;
+	_Bool lossy, queued, standing, used, delivered, too_much;
 	__u64 waiting = 0;
 
 	/* The socket is paced at its ceiling, which may have been lowered. */
@@ -134,8 +192,7 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 		p->proven = 0;
 	}
 
-	/* A mark counts as a loss (RFC 3168 5). */
-	lossy = ((__u64)r->lost + r->marked) * LOSS_ONE_IN > (__u64)r->delivered + r->lost;
+	lossy = (__u64)r->lost * LOSS_ONE_IN > (__u64)r->delivered + r->lost;
 	used = r->delivery >= p->rate - p->rate / 4;
 	delivered = r->delivery >= p->rate - p->rate / 8;
 	standing = r->rtt_us > rtt + slack;
@@ -158,7 +215,18 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 	if (leg > known)
 		leg = known;
 
-	if (p->proven && (lossy || queued)) {
+	if (p->competing) {
+		decide_competing(p, r, leg, known, d);
+		if (p->rate < least)
+			p->rate = least;
+		if (p->rate > t->limit)
+			p->rate = t->limit;
+		return;
+	}
+
+	/* What fills the queue of a leg that is known to be full is the raise, or others. */
+	too_much = lossy || queued || (!p->seeking && crowded(r->rtt_us, rtt));
+	if (p->proven && too_much) {
 		/* The raise asked too much; the rate before it did not. */
 		p->rate = p->proven;
 		p->proven = 0;
@@ -207,6 +275,9 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 		d->learn = r->leg_delivery < RATE_MAX ? r->leg_delivery : RATE_MAX;
 	/* Above the rate that was asked for, somebody else's queue is a limit, too. */
 	if (p->rate >= t->limit || (standing && p->rate >= t->start))
+		return;
+	/* What fills the queue of a full leg is others' or our own. */
+	if (!p->seeking && crowded(r->rtt_us, rtt))
 		return;
 	if (p->seeking ? delivered : ++p->clear >= CLEAR_ROUNDS) {
 		__u64 rate = p->rate + (p->seeking ? p->rate / 2 : p->rate / 4);

@@ -29,6 +29,33 @@ int pipe_decide(void *ctx)
 }
 
 SEC("syscall")
+int pipe_ack(void *ctx)
+{
+	__u32 key = 0;
+	struct pipe_trial *trial = bpf_map_lookup_elem(&trials, &key);
+
+	(void)ctx;
+	if (!trial)
+		return 1;
+	on_ack(&trial->pace, &trial->ack, &trial->decision);
+	leg_learn(&trial->leg, &trial->decision, trial->now);
+	return 0;
+}
+
+SEC("syscall")
+int pipe_leg_rtt(void *ctx)
+{
+	__u32 key = 0;
+	struct pipe_trial *trial = bpf_map_lookup_elem(&trials, &key);
+
+	(void)ctx;
+	if (!trial)
+		return 1;
+	trial->ack.least_rtt_us = leg_rtt(&trial->leg, trial->ack.least_rtt_us, trial->now);
+	return 0;
+}
+
+SEC("syscall")
 int pipe_share(void *ctx)
 {
 	__u32 key = 0;
