@@ -51,7 +51,7 @@ const KNOWN: &[About] = &[
         story: "Cubic flows of others fill the link between two relays’ hosts. Then as many flows of the \
             mesh join, or as many Cubic flows, for comparison. After “Pied Piper” (6.3, “Inside the \
             cloud”).",
-        figures: &[],
+        figures: &[("throughput", "Figure 13")],
     },
     About {
         name: "consolidate",

@@ -1,4 +1,14 @@
-//! Which flows a contest has.
+//! Which flows a contest has, and on which link.
+
+use std::time::Duration;
+
+use taut_netlab::units::{BitsPerSecond, Bytes};
+
+/// The rate of the link.
+pub(super) const LINK: BitsPerSecond = BitsPerSecond::mega(100);
+/// Its round trip, unless it is short: as between Europe and the US East Coast in `internet`.
+const RTT: Duration = Duration::from_millis(90);
+const SHORT_RTT: Duration = Duration::from_millis(20);
 
 /// The kind of flows that join on the shared link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,12 +23,28 @@ pub(super) enum Kind {
     TurboTooFast,
 }
 
+/// The round trip and the queue of the shared link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Path {
+    /// 90 ms, and a queue of one round trip.
+    Long,
+    /// The same with half the queue.
+    HalfQueue,
+    /// The same with twice the queue.
+    DoubleQueue,
+    /// 20 ms, and a queue of one round trip.
+    Short,
+}
+
 /// Equally many Cubic flows and flows that join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Case {
+    pub(super) path: Path,
     pub(super) flows: usize,
     pub(super) kind: Kind,
 }
+
+// === impl Kind ===
 
 impl Kind {
     pub(super) const ALL: [Self; 4] = [Self::Cubic, Self::Bbr, Self::Turbo, Self::TurboTooFast];
@@ -33,14 +59,108 @@ impl Kind {
     }
 }
 
+// === impl Path ===
+
+impl Path {
+    pub(super) const ALL: [Self; 4] = [Self::Long, Self::HalfQueue, Self::DoubleQueue, Self::Short];
+
+    /// Returns what distinguishes the link in the name of a series.
+    pub(super) fn label(self) -> Option<&'static str> {
+        match self {
+            Self::Long => None,
+            Self::HalfQueue => Some("half the queue"),
+            Self::DoubleQueue => Some("twice the queue"),
+            Self::Short => Some("20 ms"),
+        }
+    }
+
+    pub(super) fn rtt(self) -> Duration {
+        match self {
+            Self::Short => SHORT_RTT,
+            _ => RTT,
+        }
+    }
+
+    pub(super) fn queue(self) -> Bytes {
+        LINK.in_time(match self {
+            Self::HalfQueue => self.rtt() / 2,
+            Self::DoubleQueue => self.rtt() * 2,
+            _ => self.rtt(),
+        })
+    }
+
+    /// Returns a description for the environment of an outcome.
+    pub(super) fn describe(self) -> String {
+        format!(
+            "{:?} round trip, {LINK}, queue {}, shared by all flows",
+            self.rtt(),
+            self.queue()
+        )
+    }
+}
+
+// === impl Case ===
+
 impl Case {
-    pub(super) fn of(flows: &[usize], kinds: &[Kind]) -> Vec<Self> {
+    /// Returns the cases of a run.
+    pub(super) fn all(quick: bool) -> Vec<Self> {
+        let contrast = [Kind::Cubic, Kind::Turbo];
+        if quick {
+            return Self::of(Path::Long, &[2], &contrast);
+        }
+        let mut all = Self::of(Path::Long, &[1, 2, 4], &Kind::ALL);
+        for path in &Path::ALL[1..] {
+            all.extend(Self::of(*path, &[2], &contrast));
+        }
+        all
+    }
+
+    fn of(path: Path, flows: &[usize], kinds: &[Kind]) -> Vec<Self> {
         flows
             .iter()
-            .flat_map(|&flows| kinds.iter().map(move |&kind| Self { flows, kind }))
+            .flat_map(|&flows| kinds.iter().map(move |&kind| Self { path, flows, kind }))
             .filter(|case| {
                 case.kind != Kind::Bbr || taut_sys::socket::has_congestion_control("bbr")
             })
             .collect()
+    }
+
+    /// Returns the case's name in the series, and the part that `--only` selects.
+    pub(super) fn name(self) -> String {
+        format!("{}/{}", self.kind.label(), self.group())
+    }
+
+    /// Returns what the case has in common with those of the other kinds.
+    pub(super) fn group(self) -> String {
+        let flows = format!("{0} + {0} Cubic", self.flows);
+        match self.path.label() {
+            Some(path) => format!("{flows}, {path}"),
+            None => flows,
+        }
+    }
+
+    /// Returns the same contest with another kind of flows.
+    pub(super) fn with(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_half_one_or_two_round_trips_of_the_link() {
+        let bytes = Path::ALL.map(|path| path.queue().0);
+        assert_eq!(bytes, [1_125_000, 562_500, 2_250_000, 250_000]);
+    }
+
+    #[test]
+    fn the_kinds_that_are_compared_have_the_same_contests() {
+        let all = Case::all(false);
+        for case in &all {
+            assert!(all.contains(&case.with(Kind::Cubic)), "{case:?}");
+        }
+        assert!(Case::all(true).iter().all(|case| all.contains(case)));
     }
 }

@@ -19,6 +19,13 @@ const APART: Duration = Duration::from_millis(50);
 /// How long after the join the measurement begins: a handover of the link takes a few round trips.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// The flows that join, or those that were there before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Joined,
+    Others,
+}
+
 /// The arrivals of all flows.
 #[derive(Clone, Debug)]
 pub(super) struct Contest {
@@ -90,6 +97,28 @@ impl Contest {
         Some((of(&self.joined), of(&self.others)))
     }
 
+    /// Returns when the last flow ended.
+    pub(super) fn end(&self) -> Duration {
+        let flows = self.joined.iter().chain(&self.others);
+        let ends = flows.filter_map(|flow| Some(flow.active()?.1));
+        ends.max().unwrap_or_default()
+    }
+
+    /// Returns the rate of all flows of a side together in each of `bins` parts of `width`, in Mbit/s.
+    pub(super) fn rates_over_time(&self, side: Side, width: Duration, bins: u32) -> Vec<f64> {
+        let flows = match side {
+            Side::Joined => &self.joined,
+            Side::Others => &self.others,
+        };
+        let mut sum = vec![0.0; bins as usize];
+        for flow in flows {
+            for (sum, rate) in sum.iter_mut().zip(flow.rates(width, bins)) {
+                *sum += rate;
+            }
+        }
+        sum
+    }
+
     /// Returns Jain's index of all rates.
     pub(super) fn jain(&self) -> Option<f64> {
         let (joined, others) = self.rates()?;
@@ -130,6 +159,9 @@ mod tests {
         assert!(close(contest.joined_rate(), 2.4));
         assert!(close(contest.others_rate(), 0.8));
         assert!(close(contest.jain(), 0.8));
+        let over_time = contest.rates_over_time(Side::Joined, Duration::from_secs(1), 5);
+        assert_eq!(over_time, [0.0, 0.0, 0.0, 2.4, 2.4]);
+        assert_eq!(contest.end(), Duration::from_millis(9_000));
         let short = Contest {
             joined: vec![steady(3_000, 3_900, 3_000)],
             ..contest

@@ -1,18 +1,23 @@
 //! Computes the figures, beside the paper's and the ideal.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::Contests;
-use super::case::{Case, Kind};
-use super::contest::Contest;
-use super::stage;
+use super::case::{Case, Kind, LINK, Path};
+use super::contest::{Contest, Side};
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::{Request, stats};
 
 /// The number of flows of each side in the headline.
 const FLOWS: [usize; 2] = [4, 2];
+
+/// The width of a bin of the rates over time, as in the paper's figure 13.
+const BIN: Duration = Duration::from_secs(1);
+/// The maximum number of bins; later bytes are left out.
+const MOST_BINS: u32 = 60;
 
 /// A figure's name, its unit, and its value of a contest.
 type Figure = (&'static str, &'static str, fn(&Contest) -> Option<f64>);
@@ -48,11 +53,21 @@ fn median(contests: &Contests, case: Case, figure: fn(&Contest) -> Option<f64>) 
     stats::median(&samples(contests, case, figure))
 }
 
-/// Returns what the Cubic flows have beside `kind`, as a share of what they have beside as many
-/// further Cubic flows.
-fn share_left(contests: &Contests, flows: usize, kind: Kind) -> Option<f64> {
-    let rate = |kind| median(contests, Case { flows, kind }, Contest::others_rate);
-    Some(rate(kind)? / rate(Kind::Cubic)?)
+/// Returns what the Cubic flows have beside those of a case, as a share of what they have beside as
+/// many further Cubic flows.
+fn share_left(contests: &Contests, case: Case) -> Option<f64> {
+    let rate = |case| median(contests, case, Contest::others_rate);
+    Some(rate(case)? / rate(case.with(Kind::Cubic))?)
+}
+
+/// The contests of the headline: four flows, else two, else any, on the long path if it was measured.
+fn headline_case(contests: &Contests, kind: Kind) -> Option<Case> {
+    let of_kind = || contests.keys().filter(|case| case.kind == kind).copied();
+    let long = |flows| move |case: &Case| case.path == Path::Long && case.flows == flows;
+    let found = FLOWS
+        .into_iter()
+        .find_map(|flows| of_kind().find(long(flows)));
+    found.or_else(|| of_kind().next())
 }
 
 /// Checks that Cubic flows fill the link, and that those that join get a share of it, so that what
@@ -60,18 +75,13 @@ fn share_left(contests: &Contests, flows: usize, kind: Kind) -> Option<f64> {
 fn calibration(contests: &Contests) -> Calibration {
     let mut share = f64::NAN;
     let mut filled = f64::NAN;
-    for flows in FLOWS {
-        let case = Case {
-            flows,
-            kind: Kind::Cubic,
-        };
+    if let Some(case) = headline_case(contests, Kind::Cubic) {
         let rate = |figure| median(contests, case, figure);
         if let (Some(others), Some(joined)) =
             (rate(Contest::others_rate), rate(Contest::joined_rate))
         {
             share = joined / (others + joined);
-            filled = (others + joined) * 1e6 / stage::LINK.0 as f64;
-            break;
+            filled = (others + joined) * 1e6 / LINK.0 as f64;
         }
     }
     let all = contests.values().flatten();
@@ -100,14 +110,7 @@ fn headline(contests: &Contests) -> BTreeMap<String, f64> {
             all.insert(key, figure);
         }
     };
-    let measured = |flows: &usize| {
-        let case = Case {
-            flows: *flows,
-            kind: Kind::Turbo,
-        };
-        contests.contains_key(&case)
-    };
-    let Some(flows) = FLOWS.into_iter().find(measured) else {
+    let Some(turbo) = headline_case(contests, Kind::Turbo) else {
         return all;
     };
     for (kind, name) in [
@@ -116,10 +119,10 @@ fn headline(contests: &Contests) -> BTreeMap<String, f64> {
         (Kind::Bbr, "bbr"),
         (Kind::Cubic, "cubic"),
     ] {
-        let case = Case { flows, kind };
+        let case = turbo.with(kind);
         let jain = median(contests, case, Contest::jain);
         add(format!("jain_{name}_beside_cubic"), jain);
-        let share = share_left(contests, flows, kind);
+        let share = share_left(contests, case);
         match kind {
             Kind::Cubic => {}
             Kind::Turbo => add("cubic_share_left".to_owned(), share),
@@ -133,13 +136,39 @@ fn series(contests: &Contests) -> Vec<Series> {
     let mut all = Vec::new();
     for (metric, unit, figure) in FIGURES {
         for case in contests.keys() {
-            let name = format!("{}/{} + {1} Cubic", case.kind.label(), case.flows);
             all.extend(Series::of(
-                &name,
+                &case.name(),
                 metric,
                 unit,
                 samples(contests, *case, figure),
             ));
+        }
+    }
+    for case in contests.keys() {
+        let shares = share_left(contests, *case).into_iter().collect();
+        all.extend(Series::of(&case.name(), "cubic_share_left", "1", shares));
+    }
+    for (case, contests) in contests {
+        all.extend(over_time(*case, contests));
+    }
+    all
+}
+
+/// Returns the rates of both sides of a case, second by second.
+fn over_time(case: Case, contests: &[Contest]) -> Vec<Series> {
+    let end = contests.iter().map(Contest::end).max().unwrap_or_default();
+    // One more bin, without bytes, shows the end.
+    let bins = (end.as_secs() as u32 + 2).min(MOST_BINS);
+    let mut all = Vec::new();
+    for (flows, side) in [("Cubic", Side::Others), ("joined", Side::Joined)] {
+        let rates = contests.iter();
+        let rates: Vec<Vec<f64>> = rates
+            .map(|contest| contest.rates_over_time(side, BIN, bins))
+            .collect();
+        for bin in 0..bins as usize {
+            let name = format!("{flows}/{bin} s/{} {}", case.kind.label(), case.group());
+            let samples = rates.iter().map(|rates| rates[bin]).collect();
+            all.extend(Series::of(&name, "throughput", "Mbit/s", samples));
         }
     }
     all

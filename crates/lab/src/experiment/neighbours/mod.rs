@@ -6,7 +6,7 @@ mod contest;
 mod figures;
 mod stage;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use rand_pcg::Pcg64Mcg;
@@ -16,14 +16,14 @@ use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
-use case::{Case, Kind};
+use case::{Case, Kind, Path};
 use contest::Contest;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "neighbours",
     about: "turbo flows between two relays beside Cubic flows of others on the same 100 Mbit/s link: how they share it",
-    has_parts: false,
+    has_parts: true,
     run,
 };
 
@@ -33,27 +33,61 @@ const LANES: usize = 2;
 const BYTES: usize = 320_000_000;
 const BYTES_QUICK: usize = 240_000_000;
 /// Contests of each case.
-const RUNS: usize = 5;
+const RUNS: usize = 4;
 
 /// All contests of each case, in order.
 type Contests = BTreeMap<Case, Vec<Contest>>;
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let programs = program::versions(&[program::NGINX, program::CURL])?;
-    let (cases, bytes, runs) = match request.quick {
-        true => (Case::of(&[2], &[Kind::Cubic, Kind::Turbo]), BYTES_QUICK, 1),
-        false => (Case::of(&[1, 2, 4], &Kind::ALL), BYTES, RUNS),
+    let (bytes, runs) = match request.quick {
+        true => (BYTES_QUICK, 1),
+        false => (BYTES, RUNS),
     };
+    let cases = cases(request)?;
     let jobs = plan(&cases, request.runs.unwrap_or(runs), request.seed);
     let progress = Progress::new("neighbours: contests", jobs.len() as u64);
     let contests = measure(jobs, bytes, request, &progress)?;
     drop(progress);
     let environment = Environment {
-        links: BTreeMap::from([("near-far".to_owned(), stage::describe())]),
+        links: links(&cases),
         programs,
         ..Environment::here()
     };
     Ok(figures::outcome(&contests, environment, request))
+}
+
+/// Returns the cases of the form; of all, those that `--only` selects, and what they are compared with.
+fn cases(request: &Request) -> Result<Vec<Case>, ExperimentError> {
+    let Some(only) = &request.only else {
+        return Ok(Case::all(request.quick));
+    };
+    let mut all = Case::all(false);
+    let selected: Vec<Case> = all
+        .iter()
+        .copied()
+        .filter(|case| case.name().contains(only))
+        .collect();
+    all.retain(|case| {
+        selected.contains(case)
+            || selected
+                .iter()
+                .any(|other| other.with(Kind::Cubic) == *case)
+    });
+    match all.is_empty() {
+        true => Err(ExperimentError::NoPart(only.clone())),
+        false => Ok(all),
+    }
+}
+
+fn links(cases: &[Case]) -> BTreeMap<String, String> {
+    let paths: BTreeSet<Path> = cases.iter().map(|case| case.path).collect();
+    let name = |path: Path| match path.label() {
+        Some(label) => format!("near-far, {label}"),
+        None => "near-far".to_owned(),
+    };
+    let links = paths.into_iter().map(|path| (name(path), path.describe()));
+    links.collect()
 }
 
 /// Returns the contests in a random order, so that a drift of the machine affects all cases equally.
@@ -116,7 +150,7 @@ mod tests {
 
     #[test]
     fn every_case_is_contested_as_often_as_the_others() {
-        let cases = Case::of(&[1, 2, 4], &Kind::ALL);
+        let cases = Case::all(false);
         let jobs = plan(&cases, 3, 7);
         for case in &cases {
             let runs: Vec<u64> = jobs
@@ -125,5 +159,26 @@ mod tests {
                 .collect();
             assert_eq!(runs, [0, 1, 2], "{case:?}");
         }
+    }
+
+    #[test]
+    fn a_part_comes_with_its_reference() {
+        let request = |only: &str| Request {
+            quick: true,
+            seed: 1,
+            runs: None,
+            only: Some(only.to_owned()),
+            taut: "taut".into(),
+        };
+        let names = |only| -> Vec<String> {
+            let cases = cases(&request(only)).unwrap();
+            cases.into_iter().map(Case::name).collect()
+        };
+        let expected = ["cubic/2 + 2 Cubic, 20 ms", "turbo/2 + 2 Cubic, 20 ms"];
+        assert_eq!(names("20 ms"), expected);
+        let expected = ["cubic/4 + 4 Cubic", "turbo/4 + 4 Cubic"];
+        assert_eq!(names("turbo/4"), expected);
+        let refused = cases(&request("5 + 5"));
+        assert!(matches!(refused, Err(ExperimentError::NoPart(_))));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-use super::case::{Case, Kind};
+use super::case::{Case, Kind, LINK, Path};
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Digest;
 use crate::peer::mesh_pair::{MeshLeg, MeshPair, RunningPair};
@@ -17,10 +17,6 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::{World, WorldBuilder, WorldError};
 
-/// The link between the relays' hosts.
-pub(super) const LINK: BitsPerSecond = BitsPerSecond::mega(100);
-/// Its round trip, with a queue of as much: as between Europe and the US East Coast in `internet`.
-const RTT: Duration = Duration::from_millis(90);
 /// The round trip of each other link.
 const SHORT_RTT: Duration = Duration::from_millis(2);
 /// The rate of the other links, which limit no flow.
@@ -45,14 +41,6 @@ pub(super) struct Stage {
     pub(super) world: World,
 }
 
-/// Describes the link for the environment of an outcome.
-pub(super) fn describe() -> String {
-    format!(
-        "{RTT:?} round trip, {LINK}, queue {}, shared by all flows",
-        LINK.in_time(RTT)
-    )
-}
-
 impl Stage {
     /// Builds the world of a case, in which each flow downloads `bytes`.
     pub(super) fn build(
@@ -61,7 +49,7 @@ impl Stage {
         seed: u64,
         request: &Request,
     ) -> Result<Self, ExperimentError> {
-        let world = build(seed)?;
+        let world = build(case.path, seed)?;
         let digest = write_file(&world, bytes, seed)
             .map_err(ExperimentError::machine("write the file for downloads"))?;
         let server = nginx::serve(world.host("server"), world.dir())?;
@@ -106,7 +94,7 @@ impl Stage {
     }
 }
 
-fn build(seed: u64) -> Result<World, WorldError> {
+fn build(path: Path, seed: u64) -> Result<World, WorldError> {
     let shape = |rtt: Duration, rate, queue: Bytes| {
         Shape::delay(rtt / 2)
             .rate(rate)
@@ -114,7 +102,7 @@ fn build(seed: u64) -> Result<World, WorldError> {
             .tolerance(TOLERANCE)
     };
     let short = LinkSpec::both(shape(SHORT_RTT, WIDE, Bytes::kilo(6_250)));
-    let shared = LinkSpec::both(shape(RTT, LINK, LINK.in_time(RTT)));
+    let shared = LinkSpec::both(shape(path.rtt(), LINK, path.queue()));
     let mut builder = WorldBuilder::new("neighbours");
     for host in ["client", "left", "near", "far", "server", "right"] {
         builder = builder.host(host);
