@@ -261,16 +261,26 @@ fn arriving_segments_and_new_connections_are_activity() {
 }
 
 /// Opens and closes a connection to a server of this process, which sends `reply` bytes. Returns
-/// the client's address.
-fn short_connection(listener: &TcpListener, reply: usize) -> SocketAddr {
+/// the client's address. `is_reset`: the client ends it, so that no process closes the server's end
+/// before it is over.
+fn short_connection(listener: &TcpListener, reply: usize, is_reset: bool) -> SocketAddr {
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut server, _) = listener.accept().unwrap();
     client.write_all(b"request").unwrap();
     server.read_exact(&mut [0; 7]).unwrap();
     server.write_all(&vec![7; reply]).unwrap();
-    drop(server);
-    client.read_to_end(&mut Vec::new()).unwrap();
-    client.local_addr().unwrap()
+    let near = client.local_addr().unwrap();
+    if is_reset {
+        client.read_exact(&mut vec![0; reply]).unwrap();
+        sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).unwrap();
+        drop(client);
+        // The reset has arrived.
+        server.read_exact(&mut [0]).unwrap_err();
+    } else {
+        drop(server);
+        client.read_to_end(&mut Vec::new()).unwrap();
+    }
+    near
 }
 
 #[test]
@@ -285,7 +295,7 @@ fn each_end_is_reported_once_with_its_owner_whichever_program_notes_who_accepts(
         iterator.begin(1, None);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let clients: Vec<_> = (0..50)
-            .map(|i| short_connection(&listener, 1000 + i))
+            .map(|i| short_connection(&listener, 1000 + i, i % 2 == 1))
             .collect();
         let mut ends = Vec::new();
         let mut of_clients = 0;
