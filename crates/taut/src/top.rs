@@ -168,7 +168,7 @@ impl Args {
                 .map(|(row, observed)| row.with_limit(observer.limit(&observed)));
             view::table(rows, &mut out)?;
             if let Some(line) = ended.line() {
-                writeln!(out, "ended: {line}")?;
+                writeln!(out, "{line}")?;
             }
             out.write_all(b"\n")?;
         }

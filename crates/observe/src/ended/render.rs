@@ -67,11 +67,9 @@ impl Groups {
     pub fn line(&self) -> Option<String> {
         let count = self.count();
         let sorted = self.sorted();
-        match sorted.first() {
-            Some((key, group)) if group.count == count => Some(group.sentence(key)),
-            Some((key, group)) => Some(format!("{count} ended: {}", group.sentence(key))),
-            None => (count > 0).then(|| format!("{count} ended")),
-        }
+        let largest = sorted.first().map(|(key, group)| group.sentence(key));
+        let largest = largest.map_or_else(String::new, |sentence| format!("; {sentence}"));
+        (count > 0).then(|| format!("ended: {count}{largest}"))
     }
 
     /// Returns a line of JSON for each group.
@@ -242,6 +240,12 @@ mod tests {
             text.ends_with("1 more ended, of other processes or peers\n"),
             "{text}"
         );
+        let line = groups.line().unwrap();
+        assert!(
+            line.starts_with("ended: 213; 212 connections of nginx"),
+            "{line}"
+        );
+        assert_eq!(Groups::default().line(), None);
         let json = groups.json().unwrap();
         let lines: Vec<serde_json::Value> = json
             .lines()
