@@ -9,12 +9,15 @@ use taut_sys::sock_diag::{Connection, SockDiag, SocketId};
 
 use crate::bpf_iter::Found;
 use crate::filter::{Filter, Subject};
+use crate::path_rtt::PathRtts;
 use crate::scan::{Changed, ScanError, ScanSummary, Scanner};
 use crate::table::Table;
 
 /// Collects the results of a scan in a table.
 pub(crate) struct Collector<'a, M: Copy> {
     pub(crate) table: &'a mut Table<M>,
+    /// Notes the round trips of all connections, also of those that are not kept.
+    pub(crate) paths: &'a mut PathRtts,
     /// The origin of the times in the table.
     pub(crate) began: Instant,
     /// Selects the connections to keep, as far as that is possible without their owner.
@@ -141,9 +144,10 @@ impl<M: Copy> Collector<'_, M> {
     }
 
     fn add(&mut self, netns: &Arc<str>, at: Instant, connection: Connection) {
+        let at = at.duration_since(self.began);
+        self.paths.note(netns, at, &connection);
         let matches = |filter: &Filter| filter.matches(&Subject::of(netns, &connection, None));
         if self.filter.is_none_or(matches) {
-            let at = at.duration_since(self.began);
             self.table.add(netns, at, connection);
         } else {
             self.table.skip(connection.cookie);

@@ -23,13 +23,14 @@ pub(crate) struct Spread {
 // === impl EventDelta ===
 
 impl EventDelta {
-    /// Returns the events between two samples. The longest round trip covers all events up to the
-    /// second sample.
+    /// Returns the events between two samples. The longest round trips are those of the second
+    /// sample.
     pub(crate) fn between(first: &Events, last: &Events) -> Self {
         Self(Events {
             rtts: last.rtts.wrapping_sub(first.rtts),
             rtt_sum: last.rtt_sum.saturating_sub(first.rtt_sum),
             rtt_most: last.rtt_most,
+            rtt_most_recent: last.rtt_most_recent,
             signals: last.signals.wrapping_sub(first.signals),
             fast_retransmits: last.fast_retransmits.wrapping_sub(first.fast_retransmits),
             signal_rtt_sum: last.signal_rtt_sum.saturating_sub(first.signal_rtt_sum),

@@ -46,6 +46,7 @@ pub mod namespaces;
 pub mod observation;
 pub mod observer;
 pub mod owner;
+mod path_rtt;
 pub mod record;
 pub mod sanitize;
 pub mod scan;

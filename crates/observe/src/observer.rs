@@ -13,10 +13,12 @@ use crate::ended::Ended;
 use crate::filter::{Filter, Subject};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
+use crate::path_rtt::PathRtts;
 use crate::scan::{ScanError, ScanSummary, Scanner, Scope, Wants};
 use crate::steal::Steal;
 use crate::table::{self, Retention, Table};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
+use crate::window::Window;
 
 /// A connection of the table. Remembers its limit while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
@@ -32,6 +34,7 @@ pub struct Observer {
     scanner: Scanner,
     table: Table<(Factor, Confidence)>,
     owners: Owners,
+    paths: PathRtts,
     began: Instant,
     context: Context,
     steal: Steal,
@@ -67,6 +70,7 @@ impl Observer {
             scanner: Scanner::new(scope, wants),
             table: Table::new(keep),
             owners: Owners::default(),
+            paths: PathRtts::default(),
             began: Instant::now(),
             context: context(),
             steal: Steal::default(),
@@ -102,6 +106,7 @@ impl Observer {
         self.descheduled_share = self.descheduled.as_ref().map(DescheduledMeter::share);
         let mut collector = Collector {
             table: &mut self.table,
+            paths: &mut self.paths,
             began: self.began,
             filter: (!filter.needs_owner()).then_some(filter),
         };
@@ -194,13 +199,22 @@ impl Observer {
     /// Returns only the factor and the confidence of the verdict, which costs less.
     pub fn limit(&self, seen: &Observed<'_>) -> Option<(Factor, Confidence)> {
         let tracked = seen.tracked;
-        tracked.derived(|| Some(limit(&tracked.window()?, &self.context_of(tracked))))
+        tracked.derived(|| Some(limit(&self.window(tracked)?, &self.context_of(tracked))))
     }
 
     /// Like [`Observer::verdict`], also for a connection that has ended.
     pub(crate) fn verdict_of(&self, tracked: &Tracked) -> Option<Verdict> {
-        let window = tracked.window()?;
+        let window = self.window(tracked)?;
         Some(verdict(&window, &self.context_of(tracked)))
+    }
+
+    /// Returns a window over all samples of a connection, which knows the shortest round trip of all
+    /// connections to its peer.
+    fn window<'a>(&self, tracked: &'a Tracked) -> Option<Window<'a>> {
+        let last = tracked.last();
+        let peer = last.connection.remote.ip();
+        let shortest = self.paths.shortest(&tracked.netns, peer, last.at);
+        Some(tracked.window()?.on_path(shortest))
     }
 
     /// Removes the connection with this cookie, which has ended. Returns it with its owner.
@@ -274,6 +288,12 @@ impl Observer {
     /// not read in time.
     pub fn ends_missed(&self) -> u64 {
         self.ends_missed
+    }
+
+    /// Returns how often the round trip of a connection was not compared with those of others to the
+    /// same peer, because there are too many peers.
+    pub fn paths_left_out(&self) -> usize {
+        self.paths.left_out()
     }
 
     /// Returns the number of processes whose descriptors the caller may not see.

@@ -30,6 +30,9 @@ pub struct Verdict {
     pub confidence: Confidence,
     /// The share of the time that the factor accounts for, from 0 to 1.
     pub weight: f64,
+    /// All factors that the rules found, each with the share of the time that it accounts for, from 0
+    /// to 1, the largest first.
+    pub shares: Vec<(Factor, f64)>,
     /// The causes that the rules found, with figures.
     pub causes: Vec<Cause>,
 }
@@ -61,24 +64,32 @@ const SURE: f64 = 0.75;
 const LEAST_DESCHEDULED: f64 = 0.25;
 /// The maximum weight of a finding that may be `likely` but never `sure`.
 const LIKELY_MOST: f64 = 0.74;
+/// The window counts as being as wide as its scale allows from this share of that width on.
+const NEAR_SCALE: f64 = 0.9;
 
 /// Returns what limits the connection in this window.
 pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
     let findings = findings(window, context);
-    let (factor, confidence, weight) = heaviest(&findings);
+    let weights = weights(&findings);
+    let (factor, confidence, weight) = heaviest(&findings, &weights);
+    let mut shares: Vec<_> = Factor::ALL.into_iter().zip(weights).collect();
+    shares.retain(|(_, share)| *share > 0.0);
+    shares.sort_by(|a, b| b.1.total_cmp(&a.1));
     let findings = findings.into_iter();
     let causes = findings.filter(|finding| finding.factor == factor);
     Verdict {
         factor,
         confidence,
         weight,
+        shares,
         causes: causes.map(|finding| finding.cause).collect(),
     }
 }
 
 /// Returns the factor and the confidence of [`verdict`], without the causes.
 pub fn limit(window: &Window<'_>, context: &Context) -> (Factor, Confidence) {
-    let (factor, confidence, _) = heaviest(&findings(window, context));
+    let findings = findings(window, context);
+    let (factor, confidence, _) = heaviest(&findings, &weights(&findings));
     (factor, confidence)
 }
 
@@ -97,14 +108,19 @@ fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
     findings
 }
 
-/// Returns the factor with the most weight, its confidence and its weight. Adds up findings of the
-/// same factor; on a tie, the first factor wins.
-fn heaviest(findings: &[Finding]) -> (Factor, Confidence, f64) {
+/// Returns the weight of each factor, in the order of [`Factor::ALL`]: the sum over its findings.
+fn weights(findings: &[Finding]) -> [f64; Factor::ALL.len()] {
     let mut weights = [0.0_f64; Factor::ALL.len()];
     for finding in findings {
         let weight = &mut weights[finding.factor.index()];
         *weight = (*weight + finding.weight).min(1.0);
     }
+    weights
+}
+
+/// Returns the factor with the most weight, its confidence and its weight. On a tie, the first factor
+/// wins.
+fn heaviest(findings: &[Finding], weights: &[f64; Factor::ALL.len()]) -> (Factor, Confidence, f64) {
     let of = |factor: Factor| weights[factor.index()];
     let factors = findings.iter().map(|finding| finding.factor);
     let first = factors.min_by(|a, b| of(*b).total_cmp(&of(*a)));
@@ -175,6 +191,12 @@ fn sends(window: &Window<'_>) -> Option<bool> {
         (0, 0) => has_unsent.then_some(true),
         (sent, received) => Some(retransmits || sent >= received),
     }
+}
+
+/// Returns the widest window, in bytes, that a connection with this window scale can offer for its
+/// life (RFC 7323 2.2); `None` means that the ends do not scale windows.
+fn widest_window(scale: Option<u8>) -> f64 {
+    f64::from(u16::MAX) * f64::from(scale.unwrap_or(0)).exp2()
 }
 
 fn idle(window: &Window<'_>) -> Finding {

@@ -22,6 +22,8 @@ pub struct Window<'a> {
     samples: Vec<&'a Sample>,
     first: &'a TcpInfo,
     last: &'a TcpInfo,
+    /// The shortest round trip of any connection to the peer, if it is known.
+    path_rtt: Option<Duration>,
 }
 
 /// The shares of a window's time by what limited the sender. They add up to 1.
@@ -78,7 +80,37 @@ impl<'a> Window<'a> {
             first: first.info()?,
             last: last.info()?,
             samples,
+            path_rtt: None,
         })
+    }
+
+    /// Sets the shortest round trip of all connections to the peer. A connection that began while a
+    /// queue stood in the path has never seen the path without it.
+    #[must_use]
+    pub fn on_path(self, shortest: Option<Duration>) -> Self {
+        Self {
+            path_rtt: shortest,
+            ..self
+        }
+    }
+
+    /// Returns the round trip of the path without queues, as far as it is known: the shortest of
+    /// this connection and of all others to the peer. `None` if there is none, or if it is zero.
+    pub fn shortest_rtt(&self) -> Option<Duration> {
+        let own = self.range(|info| info.min_rtt).map(|range| range.0);
+        let all = own.into_iter().chain(self.path_rtt);
+        all.min().filter(|rtt| !rtt.is_zero())
+    }
+
+    /// Returns the longest round trip of the window; `None` if events are not counted, or if none
+    /// was measured.
+    pub(crate) fn longest_rtt(&self) -> Option<Duration> {
+        let later = self.samples.get(1..).unwrap_or_default();
+        let longest = later.iter().filter_map(|sample| {
+            let events = sample.connection.internals?.events?;
+            Some(events.rtt_most_recent)
+        });
+        longest.max().filter(|rtt| !rtt.is_zero())
     }
 
     /// Returns `tcp_info` of all samples, oldest first.
@@ -193,6 +225,25 @@ impl<'a> Window<'a> {
             }
         }
         filled.as_secs_f64() / self.elapsed().as_secs_f64()
+    }
+
+    /// Returns how far the peer's window is below the widest that the peer has offered until then,
+    /// on average, as a share of the widest. That much of the peer's buffer holds data that waits to
+    /// be read. Samples during loss recovery do not count, as in [`Window::filled`]. `None` if the
+    /// kernel does not report the window (before Linux 5.4).
+    pub fn unread_share(&self) -> Option<f64> {
+        let (mut widest, mut sum, mut count) = (0, 0.0, 0.0);
+        for sample in &self.samples {
+            let Some(info) = sample.info() else { continue };
+            let snd_wnd = info.snd_wnd?;
+            let ever = sample.connection.internals.map_or(0, |i| i.max_window);
+            widest = widest.max(ever).max(snd_wnd);
+            if info.ca_state == CaState::Open && info.sacked == 0 && widest > 0 {
+                sum += 1.0 - f64::from(snd_wnd) / f64::from(widest);
+                count += 1.0;
+            }
+        }
+        (count > 0.0).then(|| sum / count)
     }
 
     /// Returns the shares of the time by what limited the sender; `None` if the kernel does not
@@ -354,6 +405,7 @@ pub(crate) mod tests {
                 inode: 1,
                 memory: None,
                 congestion_control: None,
+                bbr: None,
                 cgroup: None,
                 info: Some(info),
                 internals: None,

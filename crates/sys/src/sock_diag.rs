@@ -18,8 +18,8 @@ use rustix::net::{
     socket_with,
 };
 
-pub use connection::{CongestionControl, Connection, Events, Internals, Memory};
-use connection::{INET_DIAG_CONG, INET_DIAG_INFO, INET_DIAG_SKMEMINFO};
+pub use connection::{Bbr, CongestionControl, Connection, Events, Internals, Memory};
+use connection::{INET_DIAG_CONG, INET_DIAG_INFO, INET_DIAG_SKMEMINFO, INET_DIAG_VEGASINFO};
 pub use destroyed::{DestroyedSockets, DestroyedStats};
 pub use id::SocketId;
 
@@ -254,7 +254,14 @@ fn push_request(
     sequence: u32,
     id: &[u8; id::BYTES],
 ) -> Message {
-    let asked = [INET_DIAG_INFO, INET_DIAG_CONG, INET_DIAG_SKMEMINFO];
+    // A request for Vegas' state is one for that of any congestion control; BBR's own attribute has
+    // no bit in the request.
+    let asked = [
+        INET_DIAG_INFO,
+        INET_DIAG_VEGASINFO,
+        INET_DIAG_CONG,
+        INET_DIAG_SKMEMINFO,
+    ];
     let extensions = asked.iter().fold(0u8, |bits, ext| bits | 1 << (ext - 1));
     #[expect(clippy::cast_possible_truncation, reason = "6")]
     let protocol = libc::IPPROTO_TCP as u8;

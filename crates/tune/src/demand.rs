@@ -355,6 +355,7 @@ mod tests {
                     ..Memory::default()
                 }),
                 congestion_control: None,
+                bbr: None,
                 cgroup: None,
                 info: None,
                 internals: Some(Internals::default()),

@@ -120,6 +120,7 @@ struct inet_connection_sock {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 window_clamp;
+	__u32 max_window;
 	__u32 segs_in;
 	__u32 segs_out;
 	__u32 write_seq;
@@ -218,6 +219,12 @@ struct slot {
 	 * counting a round trip twice.
 	 */
 	__u64 rtt_of;
+	/* The longest round trip since that scan began, and between the scan before
+	 * it and that one.
+	 */
+	__u64 most_scan;
+	__u32 most;
+	__u32 most_before;
 	__u64 signal_at;
 	__u32 delivered;	/* at the last signal */
 	__u32 version;		/* of counts; odd during a write */
@@ -349,6 +356,32 @@ static __always_inline void end_count(struct slot *slot)
 	__sync_lock_test_and_set(&slot->version, slot->version + 1);
 }
 
+/* Notes a round trip for the longest of each scan. */
+static __always_inline void note_longest(struct slot *slot, __u32 rtt)
+{
+	__u64 scan = this_scan.number;
+
+	if (slot->most_scan != scan) {
+		slot->most_before = slot->most_scan + 1 == scan ? slot->most : 0;
+		slot->most_scan = scan;
+		slot->most = 0;
+	}
+	if (rtt > slot->most)
+		slot->most = rtt;
+	if (rtt > slot->counts.rtt_most)
+		slot->counts.rtt_most = rtt;
+}
+
+/* The longest round trip since the scan before this one began. */
+static __always_inline __u32 recent_longest(const struct slot *slot)
+{
+	__u64 scan = this_scan.number;
+
+	if (slot->most_scan == scan && slot->most_before > slot->most)
+		return slot->most_before;
+	return slot->most_scan + 1 >= scan ? slot->most : 0;
+}
+
 /* The maximum number of attempts to read counts that are being written. */
 #define READS 4
 
@@ -360,6 +393,7 @@ static __always_inline bool read_counts(struct slot *slot,
 	for (int i = 0; i < READS; i++) {
 		version = __sync_fetch_and_add(&slot->version, 0);
 		*counts = slot->counts;
+		counts->rtt_most_recent = recent_longest(slot);
 		if (version % 2 == 0 &&
 		    version == __sync_fetch_and_add(&slot->version, 0))
 			return true;
@@ -377,6 +411,7 @@ static __always_inline void describe(struct connection *seen,
 	seen->interface = common->skc_bound_dev_if;
 	seen->is_whole = 1;
 	seen->window_clamp = tp->window_clamp;
+	seen->max_window = tp->max_window;
 	seen->mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
 						     icsk_mtup.enabled);
 	seen->locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &
@@ -572,8 +607,7 @@ int taut_round_trip(__u64 *ctx)
 	begin_count(slot);
 	slot->counts.rtts++;
 	slot->counts.rtt_sum += rtt;
-	if (rtt > slot->counts.rtt_most)
-		slot->counts.rtt_most = rtt;
+	note_longest(slot, rtt);
 	end_count(slot);
 	return 0;
 }

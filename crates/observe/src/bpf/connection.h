@@ -28,7 +28,7 @@ struct connection_events {
 	__u32 signals;
 	__u32 fast_retransmits;
 	__u32 between;		/* pairs of signals, less than 69 s apart */
-	__u32 pad;
+	__u32 rtt_most_recent;	/* since the scan before this one began */
 };
 
 /* Shifts nanoseconds to the unit of the times between signals. */
@@ -63,7 +63,7 @@ struct connection {
 	__u8 is_whole;		/* 0: a handshake, of which only the name below is valid */
 	__u32 interface;	/* to which it is bound; 0: none */
 	struct connection_name name;
-	__u32 pad;
+	__u32 max_window;	/* the widest window that the peer ever advertised */
 	struct connection_events events;
 };
 

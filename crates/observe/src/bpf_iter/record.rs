@@ -77,6 +77,7 @@ fn details(record: &raw::Connection) -> Details {
         sndbuf_locked: is_locked(ConnectionLocks::SndbufLocked),
         rcvbuf_locked: is_locked(ConnectionLocks::RcvbufLocked),
         mtu_probing: record.mtu_probing != 0,
+        max_window: record.max_window,
         events: (record.has_events != 0).then(|| Events {
             rtt_sum: Duration::from_micros(events.rtt_sum),
             signal_rtt_sum: Duration::from_micros(events.signal_rtt_sum),
@@ -89,6 +90,7 @@ fn details(record: &raw::Connection) -> Details {
             between_products: events.between_products,
             rtts: events.rtts,
             rtt_most: Duration::from_micros(events.rtt_most.into()),
+            rtt_most_recent: Duration::from_micros(events.rtt_most_recent.into()),
             signals: events.signals,
             fast_retransmits: events.fast_retransmits,
             between: events.between,
@@ -129,7 +131,7 @@ mod tests {
                 family: 10,
                 pad: 0,
             },
-            pad: 0,
+            max_window: 24,
             events: raw::ConnectionEvents {
                 rtt_sum: 2,
                 signal_rtt_sum: 3,
@@ -145,7 +147,7 @@ mod tests {
                 signals: 13,
                 fast_retransmits: 14,
                 between: 15,
-                pad: 0,
+                rtt_most_recent: 25,
             },
         };
         let micros = Duration::from_micros;
@@ -153,6 +155,7 @@ mod tests {
             rtts: 11,
             rtt_sum: micros(2),
             rtt_most: micros(12),
+            rtt_most_recent: micros(25),
             signals: 13,
             fast_retransmits: 14,
             signal_rtt_sum: micros(3),
@@ -170,6 +173,7 @@ mod tests {
             sndbuf_locked: false,
             rcvbuf_locked: true,
             mtu_probing: true,
+            max_window: 24,
             events: Some(events),
         };
         let address = |first: u32| {

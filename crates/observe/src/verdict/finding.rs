@@ -60,6 +60,9 @@ pub enum Cause {
         window: f64,
         /// Both ends use window scaling.
         has_scaling: bool,
+        /// The widest window that the connection's window scale allows, if the window is about that
+        /// wide.
+        scale_bound: Option<f64>,
     },
     /// The peer's window filled up because its application did not read.
     PeerReadsSlowly {
@@ -118,6 +121,8 @@ pub enum Cause {
         deviation: f64,
         /// Share of the segments that were lost.
         loss: f64,
+        /// The sender uses BBR.
+        has_bbr: bool,
     },
     /// Congestion signals came at an even rate.
     EvenSignals {
@@ -144,6 +149,8 @@ pub enum Cause {
         mathis_bound: f64,
         /// The rate of this connection.
         rate: f64,
+        /// The sender uses BBR.
+        has_bbr: bool,
     },
     /// The sender reached the rate at which it is paced.
     Paced {
@@ -180,6 +187,30 @@ pub enum Cause {
         min_rtt: f64,
         /// The rate of this connection.
         rate: f64,
+        /// The sender uses BBR.
+        has_bbr: bool,
+    },
+    /// Queues of the path mark segments instead of dropping them.
+    PathMarks {
+        /// Share of the delivered segments that carried a mark.
+        share: f64,
+        /// The rate of this connection.
+        rate: f64,
+        /// Mean round trip.
+        rtt: f64,
+        /// Shortest round trip.
+        min_rtt: f64,
+    },
+    /// The sender delivers what its model of the path says that the path can carry.
+    BandwidthReached {
+        /// The rate of this connection.
+        rate: f64,
+        /// The bandwidth of the path, as the sender's congestion control has measured it.
+        bandwidth: f64,
+        /// Mean round trip.
+        rtt: f64,
+        /// Shortest round trip.
+        min_rtt: f64,
     },
     /// The congestion window is used up and the queue is short.
     PathFull {
@@ -220,6 +251,9 @@ pub enum Cause {
         rate: f64,
         /// Both ends use window scaling.
         has_scaling: bool,
+        /// The widest window that the connection's window scale allows, if the window is about that
+        /// wide.
+        scale_bound: Option<f64>,
         /// What keeps the buffer small.
         sizing: Sizing,
     },

@@ -3,7 +3,7 @@
 
 use taut_sys::sock_diag::{Connection, State};
 
-use super::{Cause, Context, Factor, Finding, LIKELY_MOST, Sizing};
+use super::{Cause, Context, Factor, Finding, LIKELY_MOST, NEAR_SCALE, Sizing, widest_window};
 use crate::window::{Sample, Window};
 
 /// A receive buffer counts as nearly full above this share, overhead included: the window cannot
@@ -123,13 +123,16 @@ fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
     let rcvbuf = last.and_then(|c| c.memory).map(|m| u64::from(m.rcvbuf));
     let internals = last.and_then(|connection| connection.internals);
     let is_locked = internals.map(|internals| internals.rcvbuf_locked);
+    let offered = window
+        .mean(|info| info.rcv_wnd.map(f64::from))
+        .unwrap_or_default();
+    let bound = widest_window(window.last().window_scales.map(|(_, own)| own));
     let cause = Cause::WindowUsed {
-        window: window
-            .mean(|info| info.rcv_wnd.map(f64::from))
-            .unwrap_or_default(),
+        window: offered,
         rtt: window.mean_seconds(|info| info.rcv_rtt).unwrap_or_default(),
         rate: window.received_rate(),
         has_scaling: window.last().window_scales.is_some(),
+        scale_bound: (offered >= bound * NEAR_SCALE).then_some(bound),
         sizing: Sizing::of(is_locked, rcvbuf, context.rmem_max),
     };
     Finding::new(Factor::ReceiveBuffer, weight, cause)

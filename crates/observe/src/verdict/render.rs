@@ -10,6 +10,7 @@ use super::{Confidence, Factor, Verdict};
 
 const ALLOW_PATH_MTU: &str = "allow ICMP \"fragmentation needed\", set the MTU of the tunnel, or set net.ipv4.tcp_mtu_probing=1";
 const ASK_FOR_RATE: &str = "ask the operator of the path for the agreed rate; pacing at that rate (SO_MAX_PACING_RATE, BBR) avoids the losses";
+const ASK_FOR_RATE_OF_BBR: &str = "ask the operator of the path for the agreed rate; SO_MAX_PACING_RATE at that rate avoids the losses";
 
 /// A sentence that supports a verdict, with its figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,12 +39,22 @@ impl Verdict {
     }
 }
 
+/// The share of each factor, by its name.
+struct Shares<'a>(&'a [(Factor, f64)]);
+
+impl Serialize for Shares<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(factor, share)| (factor.name(), share)))
+    }
+}
+
 impl Serialize for Verdict {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Verdict", 5)?;
+        let mut object = serializer.serialize_struct("Verdict", 6)?;
         object.serialize_field("factor", &self.factor)?;
         object.serialize_field("confidence", &self.confidence)?;
         object.serialize_field("weight", &self.weight)?;
+        object.serialize_field("shares", &Shares(&self.shares))?;
         object.serialize_field("evidence", &self.evidence())?;
         object.serialize_field("remedy", &self.remedy())?;
         object.end()
@@ -259,6 +270,7 @@ impl Cause {
                 rate: sent,
                 deviation,
                 loss,
+                ..
             } => vec![Evidence::new(
                 format!(
                     "the rate was {} in each half second, within {}, while {} of the segments were dropped and no queue was there",
@@ -314,6 +326,7 @@ impl Cause {
                 has_small_window,
                 mathis_bound,
                 rate: sent,
+                ..
             } => {
                 let (lost, mean, least) = (percent(loss), time(rtt), time(min_rtt));
                 let text = match has_small_window {
@@ -397,6 +410,7 @@ impl Cause {
                 rtt,
                 min_rtt,
                 rate: sent,
+                ..
             } => vec![
                 Evidence::new(
                     format!(
@@ -411,16 +425,56 @@ impl Cause {
                     &[("rate", sent)],
                 ),
             ],
+            Self::PathMarks {
+                share,
+                rate: sent,
+                rtt,
+                min_rtt,
+            } => vec![Evidence::new(
+                format!(
+                    "a queue of the path marked {} of the segments, which slowed the sender to {}; the round trip is {}, at least {}",
+                    percent(share),
+                    rate(sent),
+                    time(rtt),
+                    time(min_rtt)
+                ),
+                &[
+                    ("marked", share),
+                    ("rate", sent),
+                    ("SmoothedRTT", rtt),
+                    ("MinRTT", min_rtt),
+                ],
+            )],
+            Self::BandwidthReached {
+                rate: sent,
+                bandwidth,
+                rtt,
+                min_rtt,
+            } => vec![Evidence::new(
+                format!(
+                    "it sends {}, and BBR measures that the path carries {} for it; the round trip is {}, at least {}",
+                    rate(sent),
+                    rate(bandwidth),
+                    time(rtt),
+                    time(min_rtt)
+                ),
+                &[
+                    ("rate", sent),
+                    ("bandwidth", bandwidth),
+                    ("SmoothedRTT", rtt),
+                    ("MinRTT", min_rtt),
+                ],
+            )],
             Self::PathFull {
                 rate: sent,
                 rtt,
                 min_rtt,
             } => vec![Evidence::new(
                 format!(
-                    "it sends {} steadily; the round trip of {} is close to the shortest, {}",
+                    "it sends {} steadily; data waits in the path for {} on average, in a round trip of {}",
                     rate(sent),
-                    time(rtt),
-                    time(min_rtt)
+                    time(rtt - min_rtt),
+                    time(rtt)
                 ),
                 &[("rate", sent), ("SmoothedRTT", rtt), ("MinRTT", min_rtt)],
             )],
@@ -477,10 +531,23 @@ impl Cause {
 
     fn remedy(&self) -> Option<Cow<'static, str>> {
         let text = match *self {
-            Self::NoData { .. } | Self::PathFull { .. } => return None,
+            Self::NoData { .. }
+            | Self::PathFull { .. }
+            | Self::PathMarks { .. }
+            | Self::BandwidthReached { .. } => return None,
             Self::SendBufferFull { sizing, .. } => {
                 return Some(sizing.remedy("send", "SO_SNDBUF", "net.ipv4.tcp_wmem"));
             }
+            Self::WindowUsed {
+                has_scaling: true,
+                scale_bound: Some(bound),
+                ..
+            }
+            | Self::PeerWindowSmall {
+                has_scaling: true,
+                scale_bound: Some(bound),
+                ..
+            } => return Some(scale_remedy(bound)),
             Self::WindowUsed {
                 has_scaling: true,
                 sizing,
@@ -520,7 +587,11 @@ impl Cause {
             Self::Unanswered { .. } => {
                 "check that the peer is up, and what drops packets on the path (firewall, conntrack, route)"
             }
+            Self::SteadyRate { has_bbr: true, .. } => ASK_FOR_RATE_OF_BBR,
             Self::SteadyRate { .. } | Self::EvenSignals { .. } => ASK_FOR_RATE,
+            Self::LossWithoutQueue { has_bbr: true, .. } => {
+                "repair what loses packets; or put a relay before the lossy part (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
+            }
             Self::LossWithoutQueue { .. } => {
                 "repair what loses packets; or use BBR, which loss slows less; or put a relay before the lossy part (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
             }
@@ -534,6 +605,9 @@ impl Cause {
             Self::RoundTripVaries { .. } => {
                 "on the host of the guest that receives, run taut snoop; or give the waiting machine a larger share of CPU"
             }
+            Self::StandingQueue { has_bbr: true, .. } => {
+                "shorten the queue where it stands (fq_codel, CAKE); the rate will be the same"
+            }
             Self::StandingQueue { .. } => {
                 "shorten the queue where it stands (fq_codel, CAKE), or use BBR at this end; the rate will be the same"
             }
@@ -546,6 +620,16 @@ impl Cause {
         };
         Some(text.into())
     }
+}
+
+/// Returns the remedy for a window that is as wide as the connection's window scale allows.
+fn scale_remedy(bound: f64) -> Cow<'static, str> {
+    let bound = bytes(bound);
+    format!(
+        "only a new connection can have a wider window than {bound}: the window scale is fixed in the handshake, by the receive buffer of \
+         that moment (SO_RCVBUF, net.ipv4.tcp_rmem)"
+    )
+    .into()
 }
 
 // === impl Evidence ===

@@ -1,11 +1,13 @@
 //! Rules for the sending end.
 
+mod control;
 mod lost;
 mod measures;
 mod receiver;
 mod waits;
 
-use taut_sys::tcp_info::CaState;
+use taut_sys::sock_diag::State;
+use taut_sys::tcp_info::TcpInfo;
 
 use super::{Cause, Context, Factor, Finding, Sizing};
 use crate::window::{Sample, Shares, Window};
@@ -48,10 +50,22 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
         findings.push(descheduled);
         return findings;
     }
-    findings.push(receiver::window(window, shares));
+    if certain.is_none() && receiver::is_unread(window, shares) {
+        findings.push(receiver::application(window, shares, network));
+        return findings;
+    }
+    let paced = match late {
+        Some(_) => 0.0,
+        None => receiver::paced_by_window(window, shares, network),
+    };
+    findings.push(receiver::window(window, shares, paced));
+    if paced > 0.0 {
+        return findings;
+    }
     findings.extend(late.or_else(|| {
         first(&[
             waits::slow_start,
+            waits::marks,
             lost::rate_limit,
             lost::loss,
             waits::queue,
@@ -61,16 +75,35 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
     findings
 }
 
-/// Returns the share of the samples in which all data was sent and the sender waited for an answer:
-/// it was limited only by the round trip.
+/// Returns the share of the samples in which the application had given the sender no more to send.
 fn asks(window: &Window<'_>) -> f64 {
     window.often_of_samples(|sample, info| {
-        info.delivery_rate_app_limited
-            && info.notsent_bytes == Some(0)
-            && info.unacked < info.snd_cwnd
-            && info.ca_state == CaState::Open
-            && !is_full(sample)
+        let has_room = in_flight(info) < info.snd_cwnd && info.lost <= info.retrans;
+        has_room && !is_full(sample) && !has_unsent(sample, info)
     })
+}
+
+/// Whether data waits to be sent: a segment or more, as the kernel judges it
+/// (`tcp_rate_check_app_limited()`); the Nagle algorithm may hold back less. The kernel's flag is not
+/// enough, because one earlier sample at a higher rate keeps it clear. While it is set, all samples
+/// since were limited by the application: a sender that paces spreads the application's last write
+/// over some time, and more than a segment of it may be unsent.
+fn has_unsent(sample: &Sample, info: &TcpInfo) -> bool {
+    if info.delivery_rate_app_limited && control::has_model(sample) {
+        return false;
+    }
+    match info.notsent_bytes {
+        Some(bytes) => bytes >= info.snd_mss.max(1),
+        None => !info.delivery_rate_app_limited,
+    }
+}
+
+/// Returns the segments on the path (`tcp_packets_in_flight()`).
+fn in_flight(info: &TcpInfo) -> u32 {
+    let left = info.sacked.saturating_add(info.lost);
+    info.unacked
+        .saturating_sub(left)
+        .saturating_add(info.retrans)
 }
 
 /// Returns the share of the samples in which the send buffer was full of data in flight: no data
@@ -82,10 +115,18 @@ fn full(window: &Window<'_>) -> f64 {
 }
 
 /// Whether a program would wait for room: the kernel wakes the program when a third of the buffer
-/// is free (`sk_stream_is_writeable()`).
+/// is free (`sk_stream_is_writeable()`). A program that has closed its end waits for nothing. A buffer
+/// that the application has fixed counts as full from half on, because the program writes only some
+/// time after it was woken.
 fn is_full(sample: &Sample) -> bool {
-    let memory = sample.connection.memory;
-    memory.is_some_and(|m| 3 * u64::from(m.wmem_queued) >= 2 * u64::from(m.sndbuf))
+    let connection = &sample.connection;
+    let may_write = matches!(connection.state, State::Established | State::CloseWait);
+    let memory = connection.memory.filter(|_| may_write);
+    let is_fixed = connection.internals.is_some_and(|i| i.sndbuf_locked);
+    memory.is_some_and(|m| {
+        let (queued, size) = (u64::from(m.wmem_queued), u64::from(m.sndbuf));
+        3 * queued >= 2 * size || is_fixed && 2 * queued >= size
+    })
 }
 
 fn application(shares: Shares, waiting: f64) -> Finding {

@@ -1,6 +1,7 @@
 //! Tests the verdict for the window that each cause produces. `taut lab run verdicts` checks
 //! whether real kernels produce such windows.
 
+mod control;
 mod lost;
 mod reader;
 mod receiving;
@@ -76,17 +77,31 @@ fn an_application_with_pauses_is_the_cause() {
         (Factor::SenderApplication, Confidence::Sure)
     );
     assert_eq!(found.weight, 0.9);
+    let [(first, most), (second, rest)] = found.shares[..] else {
+        panic!("two factors: {found:?}");
+    };
+    assert_eq!((first, second), (Factor::SenderApplication, Factor::Link));
+    assert!((most - 0.9).abs() < 1e-9 && (rest - 0.1).abs() < 1e-9);
+    let json = serde_json::to_value(&found).unwrap();
+    assert_eq!(json["shares"]["sender-application"], 0.9);
 }
 
 #[test]
 fn one_request_after_the_other_is_the_applications_too() {
-    let found = found(&sender(|_, info| {
-        info.delivery_rate_app_limited = true;
-        info.notsent_bytes = Some(0);
-        info.unacked = 2;
-    }));
-    assert_eq!(found.factor, Factor::SenderApplication);
-    assert!(found.remedy().unwrap().contains("relay"));
+    let asks = |unsent: u32, in_flight: u32| {
+        let found = found(&sender(|_, info| {
+            info.notsent_bytes = Some(unsent);
+            info.unacked = in_flight;
+        }));
+        (found.factor, found.remedy())
+    };
+    let (factor, remedy) = asks(0, 2);
+    assert_eq!(factor, Factor::SenderApplication);
+    assert!(remedy.unwrap().contains("relay"));
+    // Nagle's algorithm holds back less than a segment.
+    assert_eq!(asks(1447, 2).0, Factor::SenderApplication);
+    assert_eq!(asks(1448, 2).0, Factor::Unclear);
+    assert_eq!(asks(0, 14).0, Factor::Link);
 }
 
 #[test]
@@ -126,6 +141,22 @@ fn a_full_send_buffer_is_recognised_also_if_the_kernel_does_not_account_for_it()
 }
 
 #[test]
+fn a_program_that_has_closed_its_end_does_not_wait_for_room() {
+    let mut samples = sender(|_, info| {
+        (info.notsent_bytes, info.unacked) = (Some(0), 10);
+    });
+    for sample in &mut samples {
+        sample.connection.state = State::FinWait1;
+        sample.connection.memory = Some(Memory {
+            sndbuf: 30_000,
+            wmem_queued: 20_000,
+            ..Memory::default()
+        });
+    }
+    assert_eq!(found(&samples).factor, Factor::SenderApplication);
+}
+
+#[test]
 fn a_window_that_grows_without_loss_is_slow_start() {
     let found = found(&sender(|look, info| {
         info.snd_cwnd = 10 << look;
@@ -139,14 +170,59 @@ fn a_window_that_grows_without_loss_is_slow_start() {
 }
 
 #[test]
-fn a_long_queue_is_named() {
-    let found = found(&sender(|_, info| {
-        info.rtt = Some(Duration::from_millis(400))
+fn a_long_queue_is_named_also_on_a_long_path() {
+    let queue = |path: u64, rtt: u64| {
+        let found = found(&sender(|_, info| {
+            info.min_rtt = Some(Duration::from_millis(path));
+            info.rtt = Some(Duration::from_millis(rtt));
+        }));
+        (found.factor, found.confidence)
+    };
+    assert_eq!(queue(20, 400), (Factor::Queue, Confidence::Sure));
+    assert_eq!(queue(20, 52), (Factor::Queue, Confidence::Sure));
+    assert_eq!(queue(20, 48), (Factor::Link, Confidence::Sure));
+    // Less than twice the path.
+    assert_eq!(queue(100, 150), (Factor::Queue, Confidence::Sure));
+    assert_eq!(queue(100, 135), (Factor::Link, Confidence::Sure));
+    // Something else keeps the window from being used up: acknowledgements are delayed.
+    let waits = found(&sender(|_, info| {
+        info.min_rtt = Some(Duration::from_millis(100));
+        info.rtt = Some(Duration::from_millis(150));
+        info.unacked = 9;
+    }));
+    assert_ne!(waits.factor, Factor::Queue);
+}
+
+#[test]
+fn a_queue_that_was_there_before_the_connection_is_known_from_others_to_the_same_peer() {
+    let samples = sender(|look, info| {
+        info.min_rtt = Some(Duration::from_millis(100));
+        info.rtt = Some(Duration::from_millis(105));
+        info.total_retrans = look as u32;
+    });
+    let of = |shortest: Option<u64>| {
+        let window = Window::of(&samples).unwrap();
+        let window = window.on_path(shortest.map(Duration::from_millis));
+        verdict(&window, &Context::default()).factor
+    };
+    assert_eq!(of(None), Factor::Loss);
+    assert_eq!(of(Some(20)), Factor::Queue);
+    // The longer round trip of another connection says nothing.
+    assert_eq!(of(Some(200)), Factor::Loss);
+}
+
+#[test]
+fn marks_of_congestion_are_a_full_path_also_without_a_queue_that_shows() {
+    let found = found(&sender(|look, info| {
+        info.rtt = Some(Duration::from_micros(20_200));
+        info.delivered = Some(look as u32 * 350);
+        info.delivered_ce = Some(look as u32 * 2);
     }));
     assert_eq!(
         (found.factor, found.confidence),
-        (Factor::Queue, Confidence::Sure)
+        (Factor::Link, Confidence::Sure)
     );
+    assert!(found.evidence()[0].text.contains("marked"), "{found:?}");
 }
 
 #[test]
@@ -170,6 +246,42 @@ fn a_round_trip_that_comes_and_goes_is_a_descheduled_peer() {
     assert_eq!(round_trip(25, 15), (Factor::Descheduled, Confidence::Sure));
     assert_eq!(round_trip(25, 2).0, Factor::ReceiveBuffer);
     assert_eq!(round_trip(1, 1).0, Factor::ReceiveBuffer);
+}
+
+#[test]
+fn a_queue_that_was_there_before_is_no_descheduled_peer() {
+    let samples = sender(|_, info| {
+        info.min_rtt = Some(Duration::from_millis(200));
+        info.rtt = Some(Duration::from_millis(500));
+        info.rttvar = Some(Duration::from_millis(10));
+        info.last_ack_recv = Duration::from_millis(80);
+    });
+    let window = Window::of(&samples).unwrap();
+    let window = window.on_path(Some(Duration::from_millis(14)));
+    assert_eq!(verdict(&window, &Context::default()).factor, Factor::Queue);
+}
+
+#[test]
+fn a_fixed_send_buffer_that_is_half_full_is_full() {
+    let half = |sndbuf_locked| {
+        let mut samples = sender(|_, info| {
+            (info.notsent_bytes, info.unacked) = (Some(0), 10);
+        });
+        for sample in &mut samples {
+            sample.connection.memory = Some(Memory {
+                sndbuf: 30_000,
+                wmem_queued: 16_000,
+                ..Memory::default()
+            });
+            sample.connection.internals = Some(Internals {
+                sndbuf_locked,
+                ..Internals::default()
+            });
+        }
+        found(&samples).factor
+    };
+    assert_eq!(half(true), Factor::SendBuffer);
+    assert_eq!(half(false), Factor::SenderApplication);
 }
 
 #[test]

@@ -10,8 +10,10 @@ use crate::tcp_info::TcpInfo;
 
 /// Attributes of linux/inet_diag.h.
 pub(super) const INET_DIAG_INFO: u16 = 2;
+pub(super) const INET_DIAG_VEGASINFO: u16 = 3;
 pub(super) const INET_DIAG_CONG: u16 = 4;
 pub(super) const INET_DIAG_SKMEMINFO: u16 = 7;
+const INET_DIAG_BBRINFO: u16 = 16;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 
 /// Size of `struct inet_diag_msg`.
@@ -41,6 +43,19 @@ pub struct Memory {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CongestionControl([u8; 16]);
 
+/// BBR's model of the path (`struct tcp_bbr_info`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bbr {
+    /// Estimated bottleneck bandwidth for this connection, in bytes per second.
+    pub bandwidth: u64,
+    /// Estimated round-trip propagation delay, in microseconds.
+    pub min_rtt_us: u32,
+    /// Factor between the bandwidth and the pacing rate, in units of 1/256.
+    pub pacing_gain: u32,
+    /// Factor between the bandwidth-delay product and the congestion window, in units of 1/256.
+    pub cwnd_gain: u32,
+}
+
 /// Socket state that sock_diag does not export but a BPF iterator reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Internals {
@@ -54,6 +69,8 @@ pub struct Internals {
     pub rcvbuf_locked: bool,
     /// Whether packetization-layer path MTU discovery is active (RFC 4821).
     pub mtu_probing: bool,
+    /// The largest window that the peer has ever advertised, in bytes.
+    pub max_window: u32,
     /// Events since the first scan; `None` if no BPF program counts them.
     pub events: Option<Events>,
 }
@@ -71,6 +88,8 @@ pub struct Events {
     pub rtt_sum: Duration,
     /// Largest RTT sample; zero before the first.
     pub rtt_most: Duration,
+    /// Largest RTT sample since the scan before last began; zero if there was none.
+    pub rtt_most_recent: Duration,
     /// Number of congestion signals.
     pub signals: u32,
     /// Number of signals that started a fast retransmission.
@@ -122,6 +141,8 @@ pub struct Connection {
     pub memory: Option<Memory>,
     /// Congestion control algorithm.
     pub congestion_control: Option<CongestionControl>,
+    /// State of BBR; `None` with any other congestion control.
+    pub bbr: Option<Bbr>,
     /// ID of the cgroup (v2); Linux 5.7.
     pub cgroup: Option<u64>,
     /// TCP_INFO; `None` for an incomplete passive handshake.
@@ -203,6 +224,7 @@ impl Connection {
             inode: number(68),
             memory: None,
             congestion_control: None,
+            bbr: None,
             cgroup: None,
             info: None,
             internals: None,
@@ -218,6 +240,7 @@ impl Connection {
                 INET_DIAG_INFO => connection.info = TcpInfo::parse(value),
                 INET_DIAG_SKMEMINFO => connection.memory = Memory::parse(value),
                 INET_DIAG_CONG => connection.congestion_control = CongestionControl::parse(value),
+                INET_DIAG_BBRINFO => connection.bbr = Bbr::parse(value),
                 INET_DIAG_CGROUP_ID => {
                     connection.cgroup = value.try_into().ok().map(u64::from_ne_bytes);
                 }
@@ -246,6 +269,27 @@ impl Memory {
             wmem_queued: word(5)?,
             // Since Linux 4.7.
             drops: word(8).unwrap_or(0),
+        })
+    }
+}
+
+// === impl Bbr ===
+
+impl Bbr {
+    /// What `pacing_gain` and `cwnd_gain` are for a factor of 1 (`BBR_UNIT`).
+    pub const UNIT: u32 = 256;
+
+    /// Parses a `struct tcp_bbr_info` (linux/inet_diag.h).
+    fn parse(value: &[u8]) -> Option<Self> {
+        let word = |index: usize| {
+            let bytes = value.get(index * 4..index * 4 + 4)?;
+            Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+        };
+        Some(Self {
+            bandwidth: u64::from(word(0)?) | u64::from(word(1)?) << 32,
+            min_rtt_us: word(2)?,
+            pacing_gain: word(3)?,
+            cwnd_gain: word(4)?,
         })
     }
 }
@@ -288,6 +332,20 @@ impl std::fmt::Debug for CongestionControl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bbrs_bandwidth_has_two_halves() {
+        let words = [7u32, 1, 20_000, 739, 512];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let expected = Bbr {
+            bandwidth: (1 << 32) + 7,
+            min_rtt_us: 20_000,
+            pacing_gain: 739,
+            cwnd_gain: 512,
+        };
+        assert_eq!(Bbr::parse(&bytes), Some(expected));
+        assert_eq!(Bbr::parse(&bytes[..19]), None);
+    }
 
     #[test]
     fn a_name_must_be_printable_ascii() {

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::super::{Cause, Factor, Finding, SignalInterval};
+use super::control;
 use super::measures::{
-    LINK_QUEUE, MILLISECOND, NO_QUEUE, NOT_CERTAIN, OFTEN, round_trips, unanswered,
+    LINK_QUEUE, MILLISECOND, NEAR_BANDWIDTH, NO_QUEUE, NOT_CERTAIN, OFTEN, round_trips, unanswered,
 };
 use crate::event_delta::EventDelta;
 use crate::window::Window;
@@ -32,6 +33,10 @@ const STEADY: f64 = 0.1;
 const LIMITER_DROPS: f64 = 0.005;
 /// A queue drops this much only on a path that holds just a few segments.
 const LIMITER_DROPS_MUCH: f64 = 0.02;
+/// The minimum share of segments that a policer drops of a sender that paces at the bandwidth it has
+/// measured. Bursts that the bucket lets through make it measure more than the policer's rate, again
+/// and again. Random losses are fewer on paths that are in use.
+const LIMITER_DROPS_PACED: f64 = 0.06;
 /// The minimum window, in segments, whose round trips show queues. With a smaller window, delayed
 /// acknowledgements make every answer late.
 const FEW: f64 = 4.0;
@@ -118,23 +123,29 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     if loss < LOSS_MATTERS || is_lost_at_a_queue(window, min_rtt) {
         return None;
     }
-    if let Some(delta) = window.event_delta() {
+    // A sender that paces loses evenly whatever drops its segments.
+    let model = control::is_model_based(window);
+    if model && (loss < LIMITER_DROPS_PACED || shows_queue(window)?) {
+        return None;
+    }
+    if let Some(delta) = window.event_delta().filter(|_| !model) {
         return limiter_by_signals(window, &delta, network);
     }
     // With small windows, delayed acknowledgements lengthen the round trip, so it shows no queue.
     let waits = rtt > min_rtt * NO_QUEUE + MILLISECOND && loss < LIMITER_DROPS_MUCH;
-    if loss < LIMITER_DROPS || waits {
+    if !model && (loss < LIMITER_DROPS || waits) {
         return None;
     }
     let rates = window.sent_rates(PART);
     let rate = rates.iter().sum::<f64>() / rates.len() as f64;
     let squares = rates.iter().map(|part| (part / rate - 1.0).powi(2));
     let deviation = (squares.sum::<f64>() / rates.len() as f64).sqrt();
-    (rates.len() >= 5 && deviation < STEADY).then(|| {
+    (rates.len() >= 5 && (model || deviation < STEADY)).then(|| {
         let cause = Cause::SteadyRate {
             rate,
             deviation,
             loss,
+            has_bbr: model,
         };
         Finding::new(Factor::RateLimit, network * NOT_CERTAIN, cause)
     })
@@ -183,6 +194,13 @@ fn limiter_by_signals(window: &Window<'_>, delta: &EventDelta, network: f64) -> 
         };
         Finding::new(Factor::RateLimit, network * certain, cause)
     })
+}
+
+/// Whether the mean round trip shows a queue. With a few segments in flight it shows only delayed
+/// acknowledgements.
+fn shows_queue(window: &Window<'_>) -> Option<bool> {
+    let in_flight = window.mean(|info| Some(info.unacked.into()))?;
+    Some(in_flight >= FEW && is_queued(window, NO_QUEUE)?)
 }
 
 /// Whether segments wait in a queue on average: the mean round trip exceeds `times` the shortest.
@@ -237,6 +255,11 @@ pub(super) fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
     let mss = f64::from(window.last().snd_mss);
     let mathis_bound = mss * MATHIS / (rtt * loss.sqrt());
     let rate = window.sent_rate();
+    // Loss does not slow a sender that delivers what its model of the path allows.
+    let model = control::model(window);
+    if model.is_some_and(|model| rate >= model.bandwidth * NEAR_BANDWIDTH) {
+        return None;
+    }
     let is_near = rate <= mathis_bound * NEAR_MATHIS;
     let certain = match (is_near, has_small_window) {
         (true, false) => 1.0,
@@ -250,6 +273,7 @@ pub(super) fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
         has_small_window,
         mathis_bound,
         rate,
+        has_bbr: model.is_some(),
     };
     Some(Finding::new(Factor::Loss, network * certain, cause))
 }

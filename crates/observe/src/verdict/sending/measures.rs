@@ -13,9 +13,15 @@ pub(super) const NOT_CERTAIN: f64 = 0.7;
 /// On a full path, which has at least a short queue, the round trip exceeds this multiple of the
 /// shortest.
 pub(super) const LINK_QUEUE: f64 = 1.1;
+/// The path is full if a sender that keeps a model of it delivers this share of the model's bandwidth
+/// or more. Below 1, because the model keeps the highest of the last ten round trips, and because
+/// segments are lost.
+pub(super) const NEAR_BANDWIDTH: f64 = 0.7;
 /// The minimum number of segments in flight for timing rules. With fewer, delayed acknowledgements
 /// make every answer late.
 pub(super) const MANY: f64 = 8.0;
+/// The congestion window is used up when at least this share of it is in flight.
+const IN_FLIGHT: f64 = 0.7;
 /// The minimum mean time since the last acknowledgement, in seconds, that shows bursts.
 const SILENT_SECONDS: f64 = 0.01;
 
@@ -24,12 +30,24 @@ pub(super) fn unanswered(window: &Window<'_>) -> f64 {
     window.often(|info| info.retransmits > 0 || info.backoff > 0)
 }
 
-/// Returns the shortest and the mean round trip, in seconds. The shortest is taken as the round
-/// trip without a queue.
+/// Returns the shortest and the mean round trip, in seconds. The shortest, of all connections to the
+/// peer, is taken as the round trip without a queue.
 pub(super) fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
-    let least = window.range(|info| info.min_rtt)?.0.as_secs_f64();
+    let shortest = window.shortest_rtt()?.as_secs_f64();
+    Some((shortest, window.mean_seconds(|info| info.rtt)?))
+}
+
+/// Like [`round_trips`], but the shortest is this connection's own: some of its round trips were that
+/// short, so what made others longer comes and goes.
+pub(super) fn own_round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
+    let shortest = window.range(|info| info.min_rtt)?.0.as_secs_f64();
     let mean = window.mean_seconds(|info| info.rtt)?;
-    (least > 0.0).then_some((least, mean))
+    (shortest > 0.0).then_some((shortest, mean))
+}
+
+/// Returns the share of the samples in which the congestion window was used up.
+pub(super) fn window_used_up(window: &Window<'_>) -> f64 {
+    window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT)
 }
 
 /// Whether acknowledgements come in bursts: the last one is older than `times` the mean gap between

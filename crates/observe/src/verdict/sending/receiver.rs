@@ -1,7 +1,8 @@
 //! Rules about the peer's window and the application that reads at the peer.
 
-use super::super::{Cause, Factor, Finding, LIKELY, LIKELY_MOST};
-use super::measures::{MANY, NOT_CERTAIN, is_answered_in_bursts, round_trips};
+use super::super::{Cause, Factor, Finding, LIKELY, LIKELY_MOST, NEAR_SCALE, widest_window};
+use super::control;
+use super::measures::{MANY, NOT_CERTAIN, is_answered_in_bursts, own_round_trips};
 use crate::window::{Shares, Window};
 
 /// The minimum share of the time in which the window of a slow reader is filling; other windows
@@ -20,29 +21,80 @@ const BURSTS: f64 = 2.0;
 const LATE_SECONDS: f64 = 0.01;
 /// The application reads slowly if the window falls below this share of its widest.
 const WINDOW_FALLS: f64 = 0.7;
+/// If the mean is known, too, a single fall counts only below this share: a buffer holds more or less
+/// data as the overhead of its segments changes.
+const WINDOW_CLOSES: f64 = 0.35;
+/// A sender is limited by a window of which it uses this share in each round trip.
+const WINDOW_USED: f64 = 0.7;
+/// The maximum mean share of the peer's buffer that holds unread data if its application keeps up.
+const UNREAD: f64 = 1.0 - WINDOW_FALLS;
+/// Acknowledgements are delayed for unread data only if that makes the window narrower. On a path
+/// that several flows share, bursts of acknowledgements leave the window as it is.
+const UNREAD_LITTLE: f64 = 0.02;
 
 /// Explains the time in which the peer's window was full: the peer's buffer is small, or its
-/// application does not read.
-pub(super) fn window(window: &Window<'_>, shares: Shares) -> Finding {
+/// application does not read. `paced`: the share of the time for which the window limits a sender
+/// that paces.
+pub(super) fn window(window: &Window<'_>, shares: Shares, paced: f64) -> Finding {
+    let limited = shares.receiver + paced;
     let range = window.range(|info| info.snd_wnd);
     let probes = window.range(|info| Some(info.probes)).unwrap_or_default().1;
     // A window smaller than a segment is closed, even if it never changes.
     let is_closed = range.is_some_and(|(least, _)| least < window.last().snd_mss);
-    if fell(window) || probes > 0 || is_closed {
-        return application(window, shares, 0.0);
-    }
-    let cause = Cause::PeerWindowSmall {
-        limited: shares.receiver,
-        window: range.map_or(0.0, |(_, widest)| widest.into()),
-        has_scaling: window.last().window_scales.is_some(),
+    // Only the widest window that the peer ever offered tells a reader that keeps its buffer full from
+    // a small buffer: both make the window steady.
+    let is_known = window.samples().last().is_some_and(|sample| {
+        let internals = sample.connection.internals;
+        internals.is_some_and(|internals| internals.max_window > 0)
+    });
+    let is_unread = window.unread_share().is_some_and(|share| share > UNREAD);
+    let falls_to = if is_known {
+        WINDOW_CLOSES
+    } else {
+        WINDOW_FALLS
     };
-    Finding::new(Factor::ReceiveBuffer, shares.receiver, cause)
+    if fell(window, falls_to) || is_unread || probes > 0 || is_closed {
+        return application(window, shares, paced);
+    }
+    let widest = range.map_or(0.0, |(_, widest)| f64::from(widest));
+    let scale = window.last().window_scales.map(|(peers, _)| peers);
+    let bound = widest_window(scale);
+    let cause = Cause::PeerWindowSmall {
+        limited,
+        window: widest,
+        has_scaling: scale.is_some(),
+        scale_bound: (widest >= bound * NEAR_SCALE).then_some(bound),
+    };
+    let at_most = if is_known { 1.0 } else { LIKELY_MOST };
+    Finding::new(Factor::ReceiveBuffer, limited.min(at_most), cause)
 }
 
 /// Whether the window was filling for much of the time and was full at times, so that the mean rate
 /// is the reader's.
 pub(super) fn is_filled(window: &Window<'_>, shares: Shares) -> bool {
     shares.receiver > USED_UP && window.filled() > FILLED
+}
+
+/// Whether the window was far below the widest that the peer ever offered, on average, and used up at
+/// times: a reader that reads in parts leaves a part of its buffer full. A descheduled peer does so,
+/// too.
+pub(super) fn is_unread(window: &Window<'_>, shares: Shares) -> bool {
+    let is_narrow = || window.unread_share().is_some_and(|share| share > UNREAD);
+    shares.receiver > USED_UP && is_narrow()
+}
+
+/// Returns the share of the network's time for which the peer's window limits a sender that paces at
+/// the bandwidth it has measured: what it measured is then what the window lets through.
+pub(super) fn paced_by_window(window: &Window<'_>, shares: Shares, network: f64) -> f64 {
+    let carried = || {
+        let in_flight = window.sent_rate() * window.mean_seconds(|info| info.rtt)?;
+        let offered = window.mean(|info| info.snd_wnd.map(f64::from))?;
+        Some(in_flight >= offered * WINDOW_USED)
+    };
+    let limits = shares.receiver > USED_UP
+        && control::is_model_based(window)
+        && carried().unwrap_or_default();
+    if limits { network } else { 0.0 }
 }
 
 /// Attributes a likely share of the network's time to the reader. While the window fills, the
@@ -69,13 +121,14 @@ pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> 
 /// when the window would not grow). So a late reader lengthens round trips and causes bursts of
 /// acknowledgements long before its buffer is full. A descheduled peer is silent for longer.
 pub(super) fn acknowledges_late(window: &Window<'_>, network: f64) -> Option<Finding> {
-    let (min_rtt, rtt) = round_trips(window)?;
+    let (min_rtt, rtt) = own_round_trips(window)?;
     // Without events the longest round trip is unknown: samples contain only the smoothed one.
-    let delta = window.event_delta().filter(|delta| delta.0.rtts > 0)?;
-    let max_rtt = delta.0.rtt_most.as_secs_f64();
+    let max_rtt = window.longest_rtt()?.as_secs_f64();
+    let unread = window.unread_share()?;
     let in_flight = window.mean(|info| Some(info.unacked.into()))?;
     let since_last_ack = window.mean_seconds(|info| Some(info.last_ack_recv))?;
     (in_flight >= MANY
+        && unread > UNREAD_LITTLE
         && is_answered_in_bursts(window, BURSTS)
         && rtt > min_rtt + LATE_SECONDS
         && max_rtt < min_rtt + DELAYED_SECONDS)
@@ -91,14 +144,14 @@ pub(super) fn acknowledges_late(window: &Window<'_>, network: f64) -> Option<Fin
         })
 }
 
-/// Whether the peer's window ever shrank far below its earlier size.
-fn fell(window: &Window<'_>) -> bool {
+/// Whether the peer's window ever shrank below this share of its earlier size.
+fn fell(window: &Window<'_>, share: f64) -> bool {
     let mut widest = 0.0;
     window
         .infos()
         .filter_map(|info| info.snd_wnd)
         .any(|snd_wnd| {
             widest = f64::max(widest, snd_wnd.into());
-            f64::from(snd_wnd) < widest * WINDOW_FALLS
+            f64::from(snd_wnd) < widest * share
         })
 }

@@ -5,7 +5,21 @@ use super::*;
 #[test]
 fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
     let limited = |look: u64, info: &mut TcpInfo| info.rwnd_limited = of_half_seconds(look, 0.95);
-    let stands = found(&sender(limited));
+    // The widest window that the peer ever offered is unknown.
+    assert_eq!(found(&sender(limited)).confidence, Confidence::Likely);
+    let offered = |widest: u32| {
+        let mut samples = sender(limited);
+        for sample in &mut samples {
+            sample.connection.internals = Some(Internals {
+                max_window: widest,
+                ..Internals::default()
+            });
+        }
+        found(&samples)
+    };
+    // A reader keeps most of the buffer full at all times.
+    assert_eq!(offered(3 << 20).factor, Factor::ReceiverApplication);
+    let stands = offered(1 << 20);
     assert_eq!(
         (stands.factor, stands.confidence),
         (Factor::ReceiveBuffer, Confidence::Sure)
@@ -29,6 +43,15 @@ fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
         (info.snd_wnd, info.window_scales) = (Some(65535), None);
     }));
     assert!(unscaled.remedy().unwrap().contains("no window scaling"));
+    let scaled = |scale: u8| {
+        let found = found(&sender(|look, info| {
+            limited(look, info);
+            (info.snd_wnd, info.window_scales) = (Some(130_000), Some((scale, 7)));
+        }));
+        found.remedy().unwrap()
+    };
+    assert!(scaled(1).contains("new connection"), "{}", scaled(1));
+    assert!(!scaled(2).contains("new connection"), "{}", scaled(2));
 }
 
 #[test]
@@ -42,6 +65,27 @@ fn a_window_that_stays_closed_is_a_slow_reader() {
         (found.factor, found.confidence),
         (Factor::ReceiverApplication, Confidence::Sure)
     );
+}
+
+#[test]
+fn a_window_far_below_the_widest_is_a_reader_that_keeps_a_part_of_its_buffer_full() {
+    let of = |widest: u32, limited: f64| {
+        let mut samples = sender(|look, info| {
+            info.rwnd_limited = of_half_seconds(look, limited);
+            info.snd_wnd = Some(300_000);
+        });
+        for sample in &mut samples {
+            sample.connection.internals = Some(Internals {
+                max_window: widest,
+                ..Internals::default()
+            });
+        }
+        found(&samples).factor
+    };
+    assert_eq!(of(600_000, 0.1), Factor::ReceiverApplication);
+    assert_eq!(of(400_000, 0.1), Factor::Link);
+    // The window is never used up.
+    assert_eq!(of(600_000, 0.0), Factor::Link);
 }
 
 /// Samples of a sender whose peer reads every fifth scan all data that has arrived since;
@@ -72,16 +116,18 @@ fn a_window_that_fills_and_is_used_up_is_a_slow_reader_also_while_the_network_li
 
 #[test]
 fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_descheduled_peer() {
-    let late = |longest: u64, silent: u64| {
-        let mut samples = sender(|_, info| {
+    let late = |longest: u64, silent: u64, unread: u32| {
+        let mut samples = sender(|look, info| {
             info.unacked = 40;
             info.rtt = Some(Duration::from_millis(longest));
             info.rttvar = Some(Duration::from_millis(longest / 2));
             info.last_ack_recv = Duration::from_millis(silent);
+            info.snd_wnd = Some((1 << 20) - look as u32 % 2 * unread);
         });
         let events = Events {
             rtts: 100,
-            rtt_most: Duration::from_millis(longest),
+            rtt_most: Duration::from_millis(1000),
+            rtt_most_recent: Duration::from_millis(longest),
             ..Events::default()
         };
         for (look, sample) in samples.iter_mut().enumerate() {
@@ -93,12 +139,14 @@ fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_deschedule
         }
         found(&samples)
     };
-    let reader = late(55, 25);
+    let reader = late(55, 25, 1 << 17);
     assert_eq!(
         (reader.factor, reader.confidence),
         (Factor::ReceiverApplication, Confidence::Likely)
     );
-    assert_eq!(late(90, 25).factor, Factor::Descheduled);
+    assert_eq!(late(90, 25, 1 << 17).factor, Factor::Descheduled);
+    // The window does not become narrower: nothing waits to be read.
+    assert_eq!(late(55, 25, 0).factor, Factor::Descheduled);
     // Evenly spaced acknowledgements, as from a queue.
-    assert_eq!(late(55, 2).factor, Factor::Descheduled);
+    assert_eq!(late(55, 2, 1 << 17).factor, Factor::Descheduled);
 }

@@ -1,0 +1,65 @@
+//! What the state of the congestion control says about the path.
+//!
+//! Cubic and Reno keep a window that they widen until segments are lost. BBR keeps a model of the
+//! path, its bandwidth and its round trip, and paces at that bandwidth. Its window is twice what the
+//! path holds, so it is never used up; its slow start threshold stays infinite; and it keeps no
+//! queue. So the window tells nothing about a sender with BBR, and the model tells whether the path
+//! is full.
+
+use taut_sys::sock_diag::Bbr;
+
+use crate::window::{Sample, Window};
+
+/// BBR starts with a pacing gain of 2.89 (2.77 in its third version), and later probes with at most
+/// 1.25, in units of [`Bbr::UNIT`].
+const STARTUP_GAIN: u32 = Bbr::UNIT * 2;
+
+/// The model of the path that a sender keeps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Model {
+    /// The bandwidth of the path for this connection, in bytes a second, on average.
+    pub(super) bandwidth: f64,
+    /// The share of the samples in which the bandwidth was still searched for (STARTUP).
+    pub(super) startup: f64,
+}
+
+/// Returns the model of the path; `None` if the congestion control keeps none.
+pub(super) fn model(window: &Window<'_>) -> Option<Model> {
+    if !is_model_based(window) {
+        return None;
+    }
+    let states = || {
+        let samples = window.samples().iter();
+        samples.filter_map(|sample| sample.connection.bbr)
+    };
+    let count = states().count() as f64;
+    if count > 0.0 {
+        return Some(Model {
+            bandwidth: states().map(|bbr| bbr.bandwidth as f64).sum::<f64>() / count,
+            startup: states()
+                .filter(|bbr| bbr.pacing_gain >= STARTUP_GAIN)
+                .count() as f64
+                / count,
+        });
+    }
+    // Another version of BBR may not report its state; it paces at the bandwidth.
+    Some(Model {
+        bandwidth: window.mean(|info| info.pacing_rate.map(|rate| rate as f64))?,
+        startup: 0.0,
+    })
+}
+
+/// Whether the congestion control keeps a model of the path.
+pub(super) fn is_model_based(window: &Window<'_>) -> bool {
+    window
+        .samples()
+        .last()
+        .is_some_and(|sample| has_model(sample))
+}
+
+/// The same of one sample.
+pub(super) fn has_model(sample: &Sample) -> bool {
+    let connection = &sample.connection;
+    let name = connection.congestion_control;
+    connection.bbr.is_some() || name.is_some_and(|name| name.as_str().starts_with("bbr"))
+}
