@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::experiment::guests::gate::{Gate, Sharers};
 use crate::experiment::guests::guest::Guest;
@@ -28,8 +29,13 @@ pub(super) struct Away {
 
 impl Away {
     /// Boots a guest on a bridge with the link of `client`. `sharers` guests share its core, itself
-    /// included. At first the guest runs all the time.
-    pub(super) fn boot(world: &World, sharers: usize, seed: u64) -> io::Result<Self> {
+    /// included, and each has it for a `slice` in its turn. At first the guest runs all the time.
+    pub(super) fn boot(
+        world: &World,
+        sharers: usize,
+        slice: Duration,
+        seed: u64,
+    ) -> io::Result<Self> {
         let (server, client) = (world.host("server"), world.host("client"));
         lay_out_alone(server, client)?;
         let guest = Guest {
@@ -49,7 +55,10 @@ impl Away {
         Ok(Self {
             gate,
             guest,
-            shape: Shape::of(sharers, false),
+            shape: Shape {
+                guest: slice,
+                ..Shape::of(sharers, false)
+            },
             seed,
         })
     }

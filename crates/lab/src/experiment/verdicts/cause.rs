@@ -5,6 +5,8 @@ use std::time::Duration;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
 
+use super::family::{Family, Part};
+use super::reader::Pace;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 
@@ -51,7 +53,7 @@ pub(super) enum Cause {
     NoAnswer,
     /// A bottleneck has a queue of the right length; observed at the sender.
     Link,
-    /// A bottleneck has a queue of the right length; observed at the receiver.
+    /// nginx sends slowly (`limit_rate`); observed at the receiver.
     Elsewhere,
     /// The server is a guest that shares a core with others; observed at the server.
     DescheduledSender,
@@ -69,6 +71,7 @@ pub(super) enum End {
 /// One run: a cause and its parameters, which the seed determines.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Case {
+    pub(super) family: Family,
     pub(super) cause: Cause,
     /// The seed of the link's losses.
     pub(super) seed: u64,
@@ -81,6 +84,12 @@ pub(super) struct Case {
     /// The cause's parameter: the bytes per second of an application or of pacing, or the bytes of
     /// a buffer, of a file, or of the narrow link's packets.
     pub(super) knob: u64,
+    /// The number of flows that share the bottleneck.
+    pub(super) flows: u64,
+    /// The mean time from one part to the next of a reader that reads in parts.
+    pub(super) period: Duration,
+    /// The slice of a core that a guest has in its turn.
+    pub(super) slice: Duration,
 }
 
 // === impl Cause ===
@@ -134,7 +143,7 @@ impl Cause {
             Self::Cut => "cut",
             Self::NoAnswer => "no answer",
             Self::Link => "link",
-            Self::Elsewhere => "link (seen by the receiver)",
+            Self::Elsewhere => "slow sender (seen by the receiver)",
             Self::DescheduledSender => "descheduled guest that sends",
         }
     }
@@ -194,7 +203,7 @@ impl Cause {
     /// Returns the range of the bottleneck's use, as a share, if the world works as intended.
     pub(super) fn expected_use(self) -> (f64, f64) {
         match self {
-            Self::Queue | Self::Link | Self::Elsewhere => (0.8, 1.05),
+            Self::Queue | Self::Link => (0.8, 1.05),
             Self::SlowStart | Self::MtuProbing => (0.0, 1.05),
             Self::Idle | Self::Cut | Self::NoAnswer | Self::BlackHole => (0.0, 0.05),
             _ => (0.0, 0.75),
@@ -205,10 +214,11 @@ impl Cause {
 // === impl Case ===
 
 impl Case {
-    /// Returns the `run`th run of a cause.
-    pub(super) fn of(cause: Cause, seed: u64, run: usize) -> Self {
-        let mut draw = Draw::new(seed, cause, run);
+    /// Returns the `run`th run of a cause in a family.
+    pub(super) fn of(Part { family, cause }: Part, seed: u64, run: usize) -> Self {
+        let mut draw = Draw::new(seed, family, cause, run);
         let millis = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let near = family.is_near();
         let (round_trip, rate) = match cause {
             // Buffers and losses limit connections on paths with a large bandwidth-delay product.
             Cause::SendBuffer
@@ -217,8 +227,9 @@ impl Case {
             | Cause::NoScaling => (draw.within(60.0, 200.0), draw.within(20.0, 60.0)),
             Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
             Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
+            Cause::Queue if near => (draw.within(60.0, 120.0), draw.within(8.0, 20.0)),
             Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
-            Cause::Link | Cause::Elsewhere => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
+            Cause::Link => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
             Cause::Descheduled | Cause::DescheduledSender => {
                 (draw.within(0.2, 4.0), draw.within(400.0, 1000.0))
             }
@@ -228,10 +239,12 @@ impl Case {
         let rate = BitsPerSecond((rate * 1e6) as u64);
         let path = rate.in_time(round_trip).0;
         let queue = match cause {
+            // Shorter than the path, and long for those who wait.
+            Cause::Queue if near => rate.in_time(round_trip.mul_f64(draw.within(0.9, 1.2))).0,
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
             // CUBIC needs this queue to keep a path full (it reduces its window by 0.3). It is less
             // than twice the path.
-            Cause::Link | Cause::Elsewhere => (path as f64 * draw.within(0.6, 0.9)) as u64,
+            Cause::Link => (path as f64 * draw.within(0.6, 0.9)) as u64,
             Cause::SlowStart => 4 * path,
             // The path is no bottleneck: the guest is.
             Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
@@ -241,13 +254,22 @@ impl Case {
             (of as f64 * draw.within(from, to)) as u64
         };
         let knob = match cause {
+            Cause::SlowReader | Cause::SlowReaderHere if family.reads_in_parts() => {
+                share(&mut draw, rate.0 / 8, 0.6, 0.9)
+            }
             Cause::SlowSender
+            | Cause::Elsewhere
             | Cause::SlowReader
             | Cause::SlowReaderHere
             | Cause::Pacing
-            | Cause::Policer => share(&mut draw, rate.0 / 8, 0.05, 0.4),
+            | Cause::Policer => {
+                let (least, most) = if near { (0.4, 0.8) } else { (0.05, 0.4) };
+                share(&mut draw, rate.0 / 8, least, most)
+            }
             // The kernel doubles the size for its overhead, and no buffer is less than 4608 bytes.
+            Cause::SendBuffer if near => share(&mut draw, path, 0.2, 0.35).max(8192),
             Cause::SendBuffer => share(&mut draw, path, 0.05, 0.2).max(8192),
+            Cause::ReceiveBuffer if near => share(&mut draw, path, 0.4, 0.65).max(16_384),
             Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
                 share(&mut draw, path, 0.1, 0.4).max(16_384)
             }
@@ -258,6 +280,7 @@ impl Case {
             _ => 0,
         };
         Self {
+            family,
             cause,
             seed: draw.random.next_u64(),
             round_trip,
@@ -268,7 +291,36 @@ impl Case {
                 _ => 0.0,
             },
             knob,
+            flows: match family.shares() {
+                true => 2 + draw.random.next_u64() % 3,
+                false => 1,
+            },
+            period: match family.reads_in_parts() {
+                true => millis(draw.within(2.0, 200.0)),
+                false => Duration::ZERO,
+            },
+            slice: match family {
+                Family::Slices => millis(draw.within(10.0, 100.0)),
+                _ => millis(30.0),
+            },
         }
+    }
+
+    /// Returns the cause and the family.
+    pub(super) fn part(&self) -> Part {
+        Part {
+            family: self.family,
+            cause: self.cause,
+        }
+    }
+
+    /// Returns how the client reads, if it reads in parts.
+    pub(super) fn pace(&self) -> Option<Pace> {
+        self.family.reads_in_parts().then_some(Pace {
+            rate: self.knob,
+            period: self.period,
+            seed: self.seed,
+        })
     }
 
     /// Returns the link with the bottleneck, from the sender.
@@ -296,9 +348,9 @@ struct Draw {
 // === impl Draw ===
 
 impl Draw {
-    fn new(seed: u64, cause: Cause, run: usize) -> Self {
-        // The seeds are far apart, so that neither causes nor runs share a stream.
-        let own = (cause as u64 + 1) << 32 | run as u64;
+    fn new(seed: u64, family: Family, cause: Cause, run: usize) -> Self {
+        // The seeds are far apart, so that neither families, causes nor runs share a stream.
+        let own = (family as u64) << 48 | (cause as u64 + 1) << 32 | run as u64;
         Self {
             random: Pcg64Mcg::seed_from_u64(seed ^ own.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         }
@@ -317,28 +369,28 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_and_another_another() {
-        for cause in Cause::ALL {
-            assert_eq!(Case::of(cause, 1, 3), Case::of(cause, 1, 3));
-            assert_ne!(Case::of(cause, 1, 3), Case::of(cause, 2, 3));
-            assert_ne!(Case::of(cause, 1, 3), Case::of(cause, 1, 4));
+        for part in Part::all() {
+            assert_eq!(Case::of(part, 1, 3), Case::of(part, 1, 3));
+            assert_ne!(Case::of(part, 1, 3), Case::of(part, 2, 3));
+            assert_ne!(Case::of(part, 1, 3), Case::of(part, 1, 4));
         }
     }
 
     #[test]
     fn every_case_is_one_that_its_cause_limits() {
-        for cause in Cause::ALL {
+        for part in Part::all() {
             for run in 0..200 {
-                let case = Case::of(cause, 7, run);
+                let case = Case::of(part, 7, run);
                 assert_eq!(case.link().fault(), None, "{case:?}");
                 let path = case.rate.in_time(case.round_trip).0;
-                match cause {
+                match part.cause {
                     // The kernel doubles the size; half of the doubled size is payload.
                     Cause::SendBuffer => assert!(case.knob * 2 < path, "{case:?}"),
                     Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
-                        assert!(case.knob < path / 2, "{case:?}");
+                        assert!(case.knob < path * 2 / 3, "{case:?}");
                     }
                     Cause::NoScaling => assert!(65_535 < path * 3 / 4, "{case:?}"),
-                    Cause::Loss => {
+                    Cause::Loss if part.family != Family::Bbr => {
                         let mathis =
                             1448.0 * 1.22 / (case.round_trip.as_secs_f64() * case.loss.sqrt());
                         assert!(mathis * 8.0 < case.rate.0 as f64, "{case:?}");

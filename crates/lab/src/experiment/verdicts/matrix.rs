@@ -2,84 +2,77 @@
 
 use std::collections::BTreeMap;
 
-use super::cause::Cause;
+use super::family::Part;
 
 /// The verdict of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Said {
     /// The factor, as `taut why --json` writes it.
     pub(super) factor: String,
-    /// Whether the verdict was certain.
-    pub(super) sure: bool,
+    /// Its confidence, as `taut why --json` writes it.
+    pub(super) confidence: String,
 }
 
 /// A confusion matrix.
 #[derive(Debug, Default)]
 pub(super) struct Matrix {
-    said: BTreeMap<Cause, Vec<Said>>,
+    said: BTreeMap<Part, Vec<Said>>,
 }
 
 // === impl Matrix ===
 
 impl Matrix {
-    pub(super) fn add(&mut self, cause: Cause, said: Said) {
-        self.said.entry(cause).or_default().push(said);
+    pub(super) fn add(&mut self, part: Part, said: Said) {
+        self.said.entry(part).or_default().push(said);
     }
 
-    /// Returns the number of runs of a cause, and the number of right verdicts.
-    fn right(&self, cause: Cause) -> (usize, usize) {
-        let said = self.said.get(&cause).map_or(&[][..], Vec::as_slice);
-        let right = said.iter().filter(|said| said.factor == cause.factor());
-        (said.len(), right.count())
+    fn runs(&self) -> impl Iterator<Item = (Part, &Said)> {
+        let parts = self.said.iter();
+        parts.flat_map(|(part, said)| said.iter().map(move |said| (*part, said)))
     }
 
-    /// Returns the share of right verdicts in all runs.
-    pub(super) fn accuracy(&self) -> f64 {
-        let each = self.said.keys().map(|cause| self.right(*cause));
-        let (runs, right) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+    /// Returns the share of right verdicts in the runs that `of` selects; NaN without any.
+    pub(super) fn accuracy(&self, of: impl Fn(Part, &Said) -> bool) -> f64 {
+        let (mut runs, mut right) = (0, 0);
+        for (part, said) in self.runs().filter(|(part, said)| of(*part, said)) {
+            runs += 1;
+            right += usize::from(said.factor == part.factor());
+        }
         share(right, runs)
     }
 
-    /// Returns the share of right verdicts on one cause.
-    pub(super) fn accuracy_of(&self, cause: Cause) -> f64 {
-        let (runs, right) = self.right(cause);
-        share(right, runs)
-    }
-
-    /// Returns the cause with the smallest share of right verdicts, and that share.
-    pub(super) fn worst(&self) -> Option<(Cause, f64)> {
-        let each = self
-            .said
-            .keys()
-            .map(|cause| (*cause, self.accuracy_of(*cause)));
+    /// Returns the group with the smallest share of right verdicts, and that share. `group` gives
+    /// the group of each part; parts without one do not count.
+    pub(super) fn worst<G: Ord + Copy>(
+        &self,
+        group: impl Fn(Part) -> Option<G>,
+    ) -> Option<(G, f64)> {
+        let mut groups: Vec<G> = self.said.keys().filter_map(|part| group(*part)).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let each = groups
+            .into_iter()
+            .map(|of| (of, self.accuracy(|part, _| group(part) == Some(of))));
         each.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// Returns the share of all runs whose verdict was certain and wrong.
+    /// Returns the share of all runs whose verdict was sure and wrong.
     pub(super) fn confident_wrong_rate(&self) -> f64 {
-        let all = self
-            .said
-            .iter()
-            .flat_map(|(cause, said)| said.iter().map(move |s| (cause, s)));
-        let (mut runs, mut wrong) = (0, 0);
-        for (cause, said) in all {
-            runs += 1;
-            wrong += usize::from(said.sure && said.factor != cause.factor());
-        }
-        share(wrong, runs)
+        let wrong = self
+            .runs()
+            .filter(|(part, said)| said.confidence == "sure" && said.factor != part.factor());
+        share(wrong.count(), self.runs().count())
     }
 
-    /// Returns each cause, each factor in its verdicts, and the number of those verdicts.
-    pub(super) fn cells(&self) -> Vec<(Cause, &str, usize)> {
-        let mut cells: BTreeMap<(Cause, &str), usize> = BTreeMap::new();
-        for (cause, said) in &self.said {
-            for said in said {
-                *cells.entry((*cause, &said.factor)).or_default() += 1;
-            }
+    /// Returns each part, each factor in its verdicts, and the number of those verdicts.
+    pub(super) fn cells(&self) -> Vec<(Part, &str, usize)> {
+        let mut cells: BTreeMap<(Part, &str), usize> = BTreeMap::new();
+        for (part, said) in self.runs() {
+            *cells.entry((part, &said.factor)).or_default() += 1;
         }
         cells
             .into_iter()
-            .map(|((cause, factor), count)| (cause, factor, count))
+            .map(|((part, factor), count)| (part, factor, count))
             .collect()
     }
 }
@@ -93,37 +86,59 @@ fn share(part: usize, of: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cause::Cause;
+    use super::super::family::Family;
     use super::*;
 
-    fn said(factor: &str, sure: bool) -> Said {
+    fn said(factor: &str, confidence: &str) -> Said {
         Said {
             factor: factor.to_owned(),
-            sure,
+            confidence: confidence.to_owned(),
         }
+    }
+
+    fn part(family: Family, cause: Cause) -> Part {
+        Part { family, cause }
     }
 
     #[test]
     fn shares_are_of_what_was_said() {
         let mut matrix = Matrix::default();
-        matrix.add(Cause::Loss, said("loss", true));
-        matrix.add(Cause::Loss, said("link", false));
-        matrix.add(Cause::Link, said("loss", true));
-        matrix.add(Cause::Link, said("link", true));
-        matrix.add(Cause::Link, said("link", true));
-        matrix.add(Cause::Link, said("link", false));
-        assert_eq!(matrix.accuracy(), 4.0 / 6.0);
-        assert_eq!(matrix.worst(), Some((Cause::Loss, 0.5)));
-        assert_eq!(matrix.accuracy_of(Cause::Link), 0.75);
+        let (loss, link) = (
+            part(Family::Cubic, Cause::Loss),
+            part(Family::Cubic, Cause::Link),
+        );
+        matrix.add(loss, said("loss", "sure"));
+        matrix.add(loss, said("link", "likely"));
+        matrix.add(link, said("loss", "sure"));
+        matrix.add(link, said("link", "sure"));
+        matrix.add(link, said("link", "sure"));
+        matrix.add(link, said("link", "likely"));
+        assert_eq!(matrix.accuracy(|_, _| true), 4.0 / 6.0);
+        assert_eq!(matrix.accuracy(|part, _| part == link), 0.75);
+        assert_eq!(matrix.accuracy(|_, said| said.confidence == "sure"), 0.75);
+        let worst = matrix.worst(|part| Some(part.cause));
+        assert_eq!(worst, Some((Cause::Loss, 0.5)));
         assert_eq!(matrix.confident_wrong_rate(), 1.0 / 6.0);
         let cells = matrix.cells();
         assert_eq!(cells.iter().map(|(.., count)| count).sum::<usize>(), 6);
-        assert!(cells.contains(&(Cause::Link, "loss", 1)));
+        assert!(cells.contains(&(link, "loss", 1)));
+    }
+
+    #[test]
+    fn the_same_verdict_is_right_in_one_family_and_wrong_in_another() {
+        let mut matrix = Matrix::default();
+        matrix.add(part(Family::Bbr, Cause::Loss), said("link", "sure"));
+        matrix.add(part(Family::Reno, Cause::Loss), said("link", "sure"));
+        assert_eq!(matrix.accuracy(|part, _| part.family == Family::Bbr), 1.0);
+        let worst = matrix.worst(|part| Some(part.family));
+        assert_eq!(worst, Some((Family::Reno, 0.0)));
     }
 
     #[test]
     fn of_nothing_there_is_no_share() {
         let matrix = Matrix::default();
-        assert!(matrix.accuracy().is_nan());
-        assert_eq!(matrix.worst(), None);
+        assert!(matrix.accuracy(|_, _| true).is_nan());
+        assert_eq!(matrix.worst(|part| Some(part.cause)), None);
     }
 }

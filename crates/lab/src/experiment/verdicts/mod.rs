@@ -3,7 +3,9 @@
 
 mod away;
 mod cause;
+mod family;
 mod matrix;
+mod reader;
 mod stage;
 
 use std::collections::BTreeMap;
@@ -16,7 +18,8 @@ use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use cause::{Case, Cause};
-use matrix::Matrix;
+use family::{Family, Part};
+use matrix::{Matrix, Said};
 use stage::Shown;
 
 /// The entry in the list of experiments.
@@ -27,8 +30,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Runs of each cause.
-const RUNS: usize = 20;
+/// Runs of each cause in each family. More would take longer than 20 minutes.
+const RUNS: usize = 4;
 /// The number of concurrent worlds. Each world spends most of its time waiting.
 const AT_A_TIME: usize = 4;
 /// The number of wrong verdicts that are described.
@@ -42,8 +45,8 @@ struct Done {
 }
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
-    let causes = causes(request.only.as_deref());
-    if causes.is_empty() {
+    let parts = parts(request);
+    if parts.is_empty() {
         return Err(ExperimentError::NoPart(
             request.only.clone().unwrap_or_default(),
         ));
@@ -57,9 +60,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         program::NFT,
         uml::KERNEL,
     ])?;
-    // The order is random, so that other work of the machine affects all causes equally.
-    let plan: Vec<(usize, Cause)> = (0..runs)
-        .flat_map(|number| causes.iter().map(move |cause| (number, *cause)))
+    // Other work of the machine affects all parts equally.
+    let plan: Vec<(usize, Part)> = (0..runs)
+        .flat_map(|number| parts.iter().map(move |part| (number, *part)))
         .collect();
     let done = run_all(&plan, request)?;
     let mut environment = Environment::here();
@@ -67,26 +70,42 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &done))
 }
 
-/// Returns the causes whose name contains `only`, or all causes.
-fn causes(only: Option<&str>) -> Vec<Cause> {
-    let all = Cause::ALL.into_iter();
-    all.filter(|cause| only.is_none_or(|only| cause.name().contains(only)))
-        .collect()
+/// Returns the parts to run: those whose names contain one of the requested texts, which commas
+/// separate; or all, of which the short form has one for each cause, from another family each time.
+fn parts(request: &Request) -> Vec<Part> {
+    let all = Part::all();
+    match &request.only {
+        Some(only) => {
+            let is_wanted = |part: &Part| {
+                let name = part.name();
+                only.split(',').any(|text| name.contains(text.trim()))
+            };
+            all.into_iter().filter(is_wanted).collect()
+        }
+        None if request.quick => {
+            let one = |(index, cause): (usize, Cause)| {
+                let of: Vec<_> = all.iter().filter(|part| part.cause == cause).collect();
+                of.get(index % of.len().max(1)).map(|part| **part)
+            };
+            Cause::ALL.into_iter().enumerate().filter_map(one).collect()
+        }
+        None => all,
+    }
 }
 
 /// Runs [`AT_A_TIME`] worlds at a time. The first error ends all of them.
-fn run_all(plan: &[(usize, Cause)], request: &Request) -> Result<Vec<Done>, ExperimentError> {
+fn run_all(plan: &[(usize, Part)], request: &Request) -> Result<Vec<Done>, ExperimentError> {
     let progress = Progress::new("verdicts: runs", plan.len() as u64);
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 loop {
-                    let Some(&(number, cause)) = plan.get(next.fetch_add(1, Ordering::Relaxed))
+                    let Some(&(number, part)) = plan.get(next.fetch_add(1, Ordering::Relaxed))
                     else {
                         return;
                     };
-                    let case = Case::of(cause, request.seed, number);
+                    let case = Case::of(part, request.seed, number);
                     let done = stage::run(&case, request).map(|shown| Done {
                         case,
                         number,
@@ -104,7 +123,7 @@ fn run_all(plan: &[(usize, Cause)], request: &Request) -> Result<Vec<Done>, Expe
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut done = results.into_iter().collect::<Result<Vec<_>, _>>()?;
-    done.sort_by_key(|done| (done.case.cause, done.number));
+    done.sort_by_key(|done| (done.case.part(), done.number));
     Ok(done)
 }
 
@@ -112,8 +131,8 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     let mut matrix = Matrix::default();
     let (mut astray, mut notes) = (0, Vec::new());
     for Done { case, shown, .. } in done {
-        matrix.add(case.cause, shown.said.clone());
-        let (least, most) = case.cause.expected_use();
+        matrix.add(case.part(), shown.said.clone());
+        let (least, most) = case.part().expected_use();
         if !(least..=most).contains(&shown.used) {
             astray += 1;
             notes.push(format!(
@@ -124,21 +143,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         }
     }
     notes.extend(wrong(done));
-    let mut headline = BTreeMap::from([
-        ("accuracy".to_owned(), matrix.accuracy()),
-        (
-            "confident_wrong_rate".to_owned(),
-            matrix.confident_wrong_rate(),
-        ),
-        ("runs".to_owned(), done.len() as f64),
-    ]);
-    if let Some((cause, share)) = matrix.worst() {
-        headline.insert("worst_cause_accuracy".to_owned(), share);
-        notes.push(format!(
-            "worst_cause_accuracy is that of `{}`.",
-            cause.name()
-        ));
-    }
+    let headline = headline(&matrix, done.len(), &mut notes);
     notes.push(
         "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come \
          from the seed. In the series `verdicts`, columns are verdicts and rows are causes; `(seen \
@@ -148,15 +153,15 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     let verdicts = matrix
         .cells()
         .into_iter()
-        .filter_map(|(cause, factor, count)| {
-            let name = format!("{factor}/{}", cause.name());
+        .filter_map(|(part, factor, count)| {
+            let name = format!("{factor}/{}", part.name());
             Series::of(&name, "verdicts", "runs", vec![count as f64])
         });
-    let used = Cause::ALL.into_iter().filter_map(|cause| {
-        let of = done.iter().filter(|done| done.case.cause == cause);
+    let used = Part::all().into_iter().filter_map(|part| {
+        let of = done.iter().filter(|done| done.case.part() == part);
         let used = of.map(|done| done.shown.used).collect();
         Series::of(
-            &format!("used/{}", cause.name()),
+            &format!("used/{}", part.name()),
             "bottleneck",
             "share",
             used,
@@ -176,11 +181,53 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     }
 }
 
+/// Returns the figures of the matrix, and adds notes on the worst.
+fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<String, f64> {
+    let is_left_out = |part: Part| part.family.is_left_out();
+    let said = |confidence: &str| matrix.accuracy(|_, said| said.confidence == confidence);
+    let mut headline = BTreeMap::from([
+        ("accuracy".to_owned(), matrix.accuracy(|_, _| true)),
+        (
+            "heldout_accuracy".to_owned(),
+            matrix.accuracy(|part, _| is_left_out(part)),
+        ),
+        ("sure_right".to_owned(), said("sure")),
+        ("likely_right".to_owned(), said("likely")),
+        (
+            "confident_wrong_rate".to_owned(),
+            matrix.confident_wrong_rate(),
+        ),
+        ("runs".to_owned(), runs as f64),
+    ]);
+    let mut worst = |key: &str, found: Option<(&str, f64)>| {
+        if let Some((name, share)) = found {
+            headline.insert(key.to_owned(), share);
+            notes.push(format!("{key} is that of `{name}`."));
+        }
+    };
+    let cause = |found: Option<(Cause, f64)>| found.map(|(cause, share)| (cause.name(), share));
+    worst(
+        "worst_cause_accuracy",
+        cause(matrix.worst(|part| Some(part.cause))),
+    );
+    worst(
+        "heldout_worst_cause",
+        cause(matrix.worst(|part| is_left_out(part).then_some(part.cause))),
+    );
+    let family = matrix.worst(|part| is_left_out(part).then_some(part.family));
+    worst(
+        "heldout_worst_family",
+        family.map(|(family, share): (Family, f64)| (family.name(), share)),
+    );
+    headline.retain(|_, share| !share.is_nan());
+    headline
+}
+
 /// Describes the wrong verdicts.
 fn wrong(done: &[Done]) -> Vec<String> {
     let wrong = done
         .iter()
-        .filter(|done| done.shown.said.factor != done.case.cause.factor());
+        .filter(|done| done.shown.said.factor != done.case.part().factor());
     wrong
         .take(TOLD)
         .map(
@@ -189,13 +236,11 @@ fn wrong(done: &[Done]) -> Vec<String> {
                  number,
                  shown,
              }| {
-                let doubt = if shown.said.sure {
-                    "certainly"
-                } else {
-                    "possibly"
-                };
-                let factor = &shown.said.factor;
-                format!("Run {number}: {}: {doubt} {factor}.", case.described())
+                let Said { factor, confidence } = &shown.said;
+                format!(
+                    "Run {number}: {}: {factor} ({confidence}).",
+                    case.described()
+                )
             },
         )
         .collect()
@@ -204,17 +249,20 @@ fn wrong(done: &[Done]) -> Vec<String> {
 impl Case {
     fn described(&self) -> String {
         let Self {
-            cause,
             round_trip,
             rate,
             queue,
             loss,
             knob,
+            flows,
+            period,
+            slice,
             ..
         } = self;
         format!(
-            "{} ({:.0} ms, {:.1} Mbit/s, queue {queue}, loss {:.1} %, set to {knob})",
-            cause.name(),
+            "{} ({:.0} ms, {:.1} Mbit/s, queue {queue}, loss {:.1} %, set to {knob}; flows: {flows}, period {period:.0?}, \
+             slices of {slice:.0?})",
+            self.part().name(),
             round_trip.as_secs_f64() * 1e3,
             rate.0 as f64 / 1e6,
             loss * 100.0

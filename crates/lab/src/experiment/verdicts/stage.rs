@@ -11,7 +11,9 @@ use taut_sys::child::Child;
 
 use super::away::Away;
 use super::cause::{Case, Cause, End};
+use super::family::Family;
 use super::matrix::Said;
+use super::reader::Reader;
 use crate::experiment::guests::network;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::{Service, nginx, program};
@@ -23,6 +25,10 @@ const LARGE: u64 = 4 << 30;
 /// The number of small files that curl requests one after another. It is more than curl can request
 /// during the observation.
 const QUESTIONS: u32 = 100_000;
+/// The second port of nginx, for a flow that is not observed.
+const OTHER_PORT: u16 = 8080;
+/// How long that flow runs before the observed one begins, so that its queue stands by then.
+const OTHER_FIRST: Duration = Duration::from_secs(3);
 /// iperf3's port.
 const IPERF_PORT: u16 = 5201;
 /// The server's ports for what a guest sends: data, which the server discards, and verdicts
@@ -39,7 +45,8 @@ pub(super) struct Stage<'a> {
     case: &'a Case,
     // Fields are dropped in this order: clients before servers.
     away: Option<Away>,
-    talking: Option<Child>,
+    talking: Vec<Child>,
+    reading: Option<Reader>,
     serving: Option<Service>,
     world: World,
 }
@@ -68,6 +75,11 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     let mut stage = Stage::build(case)?;
     if case.cause == Cause::NoAnswer {
         stage.cut();
+    }
+    if case.family == Family::Standing {
+        stage.fetch(OTHER_PORT)?;
+        // The observed connection finds a path with a queue.
+        std::thread::sleep(OTHER_FIRST);
     }
     if let Some(time) = case.cause.warm_up() {
         stage.talk()?;
@@ -117,11 +129,11 @@ fn said(why: &mut Child) -> io::Result<Said> {
     Ok(match verdict {
         Some(verdict) => Said {
             factor: verdict.factor,
-            sure: verdict.confidence == "sure",
+            confidence: verdict.confidence,
         },
         None => Said {
             factor: "nothing".to_owned(),
-            sure: false,
+            confidence: "unclear".to_owned(),
         },
     })
 }
@@ -163,11 +175,14 @@ impl<'a> Stage<'a> {
             Cause::MtuProbing => world.sysctl("server", "net.ipv4.tcp_mtu_probing", "1"),
             _ => world,
         };
+        let control = case.family.control();
+        world = world.sysctl("server", "net.ipv4.tcp_congestion_control", control);
         let world = world.build()?;
         let mut stage = Self {
             case,
             away: None,
-            talking: None,
+            talking: Vec::new(),
+            reading: None,
             serving: None,
             world,
         };
@@ -176,7 +191,7 @@ impl<'a> Stage<'a> {
             Cause::Policer => stage.police()?,
             Cause::Descheduled | Cause::DescheduledSender => {
                 let sharers = usize::try_from(case.knob).unwrap_or(usize::MAX);
-                let away = Away::boot(&stage.world, sharers, case.seed);
+                let away = Away::boot(&stage.world, sharers, case.slice, case.seed);
                 stage.away = Some(away.map_err(ExperimentError::machine("boot a guest"))?);
             }
             _ => {}
@@ -276,10 +291,13 @@ impl<'a> Stage<'a> {
         let listen = match self.case.cause {
             Cause::SendBuffer => format!(" sndbuf={knob}"),
             Cause::Descheduled => format!("; listen {}:80", network::SERVER),
+            _ if self.case.family == Family::Standing => {
+                format!("; listen {}:{OTHER_PORT}", self.world.addr("server"))
+            }
             _ => String::new(),
         };
         let location = match self.case.cause {
-            Cause::SlowSender => format!("limit_rate {knob};"),
+            Cause::SlowSender | Cause::Elsewhere => format!("limit_rate {knob};"),
             // All requests use one connection.
             Cause::Questions => format!("keepalive_requests {QUESTIONS};"),
             _ => String::new(),
@@ -303,6 +321,15 @@ impl<'a> Stage<'a> {
             return begun.map_err(ExperimentError::machine("start a program in a guest"));
         }
         let server = SocketAddr::from((self.world.addr("server"), 80));
+        if let Some(pace) = self.case.pace() {
+            let reader = Reader::start(self.world.host("client"), server, "/large", pace);
+            let reader = reader.map_err(ExperimentError::machine("start a reader"))?;
+            self.reading = Some(reader);
+            return Ok(());
+        }
+        for _ in 1..self.case.flows {
+            self.fetch(80)?;
+        }
         let (host, mut command) = match self.case.cause {
             Cause::Idle => {
                 let mut socat = program::SOCAT.command();
@@ -340,7 +367,22 @@ impl<'a> Stage<'a> {
         };
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = self.world.host(host).spawn(command);
-        self.talking = Some(child.map_err(ExperimentError::machine("start a client"))?);
+        self.talking
+            .push(child.map_err(ExperimentError::machine("start a client"))?);
+        Ok(())
+    }
+
+    /// Starts another download, from this port of nginx.
+    fn fetch(&mut self, port: u16) -> Result<(), ExperimentError> {
+        let mut curl = program::CURL.command();
+        curl.args(["-q", "--silent", "--noproxy", "*", "--output", "/dev/null"]);
+        curl.arg(format!("http://{}:{port}/large", self.world.addr("server")));
+        curl.stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = self.world.host("client").spawn(curl);
+        self.talking
+            .push(child.map_err(ExperimentError::machine("start a client"))?);
         Ok(())
     }
 

@@ -1,0 +1,219 @@
+//! Families of worlds: the conditions under which a cause limits a connection.
+
+use super::cause::Cause;
+
+/// A set of conditions. The verdicts' thresholds were set on some families; the others show how the
+/// rules do in worlds that nobody set them on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Family {
+    /// One flow with Cubic, parameters clear of every boundary.
+    Cubic,
+    /// The same with BBR.
+    Bbr,
+    /// The same with Reno.
+    Reno,
+    /// Two to four flows with Cubic share the bottleneck.
+    Shared,
+    /// Another flow's queue stands at the bottleneck before the connection begins.
+    Standing,
+    /// Parameters near the boundaries between causes.
+    Boundaries,
+    /// A reader that reads 60 to 90 % of the path's rate, in parts of different sizes.
+    Readers,
+    /// Guests that have slices of 10 to 100 ms of their core.
+    Slices,
+    /// Two to four flows with BBR share the bottleneck.
+    BbrShared,
+    /// Parameters near the boundaries between causes, with BBR.
+    BbrBoundaries,
+    /// The same with Reno.
+    RenoBoundaries,
+    /// A reader in parts, and a sender with BBR.
+    BbrReaders,
+}
+
+/// A cause in a family of worlds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Part {
+    pub(super) family: Family,
+    pub(super) cause: Cause,
+}
+
+// === impl Family ===
+
+impl Family {
+    pub(super) const ALL: [Self; 12] = [
+        Self::Cubic,
+        Self::Bbr,
+        Self::Reno,
+        Self::Shared,
+        Self::Standing,
+        Self::Boundaries,
+        Self::Readers,
+        Self::Slices,
+        Self::BbrShared,
+        Self::BbrBoundaries,
+        Self::RenoBoundaries,
+        Self::BbrReaders,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Bbr => "bbr",
+            Self::Reno => "reno",
+            Self::Shared => "shared",
+            Self::Standing => "standing",
+            Self::Boundaries => "boundaries",
+            Self::Readers => "readers",
+            Self::Slices => "slices",
+            Self::BbrShared => "bbr shared",
+            Self::BbrBoundaries => "bbr boundaries",
+            Self::RenoBoundaries => "reno boundaries",
+            Self::BbrReaders => "bbr readers",
+        }
+    }
+
+    /// Whether no threshold was set on the family's worlds.
+    pub(super) fn is_left_out(self) -> bool {
+        matches!(
+            self,
+            Self::BbrShared | Self::BbrBoundaries | Self::RenoBoundaries | Self::BbrReaders
+        )
+    }
+
+    /// Whether parameters are near the boundaries between causes.
+    pub(super) fn is_near(self) -> bool {
+        matches!(
+            self,
+            Self::Boundaries | Self::BbrBoundaries | Self::RenoBoundaries
+        )
+    }
+
+    /// Whether the client reads in parts.
+    pub(super) fn reads_in_parts(self) -> bool {
+        matches!(self, Self::Readers | Self::BbrReaders)
+    }
+
+    /// Whether several flows share the bottleneck.
+    pub(super) fn shares(self) -> bool {
+        matches!(self, Self::Shared | Self::BbrShared)
+    }
+
+    /// Returns the congestion control of the sender.
+    pub(super) fn control(self) -> &'static str {
+        match self {
+            Self::Bbr | Self::BbrShared | Self::BbrBoundaries | Self::BbrReaders => "bbr",
+            Self::Reno | Self::RenoBoundaries => "reno",
+            _ => "cubic",
+        }
+    }
+
+    fn causes(self) -> &'static [Cause] {
+        match self {
+            Self::Cubic => &Cause::ALL,
+            Self::Bbr | Self::Reno => &[
+                Cause::SlowSender,
+                Cause::Questions,
+                Cause::SendBuffer,
+                Cause::SlowReader,
+                Cause::SlowReaderHere,
+                Cause::ReceiveBuffer,
+                Cause::NoScaling,
+                Cause::SlowStart,
+                Cause::Loss,
+                Cause::Pacing,
+                Cause::Policer,
+                Cause::Link,
+            ],
+            Self::Shared => &[Cause::Queue, Cause::Link],
+            Self::Standing => &[Cause::Queue],
+            Self::BbrShared => &[Cause::Link],
+            // Alone, BBR keeps no queue.
+            Self::BbrBoundaries => &[
+                Cause::SlowSender,
+                Cause::SendBuffer,
+                Cause::ReceiveBuffer,
+                Cause::Pacing,
+                Cause::Link,
+            ],
+            Self::Boundaries | Self::RenoBoundaries => &[
+                Cause::SlowSender,
+                Cause::SendBuffer,
+                Cause::ReceiveBuffer,
+                Cause::Queue,
+                Cause::Pacing,
+                Cause::Policer,
+                Cause::Link,
+            ],
+            Self::Readers | Self::BbrReaders => &[Cause::SlowReader, Cause::SlowReaderHere],
+            Self::Slices => &[Cause::Descheduled],
+        }
+    }
+}
+
+// === impl Part ===
+
+impl Part {
+    /// Returns every cause of every family.
+    pub(super) fn all() -> Vec<Self> {
+        let of = |family: Family| {
+            family
+                .causes()
+                .iter()
+                .map(move |&cause| Self { family, cause })
+        };
+        Family::ALL.into_iter().flat_map(of).collect()
+    }
+
+    /// Returns the name in figures, such as `bbr (left out): slow reader`.
+    pub(super) fn name(self) -> String {
+        let set = match self.family.is_left_out() {
+            true => "left out",
+            false => "tuned on",
+        };
+        format!("{} ({set}): {}", self.family.name(), self.cause.name())
+    }
+
+    /// Returns the factor that a verdict should name, as `taut why --json` writes it.
+    pub(super) fn factor(self) -> &'static str {
+        match self {
+            // Random losses do not slow BBR, which fills the path all the same.
+            Self {
+                family: Family::Bbr,
+                cause: Cause::Loss,
+            } => "link",
+            Self { cause, .. } => cause.factor(),
+        }
+    }
+
+    /// Returns the range of the bottleneck's use, as a share, if the world works as intended.
+    pub(super) fn expected_use(self) -> (f64, f64) {
+        match (self.family, self.cause) {
+            (Family::Bbr, Cause::Loss) => (0.7, 1.05),
+            // Two thirds of what the buffers hold, and a limiter's burst, are more than the share.
+            (family, cause) if family.is_near() || family.reads_in_parts() => {
+                let (least, most) = cause.expected_use();
+                (least, f64::max(most, 0.95))
+            }
+            (_, cause) => cause.expected_use(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_comes_twice_and_each_cause_comes() {
+        let parts = Part::all();
+        let mut names: Vec<_> = parts.iter().map(|part| part.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), parts.len());
+        for cause in Cause::ALL {
+            assert!(parts.iter().any(|part| part.cause == cause), "{cause:?}");
+        }
+    }
+}
