@@ -419,6 +419,11 @@ fn a_relay_is_measured_at_its_second_address_when_the_first_does_not_work() {
         ..Variant::default()
     };
     let rig = Rig::new("auto-address", variant);
+    // Nobody dials `near`, so it is the only one that can measure this path.
+    wait_until("the path from `near` to `far`", || {
+        let status = rig.near().mesh_status().unwrap();
+        paths(&status).iter().any(|path| path == "near far")
+    });
     rig.wait_for(&["near", "mid", "far"]);
     rig.talk();
 }
