@@ -4,12 +4,18 @@ use std::time::Duration;
 
 use taut_netlab::link::shape::Shape;
 use taut_netlab::units::{BitsPerSecond, Bytes};
-use taut_relay::turbo::congestion_control::{Count, PipeOptions};
+use taut_relay::turbo::congestion_control::{Count, LegStart, PipeOptions};
 use taut_sys::socket::{Stream, has_congestion_control};
 
 use crate::rig::{Relays, WINDOW, congestion, mesh, pipe, receive, send, window};
 
 const DELAY: Duration = Duration::from_millis(5);
+
+/// So slow that the link, which is a program, has no queue of its own.
+const SLOW: LegStart = LegStart {
+    rate: 12_500_000,
+    window: WINDOW,
+};
 
 /// The time limit of every test here.
 const MOST: usize = 256 << 20;
@@ -33,6 +39,7 @@ fn send_until(near: &Stream, far: &Stream, mut enough: impl FnMut(usize) -> bool
 fn rare_loss_is_repaired_and_does_not_reduce_the_window() {
     let lossy = Shape::delay(DELAY).loss(0.001);
     let mut relays = Relays::new("pipe-rare", 1, lossy, Shape::delay(DELAY));
+    pipe().set_leg(relays.far().ip(), Some(SLOW)).unwrap();
     let listener = relays.listen(&mesh());
     let (near, far) = relays.connect(&listener, &mesh());
     let mut least = u32::MAX;
@@ -45,20 +52,19 @@ fn rare_loss_is_repaired_and_does_not_reduce_the_window() {
     assert!(least >= WINDOW - info.snd_mss, "{least}");
     assert_eq!(congestion(&near), pipe().name());
     let known = pipe().known_rate(relays.far().ip()).unwrap();
-    let start = PipeOptions::default().start.rate;
-    assert!(known.is_none_or(|rate| rate >= start), "{known:?}");
+    assert!(known.is_none_or(|rate| rate >= SLOW.rate), "{known:?}");
 }
 
 #[test]
 fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
     let lossy = Shape::delay(DELAY).loss(0.05);
     let mut relays = Relays::new("pipe-lossy", 2, lossy, Shape::delay(DELAY));
+    pipe().set_leg(relays.far().ip(), Some(SLOW)).unwrap();
     let listener = relays.listen(&mesh());
     let (near, far) = relays.connect(&listener, &mesh());
     assert_eq!(congestion(&near), pipe().name());
     send_until(&near, &far, |_| congestion(&near) != pipe().name());
-    let options = PipeOptions::default();
-    let expected = options
+    let expected = PipeOptions::default()
         .fallback
         .into_iter()
         .find(|name| has_congestion_control(name));
@@ -69,10 +75,34 @@ fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
     assert!(counters.get(Count::Lost) > 0);
     // The next connection to that peer must not learn it the same way.
     let known = pipe().known_rate(relays.far().ip()).unwrap().unwrap();
-    assert!(known < options.start.rate, "{known}");
+    assert!(known < SLOW.rate, "{known}");
     let (near, _far) = relays.connect(&listener, &mesh());
     assert_eq!(near.info().unwrap().pacing_rate, Some(known));
     assert!(pipe().counters().unwrap().get(Count::StartedKnown) >= 1);
+}
+
+#[test]
+fn a_loss_with_a_queue_makes_a_connection_share_the_link_until_no_queue_stands() {
+    // Half of what the leg starts at, and a queue of 16 ms.
+    let narrow = Shape::delay(DELAY)
+        .rate(BitsPerSecond::mega(50))
+        .queue(Bytes::kilo(100));
+    let mut relays = Relays::new("pipe-full", 9, narrow, Shape::delay(DELAY));
+    pipe().set_leg(relays.far().ip(), Some(SLOW)).unwrap();
+    let listener = relays.listen(&mesh());
+    let (near, far) = relays.connect(&listener, &mesh());
+    assert!(window(&near) >= WINDOW - near.info().unwrap().snd_mss);
+    let mut shares = false;
+    send_until(&near, &far, |_| {
+        let window = window(&near);
+        // Only a connection that shares the link has less than the window that it began with.
+        shares |= window < WINDOW / 2;
+        shares && window > WINDOW / 2
+    });
+    assert_eq!(congestion(&near), pipe().name());
+    let counters = pipe().counters().unwrap();
+    assert!(counters.get(Count::Competed) >= 1);
+    assert!(counters.get(Count::Alone) >= 1);
 }
 
 #[test]
