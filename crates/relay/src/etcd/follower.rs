@@ -15,7 +15,7 @@ use super::endpoints::{Backoff, Endpoints};
 use super::failure::Failure;
 use super::host::{Host, Settings};
 use super::status::ListStatus;
-use super::tls::{Tls, expiry};
+use super::tls::{Renewal, Tls, expiry};
 use super::{log_in, random_unit};
 use crate::config::Endpoint;
 
@@ -72,6 +72,7 @@ impl<H: Host> Follower<'_, H> {
         endpoint: &Endpoint,
         endpoints: &mut Endpoints,
     ) -> Result<(), Failure> {
+        let mut renewal = Renewal::new(&self.settings.etcd);
         let tls = Tls::load(&self.settings.etcd)?;
         let (mut connection, certificate) = self.connect(endpoint, tls.as_ref()).await?;
         let mut expiries = tls
@@ -136,7 +137,7 @@ impl<H: Host> Follower<'_, H> {
                     }
                     None => {}
                 }
-                if !self.settings_are_current() {
+                if !self.settings_are_current() || self.is_renewed(&mut renewal) {
                     return Ok(());
                 }
             };
@@ -263,6 +264,28 @@ impl<H: Host> Follower<'_, H> {
 
     fn status(&self) -> &ListStatus {
         self.node.list()
+    }
+
+    /// Returns whether to connect again because certificates were renewed. If the new ones cannot be used, the
+    /// present connections stay.
+    fn is_renewed(&self, renewal: &mut Renewal) -> bool {
+        let etcd = &self.settings.etcd;
+        if !renewal.is_complete(etcd) {
+            return false;
+        }
+        match Tls::load(etcd) {
+            Ok(_) => {
+                tracing::info!("the certificates for etcd were renewed; connecting with them");
+                true
+            }
+            Err(failure) => {
+                tracing::warn!(
+                    "the certificates for etcd have changed and cannot be used: {failure}; the present \
+                     connection stays, correct the files"
+                );
+                false
+            }
+        }
     }
 
     fn settings_are_current(&self) -> bool {

@@ -1,5 +1,6 @@
 //! The TLS of connections to etcd, and how long its certificates are valid.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -21,6 +22,56 @@ pub(super) struct Tls {
     /// The times at which the certificates expire, by what they are for.
     pub(super) expiries: Vec<(&'static str, SystemTime)>,
 }
+
+/// Notices that certificates or keys have been replaced by renewed ones.
+pub(super) struct Renewal {
+    used: Vec<Stamp>,
+    seen: Vec<Stamp>,
+}
+
+/// The time of the last change, the length and the inode of a file; `None` if it cannot be read.
+type Stamp = Option<(SystemTime, u64, u64)>;
+
+// === impl Renewal ===
+
+impl Renewal {
+    /// Begins with the files as they are. Call it before they are read.
+    pub(super) fn new(etcd: &EtcdConfig) -> Self {
+        let stamps = stamps(etcd);
+        Self {
+            used: stamps.clone(),
+            seen: stamps,
+        }
+    }
+
+    /// Returns whether the files differ from those in use, and have not changed since the last call: a
+    /// certificate and its key are replaced one after the other.
+    pub(super) fn is_complete(&mut self, etcd: &EtcdConfig) -> bool {
+        let now = stamps(etcd);
+        let is_stable = now == std::mem::replace(&mut self.seen, now.clone());
+        let is_renewed = is_stable && now != self.used;
+        if is_renewed {
+            self.used = now;
+        }
+        is_renewed
+    }
+}
+
+fn stamps(etcd: &EtcdConfig) -> Vec<Stamp> {
+    let client = etcd.client.as_ref();
+    let files = [
+        etcd.ca_file.as_deref(),
+        client.map(|client| &*client.cert_file),
+        client.map(|client| &*client.key_file),
+    ];
+    let stamp = |path: &Path| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
+    };
+    files.into_iter().flatten().map(stamp).collect()
+}
+
+// === impl Tls ===
 
 impl Tls {
     /// Reads the files. Returns `None` if no endpoint uses TLS.

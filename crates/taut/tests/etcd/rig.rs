@@ -1,9 +1,11 @@
 //! A server of etcd, and relays that follow the list of members in it, each a process.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -175,6 +177,19 @@ impl Etcd {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// Replaces the certificate and key of clients by others of the same authority.
+    pub(crate) fn renew_client(&self, days: u32) {
+        let folder = self.path("renewed");
+        fs::create_dir(&folder).unwrap();
+        for file in ["ca.pem", "ca.key", "extensions"] {
+            fs::copy(self.path(file), folder.join(file)).unwrap();
+        }
+        make_certificate(&folder, "client", "/O=relays", days);
+        for file in ["client.pem", "client.key"] {
+            fs::rename(folder.join(file), self.path(file)).unwrap();
+        }
+    }
+
     /// Puts a list of members there.
     pub(crate) fn put(&self, list: &str) {
         self.operator(&["put", "/taut/members", list]);
@@ -205,17 +220,23 @@ fn make_certificates(folder: &Path) {
     fs::write(folder.join("extensions"), extensions).unwrap();
     // etcd refuses users at the gateway whose certificate has a common name.
     for (name, subject) in [("server", "/CN=server"), ("client", "/O=relays")] {
-        openssl(
-            folder,
-            &format!("req {new_key} -keyout {name}.key -out {name}.csr -subj {subject}"),
-        );
-        openssl(
-            folder,
-            &format!(
-                "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days 20 -extfile extensions"
-            ),
-        );
+        make_certificate(folder, name, subject, 20);
     }
+}
+
+/// Makes a certificate of the authority that is valid for this number of days.
+fn make_certificate(folder: &Path, name: &str, subject: &str, days: u32) {
+    let new_key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+    openssl(
+        folder,
+        &format!("req {new_key} -keyout {name}.key -out {name}.csr -subj {subject}"),
+    );
+    openssl(
+        folder,
+        &format!(
+            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days {days} -extfile extensions"
+        ),
+    );
 }
 
 /// The keys of a mesh and of its relays, and the lists that its operator signs.
@@ -269,12 +290,19 @@ impl Operator {
     pub(crate) fn configure(&self, name: &str, folder: &Path, etcd: &str) -> PathBuf {
         self.key_of(name);
         let config = folder.join("taut.toml");
+        let default = |key: &str, value: &str| match etcd.contains(&format!("{key} =")) {
+            true => String::new(),
+            false => format!("{key} = \"{value}\"\n"),
+        };
+        let times = [("interval", "1s"), ("timeout", "1s"), ("lease", "3s")];
+        let times: String = times.map(|(key, value)| default(key, value)).concat();
         let text = format!(
-            "[relay]\ncontrol = {:?}\nworkers = 1\nmax_sessions = 16\n\
+            "[relay]\ncontrol = {:?}\nmetrics = \"{}\"\nworkers = 1\nmax_sessions = 16\n\
              [relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\nmembers_key = {:?}\n\
              listen = \"127.0.0.1:0\"\nallow = \"127.0.0.1/32:9\"\nturbo = false\n\
-             [relay.mesh.etcd]\ninterval = \"1s\"\ntimeout = \"1s\"\nlease = \"3s\"\n{etcd}\n",
+             [relay.mesh.etcd]\n{times}{etcd}\n",
             folder.join("control"),
+            unused_address(),
             self.path(&format!("{name}.key")),
             folder.join("members.toml"),
             self.key,
@@ -378,6 +406,25 @@ impl Relay {
         self.etcd("connected") == true
     }
 
+    /// Returns the seconds until something expires, by `taut_relay_expires_seconds`.
+    pub(crate) fn expires(&self, what: &str) -> f64 {
+        let config = fs::read_to_string(self.folder.path().join("taut.toml")).unwrap();
+        let address = config
+            .lines()
+            .find_map(|line| line.strip_prefix("metrics = "))
+            .unwrap();
+        let address = address.trim_matches('"');
+        let mut stream = TcpStream::connect(address).unwrap();
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let name = format!("taut_relay_expires_seconds{{what=\"{what}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name));
+        value.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+    }
+
     /// Waits until the relay has this number of members.
     pub(crate) fn wait_for(&self, members: u64) {
         wait_until(&format!("a list of {members}"), || self.count() == members);
@@ -391,5 +438,45 @@ impl Drop for Relay {
         if std::thread::panicking() {
             println!("the relay's log:\n{}", self.log());
         }
+    }
+}
+
+/// A proxy in front of a server, which forwards the first connections, and each further one once it is released.
+pub(crate) struct Gate {
+    pub(crate) address: SocketAddr,
+    waiting: mpsc::Receiver<mpsc::Sender<()>>,
+}
+
+impl Gate {
+    pub(crate) fn new(server: SocketAddr, first: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tell, waiting) = mpsc::channel();
+        std::thread::spawn(move || {
+            for (number, client) in listener.incoming().enumerate() {
+                let (client, tell) = (client.unwrap(), tell.clone());
+                std::thread::spawn(move || {
+                    let (release, released) = mpsc::channel();
+                    // The test may have ended.
+                    if number >= first {
+                        if tell.send(release).is_err() {
+                            return;
+                        }
+                        let _ = released.recv();
+                    }
+                    let server = TcpStream::connect(server).unwrap();
+                    let (mut from, mut to) =
+                        (client.try_clone().unwrap(), server.try_clone().unwrap());
+                    std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+                    let _ = std::io::copy(&mut &server, &mut &client);
+                });
+            }
+        });
+        Self { address, waiting }
+    }
+
+    /// Waits for the next connection. It is forwarded once the sender that is returned sends or is dropped.
+    pub(crate) fn next(&self) -> mpsc::Sender<()> {
+        self.waiting.recv_timeout(PATIENCE).expect("a connection")
     }
 }
