@@ -69,10 +69,25 @@ fn outside(number: usize) -> Vec<Path> {
         .collect()
 }
 
+/// Returns the most memory that this process has had resident so far, in bytes (`VmHWM`, proc_pid_status(5)).
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next());
+    kib.and_then(|kib| kib.parse::<u64>().ok()).expect("VmHWM") << 10
+}
+
 fn benches(criterion: &mut Criterion) {
+    let at_start = peak();
     let mut network = network();
     let destinations: Vec<Vec<Path>> = (0..DESTINATIONS).map(outside).collect();
     let ingress: Vec<RelayId> = network.ids().collect();
+    let mut choices = Choices::new(ingress.clone(), Options::default());
+    choices.update(&network, &destinations);
+    println!(
+        "memory of the network, the destinations and the routes, and of planning: {:.1} MB at the most",
+        (peak() - at_start) as f64 / 1e6
+    );
     let mut group = criterion.benchmark_group("plan");
     group.sample_size(10);
     group.bench_function("100,000 pairs from nothing", |bench| {
@@ -82,8 +97,6 @@ fn benches(criterion: &mut Criterion) {
             assert_eq!(choices.incomplete(), 0);
         });
     });
-    let mut choices = Choices::new(ingress.clone(), Options::default());
-    choices.update(&network, &destinations);
     let mut epoch = 0;
     group.bench_function("100,000 pairs after a row changed", |bench| {
         bench.iter(|| {
