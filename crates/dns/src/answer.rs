@@ -4,15 +4,19 @@
 //! arrives gets a header with an error, or nothing. Over UDP no answer is larger than
 //! [`AMPLIFICATION`] times its query, whatever the query.
 
+mod question;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
-use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsCode, EdnsOption};
+use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable as _, BinEncoder};
 
+use self::question::{Question, Unanswered};
+use crate::cookie::{Cookies, LENGTH, Proof};
 use crate::nearness::{Nearness, RelayId};
 use crate::zone::{self, Family, Found, INFRASTRUCTURE_TTL, NEGATIVE_TTL, Node, Zone};
 
@@ -52,6 +56,19 @@ pub struct Answers {
     pub nearness: Arc<Nearness>,
     /// How long resolvers may keep the address of a relay, in seconds.
     pub ttl: u32,
+    /// The cookies that clients get.
+    pub cookies: Cookies,
+}
+
+/// Who sent a query, how, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker {
+    /// The address that it came from.
+    pub source: IpAddr,
+    /// How it arrived.
+    pub transport: Transport,
+    /// When, in seconds since 1970.
+    pub now: u32,
 }
 
 /// How a query arrived.
@@ -74,6 +91,8 @@ pub struct Reply {
     pub truncated: bool,
     /// Whether the query names the client's subnet.
     pub subnet: bool,
+    /// What the query's cookie proves, if it has one.
+    pub cookie: Option<Proof>,
     /// The relay in the answer.
     pub choice: Option<Choice>,
 }
@@ -112,26 +131,21 @@ pub struct Client {
 // === impl Answers ===
 
 impl Answers {
-    /// Answers `query` from `source`. Afterwards `answer` has the answer, or is empty if the query gets
+    /// Answers `query` from `asker`. Afterwards `answer` has the answer, or is empty if the query gets
     /// none.
-    pub fn respond(
-        &self,
-        query: &[u8],
-        source: IpAddr,
-        transport: Transport,
-        answer: &mut Vec<u8>,
-    ) -> Reply {
+    pub fn respond(&self, query: &[u8], asker: Asker, answer: &mut Vec<u8>) -> Reply {
         answer.clear();
         let mut reply = Reply {
             code: None,
             truncated: false,
             subnet: false,
+            cookie: None,
             choice: None,
         };
-        let (mut response, payload) = match Question::read(query) {
+        let (mut response, payload, cookie) = match Question::read(query) {
             Ok(question) => {
                 reply.subnet = question.subnet.is_some();
-                self.response(question, source, transport, &mut reply)
+                self.response(question, asker, &mut reply)
             }
             Err(Unanswered::Nothing) => return reply,
             Err(Unanswered::Code(code)) => {
@@ -140,23 +154,27 @@ impl Answers {
                 return reply;
             }
         };
-        let limit = match transport {
+        let limit = match asker.transport {
             Transport::Tcp => usize::from(u16::MAX),
             Transport::Udp | Transport::UdpTruncated => {
                 let (most, of) = AMPLIFICATION;
                 payload.min(query.len() * most / of)
             }
         };
-        let fits = !response.metadata.truncation
-            && write(&response, answer).is_some()
-            && answer.len() <= limit;
-        if !fits {
+        let mut fits = |response: &mut Message, cookie| {
+            set_cookie(response, cookie);
+            write(response, answer).is_some() && answer.len() <= limit
+        };
+        // The records are what was asked for, so the cookie is left out first.
+        let is_complete = !response.metadata.truncation
+            && (fits(&mut response, cookie) || (cookie.is_some() && fits(&mut response, None)));
+        if !is_complete {
             response.metadata.truncation = true;
             response.answers.clear();
             response.authorities.clear();
-            if write(&response, answer).is_none() || answer.len() > limit {
-                // A question and an OPT record are as long as they were in the query, so this does not
-                // happen; the limit holds all the same.
+            if !fits(&mut response, cookie) {
+                // A question is as long as it was in the query, and an OPT record with a cookie fits, so this does
+                // not happen; the limit holds all the same.
                 write_header(query, ResponseCode::ServFail, answer);
                 response.metadata.response_code = ResponseCode::ServFail;
                 response.metadata.truncation = false;
@@ -168,20 +186,31 @@ impl Answers {
         reply
     }
 
-    /// Returns the response, and the largest that the sender takes over UDP.
+    /// Returns what the cookie of a query proves; `None` if it has none, or is no query.
+    pub fn proof(&self, query: &[u8], source: IpAddr, now: u32) -> Option<Proof> {
+        let cookie = Question::read(query).ok()?.cookie?;
+        Some(self.cookies.check(&cookie, source, now))
+    }
+
+    /// Returns the response without its cookie, the largest that the sender takes over UDP, and the cookie.
     fn response(
         &self,
         question: Question,
-        source: IpAddr,
-        transport: Transport,
+        asker: Asker,
         reply: &mut Reply,
-    ) -> (Message, usize) {
+    ) -> (Message, usize, Option<[u8; LENGTH]>) {
+        let Asker {
+            source,
+            transport,
+            now,
+        } = asker;
         let Question {
             id,
             recursion_desired,
             query,
             edns,
             subnet,
+            cookie,
         } = question;
         let mut response = Message::response(id, OpCode::Query);
         response.metadata.recursion_desired = recursion_desired;
@@ -189,6 +218,8 @@ impl Answers {
             usize::from(edns.max_payload().min(UDP_PAYLOAD)).max(CLASSIC_PAYLOAD)
         });
         let is_known_version = edns.as_ref().is_none_or(|edns| edns.version() == 0);
+        let cookie = cookie.filter(|_| is_known_version);
+        reply.cookie = cookie.map(|cookie| self.cookies.check(&cookie, source, now));
         let mut scope = 0;
         if !is_known_version {
             response.metadata.response_code = ResponseCode::BADVERS;
@@ -217,7 +248,8 @@ impl Answers {
             response.set_edns(edns);
         }
         response.add_query(query);
-        (response, payload)
+        let cookie = cookie.map(|cookie| self.cookies.answer(&cookie, source, now));
+        (response, payload, cookie)
     }
 
     /// Fills in code and records. Returns the length of the prefix around the client's subnet for which
@@ -365,94 +397,16 @@ impl By {
     }
 }
 
-/// A query that can be answered.
-struct Question {
-    id: u16,
-    recursion_desired: bool,
-    query: Query,
-    edns: Option<Edns>,
-    subnet: Option<ClientSubnet>,
-}
-
-/// Why a query is not answered.
-enum Unanswered {
-    /// It gets no answer: it is itself an answer, or no message.
-    Nothing,
-    /// It gets a header with this code.
-    Code(ResponseCode),
-}
-
-// === impl Question ===
-
-impl Question {
-    /// Reads a query.
-    fn read(bytes: &[u8]) -> Result<Self, Unanswered> {
-        // The counts come first: the library makes room for as many records as they say.
-        let header = bytes.first_chunk::<HEADER>().ok_or(Unanswered::Nothing)?;
-        if header[2] & 0x80 != 0 {
-            return Err(Unanswered::Nothing);
-        }
-        let bad = Unanswered::Code(ResponseCode::FormErr);
-        if header[2] & 0x78 != 0 {
-            return Err(Unanswered::Code(ResponseCode::NotImp));
-        }
-        let [questions, answers, authorities, additionals] =
-            [4, 6, 8, 10].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));
-        if questions != 1 || answers > 0 || authorities > 0 || additionals > 1 {
-            return Err(bad);
-        }
-        let Ok(mut message) = Message::from_vec(bytes) else {
-            return Err(bad);
-        };
-        let (Some(query), None) = (message.queries.pop(), message.additionals.pop()) else {
-            return Err(bad);
-        };
-        let edns = message.edns.take();
-        // So a compressed name, bytes after the message and an option of a wrong length are refused,
-        // which the library accepts (RFC 7871 section 6 for the last).
-        let length = HEADER + wire_len(&query.name) + 4 + edns.as_ref().map_or(0, opt_len);
-        if length != bytes.len() {
-            return Err(bad);
-        }
-        let subnet = match edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
-            Some(EdnsOption::Subnet(subnet)) if is_subnet(subnet) => Some(*subnet),
-            Some(_) => return Err(bad),
-            None => None,
-        };
-        Ok(Self {
-            id: message.metadata.id,
-            recursion_desired: message.metadata.recursion_desired,
-            query,
-            edns,
-            subnet,
-        })
+/// Sets or removes the cookie of a response.
+fn set_cookie(response: &mut Message, cookie: Option<[u8; LENGTH]>) {
+    let Some(edns) = &mut response.edns else {
+        return;
+    };
+    edns.options_mut().remove(EdnsCode::Cookie);
+    if let Some(cookie) = cookie {
+        let option = EdnsOption::Unknown(EdnsCode::Cookie.into(), cookie.to_vec());
+        edns.options_mut().insert(option);
     }
-}
-
-/// Returns the length of a name that is not compressed.
-fn wire_len(name: &Name) -> usize {
-    let labels = name.iter().map(|label| label.len() + 1);
-    labels.sum::<usize>() + 1
-}
-
-/// Returns the length of an OPT record (RFC 6891 section 6.1).
-fn opt_len(edns: &Edns) -> usize {
-    let options = edns.options().as_ref().iter();
-    11 + options
-        .map(|(_, option)| 4 + usize::from(option.len()))
-        .sum::<usize>()
-}
-
-/// Returns whether a query may have this option: no scope yet, no bit beyond the source prefix (RFC
-/// 7871 section 6).
-fn is_subnet(subnet: &ClientSubnet) -> bool {
-    let family = Family::of(subnet.addr());
-    let network = ipnet::IpNet::new(subnet.addr(), subnet.source_prefix());
-    let is_network = network.is_ok_and(|net| match net.prefix_len() {
-        0 => net.addr() == family.unspecified(),
-        _ => net.network() == net.addr(),
-    });
-    subnet.scope_prefix() == 0 && is_network
 }
 
 fn write(response: &Message, answer: &mut Vec<u8>) -> Option<()> {

@@ -51,6 +51,10 @@ pub struct Config {
     pub names: Vec<(Name, Vec<RelayId>)>,
     /// The file with measured round-trip times.
     pub rtt_file: Option<PathBuf>,
+    /// The control socket of a relay on this machine, which is asked for the round-trip times of its mesh.
+    pub relay_control: Option<PathBuf>,
+    /// How long the relay's times are used after it has last answered.
+    pub relay_keep: Duration,
     /// The time between two probes of a relay.
     pub probe_interval: Duration,
     /// The time after which a probe has failed.

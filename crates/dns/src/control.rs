@@ -11,12 +11,14 @@ use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 use crate::answer::{Answers, Relay};
 use crate::config::{Config, ConfigError, Probe, RelayConfig};
+use crate::cookie::Cookies;
 use crate::error::ServeError;
 use crate::health::Health;
 use crate::measured::Measured;
 use crate::metrics::Metrics;
 use crate::nearness::Nearness;
 use crate::probe::probe;
+use crate::reading::Read;
 use crate::state::{Current, Shared, State};
 
 /// Probes at a time; further relays wait.
@@ -39,21 +41,12 @@ struct Watched {
     down_since: Option<Instant>,
 }
 
-/// What a reading thread returns.
-struct Read {
-    /// The configuration, if it was read, too.
-    config: Option<Result<Config, ConfigError>>,
-    measured: Measured,
-    is_new: bool,
-    /// The mistake in the file.
-    problem: Option<String>,
-}
-
 /// The state of the controlling task.
 pub(crate) struct Control {
     shared: Shared,
     relays: Vec<Watched>,
     nearness: Arc<Nearness>,
+    cookies: Cookies,
     /// `None` while a thread reads.
     measured: Option<Measured>,
     reading: Option<JoinHandle<Read>>,
@@ -64,6 +57,8 @@ pub(crate) struct Control {
     changed: Vec<String>,
     /// Whether the file could not be read the last time.
     is_broken: bool,
+    /// Whether the relay could not be asked the last time.
+    is_silent: bool,
     over_rate: u64,
     warned_of_rate: Option<Instant>,
 }
@@ -89,12 +84,15 @@ impl Control {
         let metrics = Metrics::new();
         let relays: Vec<_> = config.relays.iter().map(Watched::new).collect();
         let nearness = Arc::new(measured.nearness()?);
-        let current = current(config, &relays, &nearness, &metrics)?;
+        // Cookies of an earlier start are no proof any more; their clients get new ones.
+        let cookies = Cookies::new(taut_sys::random::bytes());
+        let current = current(config, &relays, &nearness, &cookies, &metrics)?;
         let current = ArcSwap::from_pointee(current);
         let control = Self {
             shared: Arc::new(State { current, metrics }),
             relays,
             nearness,
+            cookies,
             measured: Some(measured),
             reading: None,
             reload_waits: None,
@@ -102,6 +100,7 @@ impl Control {
             permits: Arc::new(Semaphore::new(PROBES)),
             changed: Vec::new(),
             is_broken: false,
+            is_silent: false,
             over_rate: 0,
             warned_of_rate: None,
         };
@@ -209,7 +208,7 @@ impl Control {
 
     pub(crate) fn begin_measuring(&mut self) {
         let config = self.config();
-        if config.rtt_file.is_some() {
+        if config.rtt_file.is_some() || config.relay_control.is_some() {
             self.begin_reading(move || (config, None));
         }
     }
@@ -231,28 +230,12 @@ impl Control {
         &mut self,
         load: impl FnOnce() -> (Config, Option<Result<Config, ConfigError>>) + Send + 'static,
     ) {
-        let Some(mut measured) = self.measured.take() else {
+        let Some(measured) = self.measured.take() else {
             return;
         };
         self.reading = Some(tokio::task::spawn_blocking(move || {
             let (config, loaded) = load();
-            if matches!(loaded, Some(Ok(_))) {
-                // The numbers of the relays may have changed.
-                measured = Measured::default();
-            }
-            let mut read = Read {
-                is_new: loaded.is_some(),
-                config: loaded,
-                measured,
-                problem: None,
-            };
-            if let Some(path) = &config.rtt_file {
-                match read.measured.read_file(path, &config) {
-                    Ok(is_new) => read.is_new |= is_new,
-                    Err(error) => read.problem = Some(error.to_string()),
-                }
-            }
-            read
+            Read::new(&config, loaded, measured)
         }));
     }
 
@@ -288,6 +271,8 @@ impl Control {
             measured,
             is_new,
             problem,
+            silence,
+            forgot,
         } = read;
         let is_reload = config.is_some();
         let config = match config {
@@ -307,18 +292,22 @@ impl Control {
             }
             self.report_problem(path, problem);
         }
-        if !is_new {
-            self.measured = Some(measured);
-            return Ok(());
+        if let Some(path) = &config.relay_control {
+            self.report_silence(path, config.relay_keep, silence, forgot);
         }
-        let nearness = measured.nearness();
+        let nearness = is_new.then(|| measured.nearness());
         self.measured = Some(measured);
+        self.show_age();
+        let Some(nearness) = nearness else {
+            return Ok(());
+        };
         self.nearness = Arc::new(nearness?);
         if is_reload {
             self.adopt_relays(&config, former);
         }
         let metrics = &self.shared.metrics;
-        let current = current(config, &self.relays, &self.nearness, metrics)?;
+        let (nearness, cookies) = (&self.nearness, &self.cookies);
+        let current = current(config, &self.relays, nearness, cookies, metrics)?;
         self.shared.current.store(Arc::new(current));
         self.show_measured();
         Ok(())
@@ -369,10 +358,49 @@ impl Control {
         self.is_broken = problem.is_some();
     }
 
+    /// Logs that the relay cannot be asked, that its times are forgotten, or that it can be asked again.
+    fn report_silence(
+        &mut self,
+        path: &Path,
+        keep: Duration,
+        silence: Option<String>,
+        forgot: bool,
+    ) {
+        let (path, keep) = (path.display(), humantime::format_duration(keep));
+        match &silence {
+            Some(why) if !self.is_silent => tracing::warn!(
+                "cannot ask the relay at {path} for round-trip times: {why}; what it said last is used for up to \
+                 {keep}"
+            ),
+            None if self.is_silent => {
+                tracing::info!("the relay at {path} can be asked for round-trip times again");
+            }
+            _ => {}
+        }
+        if forgot {
+            tracing::warn!(
+                "the relay at {path} has not answered for {keep}: its round-trip times are not used any more"
+            );
+        }
+        if silence.is_some() {
+            self.shared.metrics.relay_errors.inc();
+        }
+        self.is_silent = silence.is_some();
+    }
+
     fn show_measured(&self) {
         let count = self.measured.as_ref().map_or(0, Measured::count);
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.shared.metrics.rtts.set(count);
+    }
+
+    fn show_age(&self) {
+        let age = self
+            .measured
+            .as_ref()
+            .and_then(|measured| measured.live.age(Instant::now()));
+        let age = age.map_or(-1, |age| i64::try_from(age.as_secs()).unwrap_or(i64::MAX));
+        self.shared.metrics.relay_age.set(age);
     }
 
     fn warn_of_rate(&mut self) {
@@ -404,6 +432,7 @@ fn current(
     config: Config,
     relays: &[Watched],
     nearness: &Arc<Nearness>,
+    cookies: &Cookies,
     metrics: &Metrics,
 ) -> Result<Current, ServeError> {
     let relay_metrics = relays.iter().map(|relay| {
@@ -413,7 +442,7 @@ fn current(
     });
     Ok(Current {
         relay_metrics: relay_metrics.collect(),
-        answers: answers(&config, relays, nearness.clone())?,
+        answers: answers(&config, relays, nearness.clone(), cookies.clone())?,
         config,
     })
 }
@@ -422,6 +451,7 @@ fn answers(
     config: &Config,
     relays: &[Watched],
     nearness: Arc<Nearness>,
+    cookies: Cookies,
 ) -> Result<Answers, ServeError> {
     // The serial number of the zone: it rises with each start and reload.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -437,6 +467,7 @@ fn answers(
         relays: config.relays.iter().zip(relays).map(relay).collect(),
         nearness,
         ttl: config.ttl,
+        cookies,
     })
 }
 
@@ -446,17 +477,6 @@ fn answers(
 /// [`ServeError`].
 pub(crate) fn preview(config: &Config, measured: Measured) -> Result<Answers, ServeError> {
     let relays: Vec<_> = config.relays.iter().map(Watched::new).collect();
-    answers(config, &relays, Arc::new(measured.nearness()?))
-}
-
-/// Reads the file of round-trip times, if there is one.
-pub(crate) fn read_file(config: &Config, measured: &mut Measured) -> Result<(), ServeError> {
-    let Some(path) = &config.rtt_file else {
-        return Ok(());
-    };
-    let read = measured.read_file(path, config).map(drop);
-    read.map_err(|error| ServeError::Measured {
-        path: path.clone(),
-        reason: error.to_string(),
-    })
+    let (nearness, cookies) = (Arc::new(measured.nearness()?), Cookies::new([0; 16]));
+    answers(config, &relays, nearness, cookies)
 }

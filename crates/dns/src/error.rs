@@ -36,6 +36,14 @@ pub enum ServeError {
         /// What is wrong.
         reason: String,
     },
+    /// The relay on this machine cannot be asked.
+    #[error("cannot ask the relay at {path} for round-trip times: {reason}; correct mesh.dns.relay_control, or start the relay", path = path.display())]
+    Relay {
+        /// Its control socket.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// There are too many prefixes.
     #[error(transparent)]
     TooManyPrefixes(#[from] TooManyPrefixes),

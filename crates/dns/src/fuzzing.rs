@@ -8,7 +8,8 @@ use std::time::Duration;
 use hickory_proto::op::{Message, MessageType, ResponseCode};
 use hickory_proto::rr::Name;
 
-use crate::answer::{AMPLIFICATION, Answers, Relay, Transport};
+use crate::answer::{AMPLIFICATION, Answers, Asker, Relay, Transport};
+use crate::cookie::Cookies;
 use crate::nearness::{Nearness, RelayId};
 use crate::zone::{Node, Zone};
 
@@ -68,6 +69,7 @@ static ANSWERS: LazyLock<Answers> = LazyLock::new(|| {
         relays: relays.collect(),
         nearness: Arc::new(Nearness::new(measured).expect("few prefixes")),
         ttl: 30,
+        cookies: Cookies::new([7; 16]),
     }
 });
 
@@ -80,7 +82,12 @@ pub fn query(data: &[u8]) {
     let mut answer = Vec::new();
     for source in sources {
         for transport in [Transport::Udp, Transport::UdpTruncated, Transport::Tcp] {
-            let reply = ANSWERS.respond(data, source, transport, &mut answer);
+            let asker = Asker {
+                source,
+                transport,
+                now: 1_800_000_000,
+            };
+            let reply = ANSWERS.respond(data, asker, &mut answer);
             assert_eq!(reply.code.is_none(), answer.is_empty());
             if answer.is_empty() {
                 continue;

@@ -17,10 +17,13 @@ pub mod answer;
 pub mod config;
 #[cfg(feature = "server")]
 mod control;
+pub mod cookie;
 #[cfg(feature = "server")]
 mod error;
 pub mod fuzzing;
 pub mod health;
+#[cfg(feature = "server")]
+mod live;
 #[cfg(feature = "server")]
 mod measured;
 #[cfg(feature = "server")]
@@ -29,6 +32,8 @@ pub mod nearness;
 #[cfg(feature = "server")]
 mod probe;
 pub mod rate_limit;
+#[cfg(feature = "server")]
+mod reading;
 #[cfg(feature = "server")]
 pub mod serve;
 #[cfg(feature = "server")]

@@ -6,6 +6,7 @@
 //! | bytes of an answer | [`MAX_ANSWER`] | refused; the former times stay |
 //! | the time for an answer | [`PATIENCE`] | refused; the former times stay |
 
+use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use taut_sys::control_socket::{self, ControlError};
 
 use crate::config::Config;
-use crate::measured::Measurement;
+use crate::nearness::{Measurement, RelayId};
 
 /// The most paths that are asked for, the relay's own maximum.
 const LIMIT: usize = 300_000;
@@ -29,6 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What is known from a relay.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
+    /// What the relay has said, with names, because numbers may change with the configuration.
+    heard: Vec<(IpNet, Box<str>, Duration)>,
     times: Vec<Measurement>,
     /// The version of the relay's answer.
     version: Option<String>,
@@ -49,7 +52,9 @@ pub(crate) enum LiveError {
     #[error("the relay's answer has more than {MAX_ANSWER} bytes")]
     TooLong,
     /// The answer is not understood.
-    #[error("the relay's answer is not understood ({0}); restart both with the same version of taut")]
+    #[error(
+        "the relay's answer is not understood ({0}); restart both with the same version of taut"
+    )]
     Garbled(#[from] serde_json::Error),
     /// The relay refused the request.
     #[error("the relay says: {0}")]
@@ -123,14 +128,27 @@ impl Live {
         if times.unchanged && self.version.as_ref() == Some(&times.version) {
             return Ok(false);
         }
-        let measured = times.paths.iter().filter_map(|path| {
+        let heard = times.paths.into_iter().filter_map(|path| {
             let prefix = path.to.parse::<IpNet>().ok()?;
             let rtt = Duration::try_from_secs_f64(path.rtt_ms / 1e3).ok()?;
-            Some((prefix.trunc(), config.relay(&path.from)?, rtt))
+            Some((prefix.trunc(), path.from.into_boxed_str(), rtt))
         });
-        self.times = measured.collect();
+        self.heard = heard.collect();
         self.version = Some(times.version);
+        self.reconfigure(config);
         Ok(true)
+    }
+
+    /// Uses the numbers that relays have in `config`.
+    pub(crate) fn reconfigure(&mut self, config: &Config) {
+        let relays = (0..).zip(&config.relays);
+        let numbers: HashMap<_, RelayId> = relays
+            .map(|(id, relay)| (relay.name.as_str(), id))
+            .collect();
+        let heard = self.heard.iter();
+        let known =
+            heard.filter_map(|(prefix, relay, rtt)| Some((*prefix, *numbers.get(&**relay)?, *rtt)));
+        self.times = known.collect();
     }
 
     /// Forgets all times if the relay last confirmed them longer than `keep` before `now`. Returns whether there
@@ -139,7 +157,7 @@ impl Live {
         let is_old = self
             .confirmed
             .is_some_and(|at| now.saturating_duration_since(at) > keep);
-        is_old && !std::mem::take(self).times.is_empty()
+        is_old && !std::mem::take(self).heard.is_empty()
     }
 
     /// Returns how long ago the relay confirmed the times; `None` if it never has, or they are forgotten.
@@ -163,6 +181,7 @@ mod tests {
         Config::parse(
             "[mesh.dns]\nzone = \"x.example\"\nname_server = [{ name = \"ns1\", addresses = [\"192.0.2.53\"] }]\n\
              relay = [{ name = \"a\", addresses = [\"192.0.2.1\"] }]\nname = [{ name = \"www\" }]\n",
+            Path::new("taut.toml"),
         )
         .unwrap()
     }

@@ -1,20 +1,18 @@
 //! The round-trip times that were read.
 
+use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use ipnet::IpNet;
 use taut_mesh::plan::{Table, TableError};
 
 use crate::config::Config;
-use crate::nearness::{Nearness, RelayId, TooManyPrefixes};
+use crate::live::Live;
+use crate::nearness::{Measurement, Nearness, TooManyPrefixes};
 
 /// The largest file of round-trip times.
 const MAX_FILE: u64 = 64 << 20;
-
-/// The round-trip time of a relay to a prefix.
-type Measurement = (IpNet, RelayId, Duration);
 
 /// What is known.
 #[derive(Debug, Default)]
@@ -22,6 +20,8 @@ pub(crate) struct Measured {
     file: Vec<Measurement>,
     /// The file's time and length when it was read.
     version: Option<(SystemTime, u64)>,
+    /// What a relay on this machine knows.
+    pub(crate) live: Live,
 }
 
 /// The file cannot be used.
@@ -72,14 +72,17 @@ impl Measured {
 
     /// Returns the number of round-trip times.
     pub(crate) fn count(&self) -> usize {
-        self.file.len()
+        self.file.len() + self.live.times().len()
     }
 
-    /// Returns the table of them.
+    /// Returns the table of them. What a relay measures now replaces what the file says of the same path.
     ///
     /// # Errors
     /// [`TooManyPrefixes`].
     pub(crate) fn nearness(&self) -> Result<Nearness, TooManyPrefixes> {
-        Nearness::new(self.file.iter().copied())
+        let live: HashSet<_> = self.live.times().iter().map(|(p, r, _)| (*p, *r)).collect();
+        let file = self.file.iter().copied();
+        let file = file.filter(|(prefix, relay, _)| !live.contains(&(prefix.trunc(), *relay)));
+        Nearness::new(file.chain(self.live.times().iter().copied()))
     }
 }

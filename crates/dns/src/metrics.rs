@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::answer::{By, Reply, Transport};
+use crate::cookie::Proof;
 
 /// One label, whose name is the field's.
 macro_rules! label {
@@ -26,6 +27,7 @@ label!(CodeLabel { code });
 label!(CauseLabel { cause });
 label!(SteeredLabel { relay, by });
 label!(RelayLabel { relay });
+label!(ProofLabel { proof });
 
 /// The response codes that answers have, for counters that need no look-up.
 const CODES: [(ResponseCode, &str); 7] = [
@@ -36,6 +38,13 @@ const CODES: [(ResponseCode, &str); 7] = [
     (ResponseCode::NotImp, "notimp"),
     (ResponseCode::BADVERS, "badvers"),
     (ResponseCode::ServFail, "servfail"),
+];
+
+/// What cookies prove.
+const PROOFS: [(Proof, &str); 3] = [
+    (Proof::New, "new"),
+    (Proof::Proven, "proven"),
+    (Proof::Invalid, "invalid"),
 ];
 
 /// The counters of the whole server.
@@ -58,6 +67,10 @@ pub(crate) struct Metrics {
     pub(crate) tcp_timed_out: Counter,
     pub(crate) rtts: Gauge,
     pub(crate) rtt_file_errors: Counter,
+    pub(crate) relay_errors: Counter,
+    pub(crate) relay_age: Gauge,
+    cookies: [Counter; 3],
+    pub(crate) spared: Counter,
     steered: Family<SteeredLabel, Counter>,
     up: Family<RelayLabel, Gauge>,
     probes_failed: Family<RelayLabel, Counter>,
@@ -133,6 +146,29 @@ impl Metrics {
             "rtt_file_errors",
             "Times that the file of round-trip times could not be read",
         );
+        let relay_errors = registered(
+            &mut registry,
+            "relay_errors",
+            "Times that the relay on this machine could not be asked for round-trip times",
+        );
+        let relay_age = Gauge::default();
+        registry.register(
+            "relay_age_seconds",
+            "Time since the relay on this machine confirmed its round-trip times; -1: they are not known",
+            relay_age.clone(),
+        );
+        relay_age.set(-1);
+        let cookies = Family::<ProofLabel, Counter>::default();
+        registry.register(
+            "cookies",
+            "Queries with a DNS cookie, by what it proves",
+            cookies.clone(),
+        );
+        let spared = registered(
+            &mut registry,
+            "spared",
+            "Queries over UDP that were answered beyond the rate, because their cookie proves the address",
+        );
         let steered = Family::default();
         registry.register(
             "steered",
@@ -175,6 +211,13 @@ impl Metrics {
             tcp_timed_out: timed_out,
             rtts,
             rtt_file_errors,
+            relay_errors,
+            relay_age,
+            cookies: PROOFS.map(|(_, proof)| {
+                let proof = proof.to_owned();
+                cookies.get_or_create_owned(&ProofLabel { proof })
+            }),
+            spared,
             steered,
             up,
             probes_failed,
@@ -197,6 +240,12 @@ impl Metrics {
         }
         if reply.subnet {
             self.subnets.inc();
+        }
+        if let Some(at) = PROOFS
+            .iter()
+            .position(|(proof, _)| Some(*proof) == reply.cookie)
+        {
+            self.cookies[at].inc();
         }
         match (reply.truncated, transport) {
             (true, Transport::UdpTruncated) => _ = self.over_rate.inc(),

@@ -14,6 +14,9 @@ use ipnet::IpNet;
 /// The number of a relay, in the order of the configuration.
 pub type RelayId = u16;
 
+/// The round-trip time of a relay to a prefix.
+pub type Measurement = (IpNet, RelayId, Duration);
+
 /// The maximum number of prefixes, 100 MB of memory.
 pub const MAX_PREFIXES: usize = 500_000;
 
@@ -75,9 +78,7 @@ impl Nearness {
     ///
     /// # Errors
     /// [`TooManyPrefixes`].
-    pub fn new(
-        measured: impl IntoIterator<Item = (IpNet, RelayId, Duration)>,
-    ) -> Result<Self, TooManyPrefixes> {
+    pub fn new(measured: impl IntoIterator<Item = Measurement>) -> Result<Self, TooManyPrefixes> {
         // Ordered by first address, and the shorter of two prefixes first: what encloses comes first.
         let mut prefixes = BTreeMap::<(bool, u128, u8), Vec<(RelayId, Duration)>>::new();
         for (prefix, relay, rtt) in measured {

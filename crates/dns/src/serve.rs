@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::control::Control;
 use crate::measured::Measured;
 use crate::state::Shared;
-use crate::{control, tcp, udp};
+use crate::{control, reading, tcp, udp};
 
 pub use crate::control::Reread;
 pub use crate::error::ServeError;
@@ -89,7 +89,18 @@ fn is_usable(addr: &SocketAddr) -> bool {
 pub fn check(config: &Config) -> Result<Vec<String>, ServeError> {
     let mut notes = Vec::new();
     let mut measured = Measured::default();
-    control::read_file(config, &mut measured)?;
+    reading::read_file(config, &mut measured)?;
+    if let Some(path) = &config.relay_control {
+        let path = path.display();
+        notes.push(match reading::ask_relay(config, &mut measured) {
+            Ok(_) => {
+                let count = measured.live.times().len();
+                format!("the relay at {path} knows {count} round-trip times to prefixes")
+            }
+            // The server starts all the same.
+            Err(error) => format!("cannot ask the relay at {path} for round-trip times: {error}"),
+        });
+    }
     let nearness = measured.nearness()?;
     notes.push(format!(
         "{} relays, {} names, round-trip times to {} prefixes",
@@ -97,8 +108,11 @@ pub fn check(config: &Config) -> Result<Vec<String>, ServeError> {
         config.names.len(),
         nearness.len()
     ));
-    if config.rtt_file.is_none() {
-        notes.push("no rtt_file: every client is led to the first relay that is up".into());
+    if config.rtt_file.is_none() && config.relay_control.is_none() {
+        notes.push(
+            "no rtt_file and no relay_control: every client is led to the first relay that is up"
+                .into(),
+        );
     }
     let unprobed = config.relays.iter().filter(|relay| relay.probe.is_none());
     let unprobed: Vec<_> = unprobed.map(|relay| relay.name.as_str()).collect();
@@ -111,13 +125,17 @@ pub fn check(config: &Config) -> Result<Vec<String>, ServeError> {
     Ok(notes)
 }
 
-/// Returns the answers that `config` leads to, with the times in its file and every relay up.
+/// Returns the answers that `config` leads to, with the times in its file and of its relay, and every relay up.
 ///
 /// # Errors
 /// [`ServeError`].
 pub fn preview(config: &Config) -> Result<Answers, ServeError> {
     let mut measured = Measured::default();
-    control::read_file(config, &mut measured)?;
+    reading::read_file(config, &mut measured)?;
+    reading::ask_relay(config, &mut measured).map_err(|error| ServeError::Relay {
+        path: config.relay_control.clone().unwrap_or_default(),
+        reason: error.to_string(),
+    })?;
     control::preview(config, measured)
 }
 
@@ -142,7 +160,7 @@ async fn serve(config: Config, bound: Bound, reread: Arc<Reread>) -> Result<(), 
     let mut hangup = signal(SignalKind::hangup())?;
 
     let mut measured = Measured::default();
-    control::read_file(&config, &mut measured)?;
+    reading::read_file(&config, &mut measured)?;
     let addresses = list(&config.listen);
     let mut every = config.probe_interval;
     let mut control = Control::new(config, measured)?;

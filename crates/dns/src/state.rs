@@ -1,6 +1,7 @@
 //! The state that the threads of the server share.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 
@@ -23,4 +24,11 @@ pub(crate) struct Current {
     pub(crate) answers: Answers,
     /// The counters of each relay of [`Answers::relays`].
     pub(crate) relay_metrics: Vec<RelayMetrics>,
+}
+
+/// Returns the time, in seconds since 1970. DNS compares such times with their overflow (RFC 1982).
+pub(crate) fn seconds_since_1970() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seconds = since.unwrap_or_default().as_secs();
+    u32::try_from(seconds & u64::from(u32::MAX)).unwrap_or(0)
 }

@@ -24,8 +24,8 @@ use tokio::sync::Notify;
 use tokio::time::{error::Elapsed, sleep, timeout};
 
 use self::connections::{Admission, Connections, Id};
-use crate::answer::Transport;
-use crate::state::Shared;
+use crate::answer::{Asker, Transport};
+use crate::state::{Shared, seconds_since_1970};
 
 /// The longest query.
 const QUERY: usize = 4096;
@@ -120,9 +120,12 @@ async fn answer_all(mut stream: TcpStream, source: IpAddr, counted: &Counted) ->
         timeout(PATIENCE, read_query(&mut stream, &mut query)).await??;
         counted.open.lock().on_query(counted.id, Instant::now());
         let current = shared.current.load_full();
-        let reply = current
-            .answers
-            .respond(&query, source, Transport::Tcp, &mut answer);
+        let asker = Asker {
+            source,
+            transport: Transport::Tcp,
+            now: seconds_since_1970(),
+        };
+        let reply = current.answers.respond(&query, asker, &mut answer);
         shared
             .metrics
             .count(Transport::Tcp, &reply, &current.relay_metrics);

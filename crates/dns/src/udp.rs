@@ -5,7 +5,7 @@
 //! | a query | [`QUERY`] bytes | the rest is cut off, and the query is malformed |
 //! | queries that wait | the receive buffer, [`RECEIVE_BUFFER`] or the kernel's maximum | the kernel drops further ones |
 //! | answers that wait | the send buffer | `taut_dns_dropped_total{cause="send"}` |
-//! | answers to a network | `rate_limit` | `taut_dns_truncated_total{cause="rate"}`, `taut_dns_dropped_total{cause="rate"}` |
+//! | answers to a network, but for clients whose cookie proves their address | `rate_limit` | `taut_dns_truncated_total{cause="rate"}`, `taut_dns_dropped_total{cause="rate"}` |
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -14,9 +14,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use taut_sys::Errno;
 use taut_sys::datagram::{Received, UdpPort};
 
-use crate::answer::Transport;
+use crate::answer::{Asker, Transport};
+use crate::cookie::Proof;
 use crate::rate_limit::{RateLimit, Verdict};
-use crate::state::Shared;
+use crate::state::{Shared, seconds_since_1970};
 
 /// The longest query: a question and an OPT record with every option that resolvers send are shorter.
 const QUERY: usize = 4096;
@@ -43,18 +44,29 @@ pub(crate) fn run(mut ports: Vec<UdpPort>, shared: &Shared, workers: usize) -> R
                     break;
                 };
                 let source = received.source.ip().to_canonical();
-                let transport = match limit.admit(source, &current.config.unlimited, started) {
+                let Received { len, sent_to, .. } = received;
+                let verdict = limit.admit(source, &current.config.unlimited, started);
+                let now = seconds_since_1970();
+                let is_proven = verdict != Verdict::Answer
+                    && current.answers.proof(&query[..len], source, now) == Some(Proof::Proven);
+                if is_proven {
+                    shared.metrics.spared.inc();
+                }
+                let transport = match verdict {
                     Verdict::Answer => Transport::Udp,
+                    _ if is_proven => Transport::Udp,
                     Verdict::Truncate => Transport::UdpTruncated,
                     Verdict::Drop => {
                         shared.metrics.count_rate_limited();
                         continue;
                     }
                 };
-                let Received { len, sent_to, .. } = received;
-                let reply = current
-                    .answers
-                    .respond(&query[..len], source, transport, &mut answer);
+                let asker = Asker {
+                    source,
+                    transport,
+                    now,
+                };
+                let reply = current.answers.respond(&query[..len], asker, &mut answer);
                 shared
                     .metrics
                     .count(transport, &reply, &current.relay_metrics);

@@ -74,8 +74,12 @@ pub(crate) enum SampledPath {
 pub(crate) enum Question {
     /// The state of the mesh.
     Mesh,
-    /// All round-trip times, up to this number.
-    Rtt(usize),
+    /// Round-trip times, as [`Request::Rtt`](crate::control::protocol::Request::Rtt) asks for them.
+    Rtt {
+        limit: usize,
+        prefixes_only: bool,
+        known: Option<String>,
+    },
 }
 
 /// The measured path to another relay.

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -351,6 +351,139 @@ fn a_network_over_its_rate_is_sent_to_tcp_and_counted() {
 }
 
 #[test]
+fn a_client_over_the_rate_of_its_network_is_answered_if_its_cookie_proves_its_address() {
+    let metrics = "127.53.0.9:9467";
+    let settings = format!("rate_limit = 1\nmetrics = \"{metrics}\"");
+    let server = Server::start("127.53.0.9", &settings, [None, None]);
+    let asked = "www.steer.example.org A +ignore +nosubnet";
+    // Half of the queries over the rate get a truncated answer, which has the cookie.
+    let cookie = (0..20).find_map(|_| {
+        let said = server.dig(&format!("+cookie {asked}"));
+        let line = said
+            .lines()
+            .find_map(|line| line.strip_prefix("; COOKIE: "))?;
+        Some(line.strip_suffix(" (good)").unwrap().to_owned())
+    });
+    let cookie = cookie.expect("a cookie");
+    for _ in 0..5 {
+        let said = server.dig(&format!("+short +tries=1 +cookie={cookie} {asked}"));
+        assert_eq!(said.trim(), "192.0.2.1");
+    }
+    let counters = metrics_of(metrics);
+    assert!(
+        count(&counters, "taut_dns_spared_total") >= 3.0,
+        "{counters}"
+    );
+    assert!(count(&counters, "taut_dns_cookies_total{proof=\"proven\"}") > 4.0);
+    // A cookie of another address, or a changed one, spares nothing.
+    let forged = format!(
+        "{}{}",
+        &cookie[..46],
+        if cookie.ends_with("00") { "01" } else { "00" }
+    );
+    let before = count(&counters, "taut_dns_spared_total");
+    server.dig(&format!("+short +tries=1 +cookie={forged} {asked}"));
+    let counters = metrics_of(metrics);
+    assert!(
+        count(&counters, "taut_dns_cookies_total{proof=\"invalid\"}") > 0.0
+            || count(&counters, "taut_dns_dropped_total{cause=\"rate\"}") > 0.0
+    );
+    assert!(count(&counters, "taut_dns_spared_total") <= before);
+}
+
+#[test]
+fn the_relay_beside_the_server_is_asked_for_its_times_and_its_loss_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let relay = start_relay(folder.path());
+    let metrics = "127.53.0.13:9467";
+    let settings = format!("relay_control = {control:?}\nmetrics = \"{metrics}\"");
+    let mut server = Server::start("127.53.0.13", &settings, [None, None]);
+    let age = || count(&metrics_of(metrics), "taut_dns_relay_age_seconds");
+    let started = Instant::now();
+    while age() < 0.0 {
+        assert!(started.elapsed() < PATIENCE);
+    }
+    drop(relay);
+    for _ in 0..2 {
+        server.signal(Signal::HUP);
+        server.wait_for_log("SIGHUP: the configuration has been read again");
+    }
+    assert_eq!(server.log.matches("cannot ask the relay at").count(), 1);
+    assert!(age() >= 0.0);
+    assert_eq!(
+        server
+            .dig("+short www.steer.example.org A +subnet=203.0.113.0/24")
+            .trim(),
+        "192.0.2.2"
+    );
+    assert!(count(&metrics_of(metrics), "taut_dns_relay_errors_total") > 1.0);
+    let _relay = start_relay(folder.path());
+    server.signal(Signal::HUP);
+    server.wait_for_log("can be asked for round-trip times again");
+    let said = taut()
+        .arg("--check")
+        .arg("--config")
+        .arg(server.config())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(
+        said.contains("knows 0 round-trip times to prefixes"),
+        "{said}"
+    );
+}
+
+/// A running relay, which is killed when it is dropped.
+struct Relay(Child);
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a relay of a mesh with one member, whose control socket is `control` in `folder`, and waits for it.
+fn start_relay(folder: &Path) -> Relay {
+    let run = || Command::new(env!("CARGO_BIN_EXE_taut"));
+    let path = |name: &str| folder.join(name);
+    if !path("key").exists() {
+        let made = run()
+            .args(["mesh", "keygen"])
+            .arg(path("key"))
+            .output()
+            .unwrap();
+        let key = String::from_utf8(made.stdout).unwrap();
+        let list = format!("[[member]]\nname = \"fra1\"\nkeys = [\"{}\"]\n", key.trim());
+        fs::write(path("members.toml"), list).unwrap();
+        let config = format!(
+            "[relay]\ncontrol = {:?}\nworkers = 1\n[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\n\
+             listen = \"127.0.0.1:0\"\nallow = \"127.0.0.1/32:9\"\nturbo = false\n",
+            path("control"),
+            path("key"),
+            path("members.toml")
+        );
+        fs::write(path("relay.toml"), config).unwrap();
+    }
+    let mut relay = run();
+    relay.args(["relay", "--config"]).arg(path("relay.toml"));
+    let relay = relay.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+    let relay = Relay(relay.unwrap());
+    let started = Instant::now();
+    loop {
+        let mut status = run();
+        status
+            .args(["mesh", "rtt", "--control"])
+            .arg(path("control"));
+        if status.output().unwrap().status.success() {
+            return relay;
+        }
+        assert!(started.elapsed() < PATIENCE, "the relay does not answer");
+    }
+}
+
+#[test]
 fn the_server_keeps_no_privilege() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can switch to another user");
@@ -372,7 +505,7 @@ fn a_server_without_a_user_to_switch_to_has_no_capability_either_and_says_what_t
         println!("skipped: only root has privileges to lose");
         return;
     }
-    let server = Server::start("127.53.0.11", "", [None, None]);
+    let server = Server::start("127.53.0.12", "", [None, None]);
     assert_eq!(server.process("Uid:"), "0");
     server.assert_no_capability();
     assert!(server.log.contains("set mesh.dns.user"), "{}", server.log);

@@ -5,7 +5,10 @@ use hickory_proto::rr::{RData, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use hickory_proto::rr::rdata::opt::ClientSubnet;
+
 use super::*;
+use crate::cookie::Cookie;
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
@@ -42,6 +45,7 @@ fn answers() -> Answers {
         relays: (0..3).map(relay).collect(),
         nearness: Arc::new(Nearness::new(measured).unwrap()),
         ttl: 30,
+        cookies: Cookies::new([7; 16]),
     }
 }
 
@@ -50,6 +54,7 @@ struct Ask {
     kind: RecordType,
     edns: bool,
     subnet: Option<ClientSubnet>,
+    cookie: Vec<u8>,
 }
 
 fn ask(name: &'static str, kind: RecordType) -> Ask {
@@ -58,6 +63,7 @@ fn ask(name: &'static str, kind: RecordType) -> Ask {
         kind,
         edns: true,
         subnet: None,
+        cookie: Vec::new(),
     }
 }
 
@@ -65,6 +71,13 @@ impl Ask {
     fn subnet(self, net: &str) -> Self {
         Self {
             subnet: Some(net.parse::<ipnet::IpNet>().unwrap().into()),
+            ..self
+        }
+    }
+
+    fn cookie(self, cookie: &[u8]) -> Self {
+        Self {
+            cookie: cookie.to_vec(),
             ..self
         }
     }
@@ -86,6 +99,10 @@ impl Ask {
             if let Some(subnet) = self.subnet {
                 edns.options_mut().insert(EdnsOption::Subnet(subnet));
             }
+            if !self.cookie.is_empty() {
+                let cookie = EdnsOption::Unknown(EdnsCode::Cookie.into(), self.cookie.clone());
+                edns.options_mut().insert(cookie);
+            }
             message.set_edns(edns);
         }
         message.to_vec().unwrap()
@@ -93,7 +110,7 @@ impl Ask {
 
     fn over(&self, answers: &Answers, transport: Transport) -> (Message, Reply) {
         let (query, mut bytes) = (self.bytes(), Vec::new());
-        let reply = answers.respond(&query, RESOLVER, transport, &mut bytes);
+        let reply = answers.respond(&query, by(transport), &mut bytes);
         (Message::from_vec(&bytes).unwrap(), reply)
     }
 
@@ -103,6 +120,14 @@ impl Ask {
 }
 
 const RESOLVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
+
+fn by(transport: Transport) -> Asker {
+    Asker {
+        source: RESOLVER,
+        transport,
+        now: 1_000_000,
+    }
+}
 
 fn addresses(message: &Message) -> Vec<String> {
     let address = |record: &Record| match &record.data {
@@ -210,8 +235,11 @@ fn a_name_leads_only_to_its_own_relays() {
 fn a_client_of_whom_nothing_is_known_gets_the_first_relay_that_is_up() {
     let answers = answers();
     let (query, mut bytes) = (ask("www.x.example.", RecordType::A).bytes(), Vec::new());
-    let source = "198.18.0.1".parse().unwrap();
-    let reply = answers.respond(&query, source, Transport::Tcp, &mut bytes);
+    let asker = Asker {
+        source: "198.18.0.1".parse().unwrap(),
+        ..by(Transport::Tcp)
+    };
+    let reply = answers.respond(&query, asker, &mut bytes);
     assert_eq!(
         reply.choice.map(|c| (c.relay, c.by)),
         Some((0, By::Fallback))
@@ -327,7 +355,7 @@ fn messages_that_are_no_queries_of_this_kind_get_a_header_or_nothing() {
     let code = |change: &dyn Fn(&mut Vec<u8>)| {
         let (mut query, mut bytes) = (good.clone(), Vec::new());
         change(&mut query);
-        let reply = answers.respond(&query, RESOLVER, Transport::Udp, &mut bytes);
+        let reply = answers.respond(&query, by(Transport::Udp), &mut bytes);
         assert!(reply.code == Some(ResponseCode::NoError) || bytes.len() <= HEADER);
         reply.code
     };
@@ -353,7 +381,7 @@ fn an_unknown_version_of_edns_is_named_as_such() {
     let version = query.len() - 5;
     query[version] = 1;
     let mut bytes = Vec::new();
-    let reply = answers().respond(&query, RESOLVER, Transport::Udp, &mut bytes);
+    let reply = answers().respond(&query, by(Transport::Udp), &mut bytes);
     assert_eq!(reply.code, Some(ResponseCode::BADVERS));
     let message = Message::from_vec(&bytes).unwrap();
     assert_eq!(
@@ -371,7 +399,7 @@ fn a_subnet_with_a_scope_or_with_bits_beyond_its_length_is_malformed() {
         asked.subnet = Some(ClientSubnet::new(address.parse().unwrap(), source, scope));
         let mut bytes = Vec::new();
         answers
-            .respond(&asked.bytes(), RESOLVER, Transport::Udp, &mut bytes)
+            .respond(&asked.bytes(), by(Transport::Udp), &mut bytes)
             .code
     };
     assert_eq!(code("203.0.113.0", 24, 0), Some(ResponseCode::NoError));
@@ -386,9 +414,54 @@ fn the_case_of_the_question_is_kept() {
     let mut query = ask("www.x.example.", RecordType::A).bytes();
     query[13..16].copy_from_slice(b"wWW");
     let mut bytes = Vec::new();
-    let reply = answers().respond(&query, RESOLVER, Transport::Udp, &mut bytes);
+    let reply = answers().respond(&query, by(Transport::Udp), &mut bytes);
     assert!(reply.choice.is_some());
     assert_eq!(bytes[12..31], query[12..31]);
+}
+
+fn cookie_of(message: &Message) -> Option<Vec<u8>> {
+    match message.edns.as_ref()?.option(EdnsCode::Cookie)? {
+        EdnsOption::Unknown(_, cookie) => Some(cookie.clone()),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_client_over_its_rate_gets_a_cookie_that_proves_its_address() {
+    let answers = answers();
+    let asked = ask("www.x.example.", RecordType::A).cookie(&[1; 8]);
+    let (message, reply) = asked.over(&answers, Transport::UdpTruncated);
+    assert!(message.metadata.truncation);
+    assert_eq!(reply.cookie, Some(Proof::New));
+    let cookie = cookie_of(&message).unwrap();
+    assert_eq!((cookie.len(), &cookie[..8]), (LENGTH, &[1; 8][..]));
+    let asked = ask("www.x.example.", RecordType::A).cookie(&cookie);
+    let proof = |source: &str| answers.proof(&asked.bytes(), source.parse().unwrap(), 1_000_060);
+    assert_eq!(proof(&RESOLVER.to_string()), Some(Proof::Proven));
+    assert_eq!(proof("203.0.113.8"), Some(Proof::Invalid));
+    let (message, reply) = asked.over(&answers, Transport::Udp);
+    assert_eq!(addresses(&message), ["198.51.100.1"]);
+    assert_eq!(reply.cookie, Some(Proof::Proven));
+    assert!(cookie_of(&message).is_some());
+}
+
+#[test]
+fn a_cookie_that_would_make_the_answer_too_large_is_left_out() {
+    let asked = ask("www.x.example.", RecordType::A).cookie(&[1; 8]);
+    let (message, _) = asked.over(&answers(), Transport::Udp);
+    assert_eq!(addresses(&message), ["198.51.100.1"]);
+    assert_eq!(cookie_of(&message), None);
+    let (message, _) = asked.tcp(&answers());
+    assert!(cookie_of(&message).is_some());
+}
+
+#[test]
+fn a_cookie_of_a_wrong_length_is_malformed() {
+    for length in [1, 7, 9, 15, 41] {
+        let asked = ask("www.x.example.", RecordType::A).cookie(&vec![1; length]);
+        let (_, reply) = asked.over(&answers(), Transport::Udp);
+        assert_eq!(reply.code, Some(ResponseCode::FormErr), "{length}");
+    }
 }
 
 /// A message that is nearly a query: well-formed parts in any combination.
@@ -418,6 +491,12 @@ fn nearly_a_query() -> impl Strategy<Value = Vec<u8>> {
                 [head, address].concat()
             }),
             vec(any::<u8>(), 0..40),
+            vec(any::<u8>(), 8..=8),
+            any::<[u8; 8]>().prop_map(|client| {
+                // One that is right for the first of the senders in `fuzzing::query`.
+                let (cookies, cookie) = (Cookies::new([7; 16]), Cookie::read(&client).unwrap());
+                cookies.answer(&cookie, RESOLVER, 1_800_000_000).to_vec()
+            }),
         ],
     );
     let opt = proptest::option::of((any::<u16>(), any::<[u8; 4]>(), vec(option, 0..4)));

@@ -45,6 +45,8 @@ pub(super) struct Section {
     contact: Option<Spanned<String>>,
     ttl: Option<Spanned<String>>,
     rtt_file: Option<PathBuf>,
+    relay_control: Option<PathBuf>,
+    relay_keep: Option<Spanned<String>>,
     probe_interval: Option<Spanned<String>>,
     probe_timeout: Option<Spanned<String>>,
     rate_limit: Option<Spanned<u32>>,
@@ -91,6 +93,10 @@ const LISTEN: &str = ":53";
 const TTL: Duration = Duration::from_secs(30);
 const TTL_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
+/// The default of `relay_keep`: round trips change little in an hour.
+const RELAY_KEEP: Duration = Duration::from_secs(3600);
+const RELAY_KEEP_RANGE: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(10)..=Duration::from_secs(7 * 24 * 3600);
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 const PROBE_INTERVAL_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(3600);
@@ -156,6 +162,8 @@ impl Section {
                 u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX)
             },
             rtt_file: self.rtt_file,
+            relay_control: self.relay_control,
+            relay_keep: time(self.relay_keep, "relay_keep", RELAY_KEEP, RELAY_KEEP_RANGE)?,
             probe_interval: time(
                 self.probe_interval,
                 "probe_interval",

@@ -44,6 +44,12 @@ pub enum Request {
     Rtt {
         /// The maximum number of paths; 300,000 at most.
         limit: usize,
+        /// Whether only paths to prefixes outside the mesh are wanted.
+        #[serde(default)]
+        prefixes_only: bool,
+        /// The version of the times that the asker has. If they are still the same, no path is returned.
+        #[serde(default)]
+        known: Option<String>,
     },
 }
 
@@ -349,6 +355,10 @@ pub struct RowsStatus {
 /// Round-trip times, as [`Request::Rtt`] asks for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RttRows {
+    /// Changes when any of the times has.
+    pub version: String,
+    /// Whether the asker knows these times, so that they are left out.
+    pub unchanged: bool,
     /// The paths, up to the limit.
     pub paths: Vec<PathStatus>,
     /// The number of further ones.

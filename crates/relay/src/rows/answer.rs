@@ -1,6 +1,7 @@
 //! The thread's answers to an operator: the state of the mesh, and all round-trip times.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use taut_mesh::members::MemberName;
@@ -18,11 +19,31 @@ const MAX_PATHS: usize = 40_000;
 /// The largest number of round-trip times in an answer.
 const MAX_RTTS: usize = 300_000;
 
+/// The paths that are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Between members.
+    Members,
+    /// To prefixes outside the mesh.
+    Prefixes,
+    All,
+}
+
 impl Work {
     pub(super) fn answer(&self, question: &Question) -> Answer {
         match question {
             Question::Mesh => Answer::Mesh(Box::new(self.status())),
-            Question::Rtt(limit) => Answer::Rtt(self.rtts(*limit)),
+            Question::Rtt {
+                limit,
+                prefixes_only,
+                known,
+            } => {
+                let which = match prefixes_only {
+                    true => Which::Prefixes,
+                    false => Which::All,
+                };
+                Answer::Rtt(self.rtts(*limit, which, known.as_deref()))
+            }
         }
     }
 
@@ -66,7 +87,7 @@ impl Work {
             }
         });
         let members: Vec<_> = members.collect();
-        let (paths, paths_left_out) = self.paths(MAX_PATHS, false);
+        let (paths, paths_left_out) = self.paths(MAX_PATHS, Which::Members);
         let traffic = self.exchange.traffic();
         MeshStatus {
             name: own_name.to_string(),
@@ -84,14 +105,33 @@ impl Work {
         }
     }
 
-    fn rtts(&self, limit: usize) -> RttRows {
-        let (paths, left_out) = self.paths(limit.min(MAX_RTTS), true);
-        RttRows { paths, left_out }
+    fn rtts(&self, limit: usize, which: Which, known: Option<&str>) -> RttRows {
+        let version = self.version();
+        let unchanged = known == Some(version.as_str());
+        let (paths, left_out) = match unchanged {
+            true => (Vec::new(), 0),
+            false => self.paths(limit.min(MAX_RTTS), which),
+        };
+        RttRows {
+            version,
+            unchanged,
+            paths,
+            left_out,
+        }
     }
 
-    /// Returns up to `limit` paths between members and, if wanted, to prefixes, and the number of
-    /// the others.
-    fn paths(&self, limit: usize, outside: bool) -> (Vec<PathStatus>, u64) {
+    /// Returns a text that changes when a row does.
+    fn version(&self) -> String {
+        let rows = self.table.rows();
+        let mut rows: Vec<_> = rows.map(|(name, row)| (name, row.version)).collect();
+        rows.sort_unstable();
+        let mut hash = DefaultHasher::new();
+        rows.hash(&mut hash);
+        format!("{:016x}", hash.finish())
+    }
+
+    /// Returns up to `limit` paths, and the number of the others.
+    fn paths(&self, limit: usize, which: Which) -> (Vec<PathStatus>, u64) {
         let mut rows: Vec<(&MemberName, &Row)> = self.table.rows().collect();
         rows.sort_by_key(|(name, _)| *name);
         let ages: HashMap<_, _> = rows
@@ -114,14 +154,14 @@ impl Work {
             });
         };
         for (name, row) in rows {
-            let named = row.members.iter();
+            let named = row.members.iter().filter(|_| which != Which::Prefixes);
             let named = named.filter_map(|entry| Some((self.table.name(entry.id)?, entry.figure)));
             let mut named: Vec<_> = named.collect();
             named.sort_by_key(|(name, _)| *name);
             for (to, figure) in named {
                 push(name, to.to_string(), figure);
             }
-            for entry in row.outside.iter().filter(|_| outside) {
+            for entry in row.outside.iter().filter(|_| which != Which::Members) {
                 if let Some(network) = entry.key.network() {
                     push(name, network.to_string(), entry.figure);
                 }

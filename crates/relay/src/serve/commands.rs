@@ -125,7 +125,15 @@ impl Commands {
                 done(format!("forward {name} {what}"))
             }
             Request::Mesh => self.node.ask_rows(Question::Mesh)?,
-            Request::Rtt { limit } => self.node.ask_rows(Question::Rtt(limit))?,
+            Request::Rtt {
+                limit,
+                prefixes_only,
+                known,
+            } => self.node.ask_rows(Question::Rtt {
+                limit,
+                prefixes_only,
+                known,
+            })?,
             Request::Reload => {
                 let mut notes = (self.reload)()
                     .map_err(|error| format!("{error}; keeping the former configuration"))?;

@@ -31,7 +31,11 @@ pub(crate) struct RttArgs {
 
 pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
-    let request = Request::Rtt { limit: args.limit };
+    let request = Request::Rtt {
+        limit: args.limit,
+        prefixes_only: false,
+        known: None,
+    };
     let answer = control::ask(&args.control, &request).map_err(|e| run(&e))?;
     let Answer::Rtt(rows) = answer else {
         return Err(Failure::Run(
@@ -108,6 +112,8 @@ mod tests {
             age_s: 3.0,
         };
         let rows = RttRows {
+            version: "1f".to_owned(),
+            unchanged: false,
             paths: vec![path],
             left_out: 2,
         };
