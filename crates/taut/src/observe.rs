@@ -14,16 +14,16 @@ use crate::Failure;
 macro_rules! filter_help {
     () => {
         "\
-A FILTER selects connections. Tests may be joined by and, or, not and parentheses, as in tcpdump and ss:
-  10.0.0.9   10.0.0.0/8   2001:db8::1         an address or a network, at either end
-  10.0.0.9:443   [2001:db8::1]:443   :443     a port of an address, or of any, at either end
-  src ...   dst ...                           this end, the peer: one of these, or the name of a host
-  host example.com                            the addresses of a host, looked up once
-  port 443   sport 8000-8100   dport https    a port, a range, a service (/etc/services), at either end, here, there
-  nginx   process 'ngin*'                     a process; a bare name must be one that runs or is installed
-  812   pid 812                               a process by its pid
-  user www-data   uid 33                      the owner of the socket
-  cgroup /system.slice/nginx.service          a cgroup, and those in it
+A FILTER is one or more tests, joined by and, or, not and parentheses:
+  10.0.0.9   10.0.0.0/8   2001:db8::1     an address or a network, at either end
+  10.0.0.9:443  [2001:db8::1]:443  :443   a port of an address, or of any
+  src ...   dst ...                       one of these at this end, at the peer
+  host example.com                        a host's addresses, looked up once
+  port 443  sport 8000-8100  dport https  a port, a range, a service
+  nginx   process 'ngin*'                 a process; bare: if it is known here
+  812   pid 812                           a process by its pid
+  user www-data   uid 33                  the owner of the socket
+  cgroup /system.slice/nginx.service      a cgroup, and those in it
   container '0123*'   netns blue   cc bbr   state close-wait"
     };
 }

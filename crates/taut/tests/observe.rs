@@ -127,8 +127,12 @@ fn a_filter_takes_what_it_says_and_a_wrong_one_is_explained() {
     assert!(said.contains("\"htps\"") && said.contains("443"), "{said}");
     let said = refused(&["no-such-word", "bar"]);
     assert!(said.contains("`process no-such-word`"), "{said}");
-    let help = taut(&["why", "--help"]).output().unwrap().stdout;
-    let help = String::from_utf8(help).unwrap();
+    let help = taut(&["why", "--help"])
+        .env("COLUMNS", "80")
+        .output()
+        .unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.lines().all(|line| line.len() <= 80), "{help}");
     assert!(
         help.contains("10.0.0.9:443") && help.contains("dport https"),
         "{help}"
