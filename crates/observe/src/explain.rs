@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::both_ends::{End, Joint, Remote, Report, SequenceBase};
 use crate::ended::Groups;
 use crate::observation::Observation;
 use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::record::Record;
-use crate::verdict::{Factor, Verdict};
+use crate::verdict::{self, Factor, Verdict};
 
 /// A connection with its verdict.
 #[derive(Debug)]
@@ -25,6 +26,15 @@ pub struct Explanation<'a> {
     carried: u64,
     /// The changes that `taut tune` made to it, in sentences.
     tuned: &'a [String],
+    other: Option<Other<'a>>,
+}
+
+/// The other end of a connection, and what both ends say.
+#[derive(Clone, Copy, Debug)]
+struct Other<'a> {
+    name: &'a str,
+    remote: &'a Remote,
+    joint: Option<Joint>,
 }
 
 /// A line of JSON.
@@ -36,6 +46,8 @@ struct Line<'a> {
     has_ended: bool,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     tuned: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    both_ends: Option<Joint>,
 }
 
 /// Explains the connections that two scans or more have found, whether they have ended or not, in
@@ -56,6 +68,7 @@ pub fn explanations<'a>(
         has_ended: false,
         carried: seen.tracked.carried(),
         tuned: tuned(seen.cookie),
+        other: None,
     });
     let ended = observation.kept().iter().map(|kept| Explanation {
         cookie: kept.cookie,
@@ -65,10 +78,38 @@ pub fn explanations<'a>(
         has_ended: true,
         carried: kept.carried,
         tuned: tuned(kept.cookie),
+        other: None,
     });
     let mut judged: Vec<_> = open.chain(ended).collect();
     judged.sort_by_key(|judged| (Reverse(judged.carried), judged.cookie));
     judged
+}
+
+/// Joins the connections with those of the other machine, `name`.
+pub fn join<'a>(judged: &mut [Explanation<'a>], name: &'a str, report: &'a Report) {
+    for judged in judged {
+        let connection = &judged.tracked.last().connection;
+        let sequence = connection.internals.as_ref().map(SequenceBase::of);
+        let Some(remote) = report.find(connection.local, connection.remote, sequence) else {
+            continue;
+        };
+        let window = judged.tracked.window();
+        // Without data in the window, what it has carried so far.
+        let so_far = || {
+            let info = judged.tracked.last().info()?;
+            Some(info.bytes_acked? >= info.bytes_received?)
+        };
+        let sends = window.as_ref().and_then(verdict::sends).or_else(so_far);
+        let joint = judged
+            .verdict
+            .as_ref()
+            .and_then(|here| Joint::of(here, sends.unwrap_or(true), remote));
+        judged.other = Some(Other {
+            name,
+            remote,
+            joint,
+        });
+    }
 }
 
 /// Returns a line of JSON for each connection, and one for each group of those that have ended.
@@ -83,6 +124,7 @@ pub fn json(judged: &[Explanation<'_>], ended: &Groups) -> serde_json::Result<St
             record: Record::of(judged.cookie, judged.tracked, judged.process, verdict),
             has_ended: judged.has_ended,
             tuned: judged.tuned,
+            both_ends: judged.other.and_then(|other| other.joint),
         };
         text.push_str(&serde_json::to_string(&line)?);
         text.push('\n');
@@ -164,17 +206,74 @@ impl Explanation<'_> {
             ));
             return text;
         };
-        let doubt = verdict.confidence.doubt();
-        text.push_str(&format!("  {}{doubt}\n", verdict.factor.sentence()));
+        let other = self.other.and_then(|other| Some((other, other.joint?)));
+        let Some((other, joint)) = other else {
+            text.push_str(&verdict_of_one_end(verdict));
+            if let Some(other) = self.other {
+                text.push_str(&format!("  {} has no verdict on it\n", other.name));
+            }
+            text.push_str(&self.tuned());
+            return text;
+        };
+        let doubt = joint.confidence.doubt();
+        text.push_str(&format!("  {}{doubt}\n", joint.factor.sentence()));
+        let process = other.remote.process();
+        let process = process.map_or(String::new(), |process| format!(" ({process})"));
+        let behind = match other
+            .remote
+            .has_addresses(connection.local, connection.remote)
+        {
+            true => String::new(),
+            false => format!(", as {} -> {}", other.remote.local, other.remote.remote),
+        };
+        text.push_str(&format!(
+            "  here: {}{}\n",
+            verdict.factor.name(),
+            verdict.confidence.doubt()
+        ));
         for evidence in verdict.evidence() {
             text.push_str(&format!("    {}\n", evidence.text));
         }
-        if let Some(remedy) = verdict.remedy() {
-            text.push_str(&format!("  what helps: {remedy}\n"));
+        text.push_str(&format!(
+            "  at {}{process}{behind}: {}\n",
+            other.name,
+            other.remote.factor()
+        ));
+        for evidence in other.remote.evidence() {
+            text.push_str(&format!("    {evidence}\n"));
         }
-        for sentence in self.tuned {
-            text.push_str(&format!("  {sentence}\n"));
+        match joint.shown_by {
+            End::Here => {
+                if let Some(remedy) = verdict.remedy().filter(|_| verdict.factor == joint.factor) {
+                    text.push_str(&format!("  what helps: {remedy}\n"));
+                }
+            }
+            End::There => {
+                if let Some(remedy) = other.remote.remedy() {
+                    text.push_str(&format!("  what helps, at {}: {remedy}\n", other.name));
+                }
+            }
         }
+        text.push_str(&self.tuned());
         text
     }
+
+    fn tuned(&self) -> String {
+        self.tuned
+            .iter()
+            .map(|sentence| format!("  {sentence}\n"))
+            .collect()
+    }
+}
+
+fn verdict_of_one_end(verdict: &Verdict) -> String {
+    let doubt = verdict.confidence.doubt();
+    let mut text = format!("  {}{doubt}\n", verdict.factor.sentence());
+    for evidence in verdict.evidence() {
+        text.push_str(&format!("    {}\n", evidence.text));
+    }
+    if let Some(remedy) = verdict.remedy() {
+        text.push_str(&format!("  what helps: {remedy}\n"));
+    }
+    text
 }

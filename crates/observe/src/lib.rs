@@ -34,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod both_ends;
 mod bpf_iter;
 mod collector;
 mod descheduled;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use taut_sys::sock_diag::Connection;
 
+use crate::both_ends::SequenceBase;
 use crate::instruments::{INSTRUMENTS, Instrument};
 use crate::observer::Tracked;
 use crate::owner::Process;
@@ -36,6 +37,8 @@ pub struct Record<'a> {
     pub rates: Option<Rates>,
     /// Values of [`INSTRUMENTS`] by name, except those that the kernel does not report.
     pub instruments: Instruments<'a>,
+    /// Where its sequence numbers begin; `None` without BPF.
+    pub sequence: Option<SequenceBase>,
     /// The verdict on it; `None` before the second scan.
     pub verdict: Option<Verdict>,
 }
@@ -91,6 +94,7 @@ impl<'a> Record<'a> {
             congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
             rates: Rates::of(tracked),
             instruments: Instruments(connection),
+            sequence: connection.internals.as_ref().map(SequenceBase::of),
             verdict,
         }
     }

@@ -129,12 +129,16 @@ fn heaviest(findings: &[Finding], weights: &[f64; Factor::ALL.len()]) -> (Factor
     };
     let others = Factor::ALL.into_iter().filter(|factor| *factor != first);
     let next = others.map(of).fold(0.0, f64::max);
-    let confidence = match of(first) {
+    (first, confidence(of(first), next), of(first))
+}
+
+/// Returns the confidence in a factor of this weight, if the next one has weight `next`.
+pub(crate) fn confidence(weight: f64, next: f64) -> Confidence {
+    match weight {
         weight if weight >= SURE && next <= weight / 2.0 => Confidence::Sure,
         weight if weight >= LIKELY => Confidence::Likely,
         _ => Confidence::Unclear,
-    };
-    (first, confidence, of(first))
+    }
 }
 
 /// Adds a finding for a descheduled machine and scales the other findings down. While this machine
@@ -180,7 +184,7 @@ fn handshake(window: &Window<'_>) -> Option<Finding> {
 
 /// Returns whether this end sends at least as much as it receives. `None` if it transfers no data
 /// and has none queued.
-fn sends(window: &Window<'_>) -> Option<bool> {
+pub(crate) fn sends(window: &Window<'_>) -> Option<bool> {
     let sent = window.more(|info| info.bytes_acked);
     let received = window.more(|info| info.bytes_received);
     let has_unsent =

@@ -1,5 +1,7 @@
 //! `taut why`: observes for some seconds and explains what limits connections.
 
+mod with;
+
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use taut_observe::explain;
 use taut_observe::observation::Observation;
 use taut_tune::log;
 
+use self::with::WithArgs;
 use crate::Failure;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
@@ -27,6 +30,7 @@ const CONNECTIONS: usize = 10_000;
   taut why                                   the connections that carry most
   taut why nginx                             connections of processes with this name
   taut why dst 10.0.0.0/8 and dport 443      connections to these addresses and this port
+  taut why dport 443 --with root@web1        the same from both ends, by ssh; taut must be there
 
 It observes for some seconds and then explains. It changes nothing.
 
@@ -49,6 +53,9 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "explain")]
     json: bool,
 
+    #[command(flatten)]
+    with: WithArgs,
+
     /// The log in which `taut tune` writes its changes
     #[arg(long, value_name = "FILE", default_value = log::PATH)]
     tune_log: PathBuf,
@@ -70,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let between = BETWEEN.max(args.time / SAMPLES as u32);
     observer.measure_descheduling();
     let mut observation = Observation::new(observer, filter);
+    let other = args.with.begin(args.time)?;
     let progress = progress(args.time);
     let mut missing = Missing::default();
     let began = Instant::now();
@@ -90,7 +98,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     observation.poll();
     progress.finish_and_clear();
     let tuned = tuned(&args.tune_log);
-    let explanations = explain::explanations(&observation, &tuned);
+    let other = other.map(|other| Ok((other.name.clone(), other.finish()?)));
+    let other = other.transpose()?;
+    let mut explanations = explain::explanations(&observation, &tuned);
+    if let Some((name, report)) = &other {
+        explain::join(&mut explanations, name, report);
+    }
     let text = match args.json {
         true => explain::json(&explanations, observation.groups())
             .map_err(|e| Failure::Run(e.to_string()))?,

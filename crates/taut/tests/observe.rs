@@ -7,6 +7,7 @@ mod host;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -617,6 +618,46 @@ fn a_reader_that_does_not_read_is_told_at_both_ends() {
         2,
         "{text}"
     );
+    // What the other end says comes from a file, or over ssh.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("far.json");
+    let recorded = taut(&["why", "--json", "--for", "1s", "--netns", host.name()]);
+    std::fs::write(&file, { recorded }.output().unwrap().stdout).unwrap();
+    let file = file.to_str().unwrap();
+    let base = ["why", "--for", "1s", "--netns", host.name(), "--with"];
+    for record in records(&[&base[..], &[file, "--json"]].concat()) {
+        let both = &record["both_ends"];
+        assert_eq!(both["factor"], "receiver-application", "{record}");
+        let is_receiver = record["local"] != *near;
+        assert_eq!(both["shown_by"], if is_receiver { "here" } else { "there" });
+    }
+    let ssh = dir.path().join("ssh");
+    let with_ssh = |script: &str| {
+        std::fs::write(&ssh, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755)).unwrap();
+        let path = format!(
+            "{}:{}",
+            dir.path().display(),
+            std::env::var("PATH").unwrap()
+        );
+        let far = ["far", "--with-command", env!("CARGO_BIN_EXE_taut")];
+        taut(&[&base[..], &far].concat())
+            .env("PATH", path)
+            .output()
+            .unwrap()
+    };
+    let output = with_ssh("[ \"$1 $2 $3\" = '-T -- far' ] && exec sh -c \"$4\"");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let at_far = format!(
+        "  at far ({}, pid {}): receiver-application",
+        my_name(),
+        me()
+    );
+    assert_eq!(text.matches(&at_far).count(), 2, "{text}");
+    let output = with_ssh("exit 255");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("--with far: exit status: 255"), "{said}");
     drop(server);
     writes.join().unwrap();
 }

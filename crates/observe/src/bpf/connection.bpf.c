@@ -412,6 +412,8 @@ static __always_inline void describe(struct connection *seen,
 	seen->is_whole = 1;
 	seen->window_clamp = tp->window_clamp;
 	seen->max_window = tp->max_window;
+	seen->sent_base = tp->snd_una - (__u32)tp->bytes_acked;
+	seen->received_base = tp->rcv_nxt - (__u32)tp->bytes_received;
 	seen->mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
 						     icsk_mtup.enabled);
 	seen->locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &

@@ -65,6 +65,11 @@ struct connection {
 	struct connection_name name;
 	__u32 max_window;	/* the widest window that the peer ever advertised */
 	struct connection_events events;
+	/* Where its sequence numbers begin: SND.UNA less the bytes acknowledged,
+	 * and RCV.NXT less the bytes received.
+	 */
+	__u32 sent_base;
+	__u32 received_base;
 };
 
 /* The process that connected, accepted or closed a connection. */

@@ -78,6 +78,8 @@ fn details(record: &raw::Connection) -> Details {
         rcvbuf_locked: is_locked(ConnectionLocks::RcvbufLocked),
         mtu_probing: record.mtu_probing != 0,
         max_window: record.max_window,
+        sent_base: record.sent_base,
+        received_base: record.received_base,
         events: (record.has_events != 0).then(|| Events {
             rtt_sum: Duration::from_micros(events.rtt_sum),
             signal_rtt_sum: Duration::from_micros(events.signal_rtt_sum),
@@ -149,6 +151,8 @@ mod tests {
                 between: 15,
                 rtt_most_recent: 25,
             },
+            sent_base: 26,
+            received_base: 27,
         };
         let micros = Duration::from_micros;
         let events = Events {
@@ -174,6 +178,8 @@ mod tests {
             rcvbuf_locked: true,
             mtu_probing: true,
             max_window: 24,
+            sent_base: 26,
+            received_base: 27,
             events: Some(events),
         };
         let address = |first: u32| {

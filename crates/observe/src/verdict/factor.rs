@@ -1,9 +1,9 @@
 //! The factors that can limit a connection, and the confidence of a verdict.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A factor that can limit a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Factor {
     /// No data was sent or received.
@@ -37,12 +37,13 @@ pub enum Factor {
     Link,
     /// The other end limits the connection; only the instruments there show how.
     Peer,
-    /// No rule detected a factor.
+    /// No rule detected a factor, or it is one of a later version.
+    #[serde(other)]
     Unclear,
 }
 
 /// The confidence of a verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
     /// The factor accounts for less than half of the time.

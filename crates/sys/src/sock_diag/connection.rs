@@ -71,6 +71,10 @@ pub struct Internals {
     pub mtu_probing: bool,
     /// The largest window that the peer has ever advertised, in bytes.
     pub max_window: u32,
+    /// The oldest unacknowledged sequence number, less the number of bytes acknowledged.
+    pub sent_base: u32,
+    /// The next sequence number expected, less the number of bytes received.
+    pub received_base: u32,
     /// Events since the first scan; `None` if no BPF program counts them.
     pub events: Option<Events>,
 }
