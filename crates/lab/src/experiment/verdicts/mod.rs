@@ -2,6 +2,7 @@
 //! have a known one.
 
 mod away;
+mod case;
 mod cause;
 mod family;
 mod matrix;
@@ -17,7 +18,8 @@ use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
-use cause::{Case, Cause};
+use case::Case;
+use cause::Cause;
 use family::{Family, Part};
 use matrix::{Matrix, Said};
 use stage::Shown;

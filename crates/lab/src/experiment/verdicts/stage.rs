@@ -10,7 +10,8 @@ use serde::Deserialize;
 use taut_sys::child::Child;
 
 use super::away::Away;
-use super::cause::{Case, Cause, End};
+use super::case::Case;
+use super::cause::{Cause, End};
 use super::family::Family;
 use super::matrix::Said;
 use super::reader::Reader;

@@ -1,0 +1,227 @@
+//! The runs: a cause, and parameters that a seed draws.
+
+use std::time::Duration;
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+
+use super::cause::Cause;
+use super::family::{Family, Part};
+use super::reader::Pace;
+
+/// One run: a cause and its parameters, which the seed determines.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Case {
+    pub(super) family: Family,
+    pub(super) cause: Cause,
+    /// The seed of the link's losses.
+    pub(super) seed: u64,
+    /// The round trip of the empty path.
+    pub(super) round_trip: Duration,
+    pub(super) rate: BitsPerSecond,
+    /// The maximum length of the queue at the bottleneck.
+    pub(super) queue: Bytes,
+    pub(super) loss: f64,
+    /// The cause's parameter: the bytes per second of an application or of pacing, or the bytes of
+    /// a buffer, of a file, or of the narrow link's packets.
+    pub(super) knob: u64,
+    /// The number of flows that share the bottleneck.
+    pub(super) flows: u64,
+    /// The mean time from one part to the next of a reader that reads in parts.
+    pub(super) period: Duration,
+    /// The slice of a core that a guest has in its turn.
+    pub(super) slice: Duration,
+}
+
+// === impl Case ===
+
+impl Case {
+    /// Returns the `run`th run of a cause in a family.
+    pub(super) fn of(Part { family, cause }: Part, seed: u64, run: usize) -> Self {
+        let mut draw = Draw::new(seed, family, cause, run);
+        let millis = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let near = family.is_near();
+        let (round_trip, rate) = match cause {
+            // Buffers and losses limit connections on paths with a large bandwidth-delay product.
+            Cause::SendBuffer
+            | Cause::ReceiveBuffer
+            | Cause::ReceiveBufferHere
+            | Cause::NoScaling => (draw.within(60.0, 200.0), draw.within(20.0, 60.0)),
+            Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
+            Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
+            Cause::Queue if near => (draw.within(60.0, 120.0), draw.within(8.0, 20.0)),
+            Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
+            Cause::Link => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
+            Cause::Descheduled | Cause::DescheduledSender => {
+                (draw.within(0.2, 4.0), draw.within(400.0, 1000.0))
+            }
+            _ => (draw.within(10.0, 150.0), draw.within(8.0, 50.0)),
+        };
+        let round_trip = millis(round_trip);
+        let rate = BitsPerSecond((rate * 1e6) as u64);
+        let path = rate.in_time(round_trip).0;
+        let queue = match cause {
+            // Shorter than the path, and long for those who wait.
+            Cause::Queue if near => rate.in_time(round_trip.mul_f64(draw.within(0.9, 1.2))).0,
+            Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
+            // CUBIC needs this queue to keep a path full (it reduces its window by 0.3). It is less
+            // than twice the path.
+            Cause::Link => (path as f64 * draw.within(0.6, 0.9)) as u64,
+            Cause::SlowStart => 4 * path,
+            // The path is no bottleneck: the guest is.
+            Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
+            _ => path,
+        };
+        let share = |draw: &mut Draw, of: u64, from: f64, to: f64| {
+            (of as f64 * draw.within(from, to)) as u64
+        };
+        let knob = match cause {
+            Cause::SlowReader | Cause::SlowReaderHere if family.reads_in_parts() => {
+                share(&mut draw, rate.0 / 8, 0.6, 0.9)
+            }
+            Cause::SlowSender
+            | Cause::Elsewhere
+            | Cause::SlowReader
+            | Cause::SlowReaderHere
+            | Cause::Pacing
+            | Cause::Policer => {
+                let (least, most) = if near { (0.4, 0.8) } else { (0.05, 0.4) };
+                share(&mut draw, rate.0 / 8, least, most)
+            }
+            // The kernel doubles the size for its overhead, and no buffer is less than 4608 bytes.
+            Cause::SendBuffer if near => share(&mut draw, path, 0.2, 0.35).max(8192),
+            Cause::SendBuffer => share(&mut draw, path, 0.05, 0.2).max(8192),
+            Cause::ReceiveBuffer if near => share(&mut draw, path, 0.4, 0.65).max(16_384),
+            Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
+                share(&mut draw, path, 0.1, 0.4).max(16_384)
+            }
+            Cause::Questions => draw.within(300.0, 12_000.0) as u64,
+            Cause::BlackHole | Cause::MtuProbing => draw.within(1280.0, 1460.0) as u64,
+            // The number of guests that share the core.
+            Cause::Descheduled | Cause::DescheduledSender => 2 + draw.random.next_u64() % 4,
+            _ => 0,
+        };
+        Self {
+            family,
+            cause,
+            seed: draw.random.next_u64(),
+            round_trip,
+            rate,
+            queue: Bytes(queue.max(3 * 1514)),
+            loss: match cause {
+                Cause::Loss => draw.within(0.003, 0.03),
+                _ => 0.0,
+            },
+            knob,
+            flows: match family.shares() {
+                true => 2 + draw.random.next_u64() % 3,
+                false => 1,
+            },
+            period: match family.reads_in_parts() {
+                true => millis(draw.within(2.0, 200.0)),
+                false => Duration::ZERO,
+            },
+            slice: match family {
+                Family::Slices => millis(draw.within(10.0, 100.0)),
+                _ => millis(30.0),
+            },
+        }
+    }
+
+    /// Returns the cause and the family.
+    pub(super) fn part(&self) -> Part {
+        Part {
+            family: self.family,
+            cause: self.cause,
+        }
+    }
+
+    /// Returns how the client reads, if it reads in parts.
+    pub(super) fn pace(&self) -> Option<Pace> {
+        self.family.reads_in_parts().then_some(Pace {
+            rate: self.knob,
+            period: self.period,
+            seed: self.seed,
+        })
+    }
+
+    /// Returns the link with the bottleneck, from the sender.
+    pub(super) fn link(&self) -> LinkSpec {
+        let bare = Shape::delay(self.round_trip / 2);
+        let there = bare.rate(self.rate).queue(self.queue).loss(self.loss);
+        let link = match self.cause {
+            Cause::DescheduledSender => LinkSpec::each(bare, there),
+            _ => LinkSpec::each(there, bare),
+        };
+        link.seed(self.seed)
+    }
+
+    /// Returns whether the path has a narrower link.
+    pub(super) fn is_narrow(&self) -> bool {
+        matches!(self.cause, Cause::BlackHole | Cause::MtuProbing)
+    }
+}
+
+/// The random choices of one run.
+struct Draw {
+    random: Pcg64Mcg,
+}
+
+// === impl Draw ===
+
+impl Draw {
+    fn new(seed: u64, family: Family, cause: Cause, run: usize) -> Self {
+        // The seeds are far apart, so that neither families, causes nor runs share a stream.
+        let own = (family as u64) << 48 | (cause as u64 + 1) << 32 | run as u64;
+        Self {
+            random: Pcg64Mcg::seed_from_u64(seed ^ own.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        }
+    }
+
+    /// Returns a log-uniform number: it is as often between 10 and 20 as between 100 and 200.
+    fn within(&mut self, least: f64, most: f64) -> f64 {
+        let share = self.random.next_u64() as f64 / u64::MAX as f64;
+        least * (most / least).powf(share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_and_another_another() {
+        for part in Part::all() {
+            assert_eq!(Case::of(part, 1, 3), Case::of(part, 1, 3));
+            assert_ne!(Case::of(part, 1, 3), Case::of(part, 2, 3));
+            assert_ne!(Case::of(part, 1, 3), Case::of(part, 1, 4));
+        }
+    }
+
+    #[test]
+    fn every_case_is_one_that_its_cause_limits() {
+        for part in Part::all() {
+            for run in 0..200 {
+                let case = Case::of(part, 7, run);
+                assert_eq!(case.link().fault(), None, "{case:?}");
+                let path = case.rate.in_time(case.round_trip).0;
+                match part.cause {
+                    // The kernel doubles the size; half of the doubled size is payload.
+                    Cause::SendBuffer => assert!(case.knob * 2 < path, "{case:?}"),
+                    Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
+                        assert!(case.knob < path * 2 / 3, "{case:?}");
+                    }
+                    Cause::NoScaling => assert!(65_535 < path * 3 / 4, "{case:?}"),
+                    Cause::Loss if part.family != Family::Bbr => {
+                        let mathis =
+                            1448.0 * 1.22 / (case.round_trip.as_secs_f64() * case.loss.sqrt());
+                        assert!(mathis * 8.0 < case.rate.0 as f64, "{case:?}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
