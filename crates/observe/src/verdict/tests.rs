@@ -185,12 +185,16 @@ fn a_long_queue_is_named_also_on_a_long_path() {
     assert_eq!(queue(100, 150), (Factor::Queue, Confidence::Sure));
     assert_eq!(queue(100, 135), (Factor::Link, Confidence::Sure));
     // Something else keeps the window from being used up: acknowledgements are delayed.
-    let waits = found(&sender(|_, info| {
-        info.min_rtt = Some(Duration::from_millis(100));
-        info.rtt = Some(Duration::from_millis(150));
-        info.unacked = 9;
-    }));
-    assert_ne!(waits.factor, Factor::Queue);
+    let delayed = |in_flight: u32, unsent: u32| {
+        let found = found(&sender(|_, info| {
+            info.min_rtt = Some(Duration::from_millis(100));
+            info.rtt = Some(Duration::from_millis(150));
+            (info.unacked, info.notsent_bytes) = (in_flight, Some(unsent));
+        }));
+        found.factor
+    };
+    assert_ne!(delayed(9, 50_000), Factor::Queue);
+    assert_ne!(delayed(14, 0), Factor::Queue);
 }
 
 #[test]

@@ -96,8 +96,11 @@ pub(super) fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let waits = rtt - min_rtt;
     let is_long = rtt > min_rtt * LONG_QUEUE && waits > LONG_QUEUE_SECONDS;
-    // A sender that something else keeps below its window waits for delayed acknowledgements.
-    let fills = control::is_model_based(window) || window_used_up(window) > OFTEN;
+    // A sender that has nothing more to send waits for delayed acknowledgements, whether its
+    // application or its send buffer keeps it from sending.
+    let has_unsent = window.often_of_samples(super::has_unsent) > OFTEN;
+    let uses_window = control::is_model_based(window) || window_used_up(window) > OFTEN;
+    let fills = has_unsent && uses_window;
     (is_long || fills && waits > LONG_QUEUE_ALWAYS_SECONDS).then(|| {
         let cause = Cause::StandingQueue {
             rtt,
