@@ -141,7 +141,10 @@ fn calibration(pairs: &[Compared<'_>], measured: &Measured) -> Calibration {
             "pairs_with_direct_path_best",
             Check::at_least(direct as f64, 1.0),
         ),
-        ("downloads_with_late_links", Check::none(measured.late)),
+        (
+            "routes_with_too_many_late_downloads",
+            Check::none(measured.unsure),
+        ),
     ])
 }
 
@@ -177,6 +180,7 @@ fn headline(
         ("pairs", Some(pairs.len() as f64)),
         ("three_relay_routes", Some(points.len() as f64)),
         ("repeated_downloads", Some(measured.repeated as f64)),
+        ("late_downloads", Some(measured.late as f64)),
     ];
     let known = figures
         .into_iter()

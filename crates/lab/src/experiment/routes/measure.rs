@@ -39,8 +39,10 @@ pub(super) struct Measured {
     pub(super) predicted: BTreeMap<Pair, Vec<Predicted>>,
     /// The number of cities.
     pub(super) sites: usize,
-    /// The number of downloads during which a link delivered late at every attempt.
+    /// The number of downloads during which a link delivered late at every attempt. They do not count.
     pub(super) late: u64,
+    /// The number of routes of which fewer than half of the downloads count.
+    pub(super) unsure: u64,
     /// The number of downloads that were made again.
     pub(super) repeated: u64,
 }
@@ -91,6 +93,9 @@ pub(super) fn measure(
             let (samples, late) = made.inspect_err(|_| stop(&queue))?;
             let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
             measured.late += late;
+            let routes = rig.routes().map(|route| samples.get(route));
+            let counted = routes.map(|times| times.map_or(0, Vec::len));
+            measured.unsure += counted.filter(|counted| 2 * counted < plan.runs).count() as u64;
             measured.times.insert((pair, mode), samples);
             measured
                 .predicted
@@ -128,7 +133,8 @@ fn alone<T>(machine: &RwLock<()>, job: impl FnOnce() -> T) -> T {
     job()
 }
 
-/// Returns the downloads by every route, and the number of those that links disturbed at every attempt.
+/// Returns the downloads by every route, and the number of those that links disturbed at every attempt, which are
+/// left out. Lateness is a property of the links, so this does not select among results.
 fn downloads(
     rig: &Rig,
     runs: usize,
@@ -144,7 +150,10 @@ fn downloads(
                 rig.download(route)
             };
             let download = retry.measure(once, |download| download.was_late)?;
-            late += u64::from(download.was_late);
+            if download.was_late {
+                late += 1;
+                continue;
+            }
             let of_route = samples.entry(route.clone()).or_default();
             of_route.push(download.times);
         }

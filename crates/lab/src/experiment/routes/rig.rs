@@ -152,8 +152,11 @@ impl Stage<'_> {
     fn start(&self) -> Result<Vec<Service>, PeerError> {
         let used: BTreeSet<Site> = self.routes.iter().flatten().copied().collect();
         self.write_files(&used)?;
+        // A relay dials those after it at once, and again only after a pause if they do not listen yet.
+        let mut order: Vec<Site> = used.iter().copied().collect();
+        order.sort_by_key(|&site| self.next(site).len());
         let mut relays = Vec::new();
-        for &site in &used {
+        for &site in &order {
             let host = self.world.host(sites::name(site));
             let mut command = Command::new(self.taut);
             command
