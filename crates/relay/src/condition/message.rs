@@ -218,6 +218,7 @@ fn peer_failure(cause: &str) -> (&'static str, &'static str) {
 fn refused(cause: &str) -> &'static str {
     match cause {
         "source_not_listed" => "add their prefix to `from` to admit them",
+        "no_route" => "every relay of its routes is drained or no longer a member",
         "source_denied" => "`not_from` excludes them",
         "proxy_header" => {
             "they lack a valid PROXY protocol header, or their address is not in `proxy_from`"

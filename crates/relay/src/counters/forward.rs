@@ -36,6 +36,8 @@ pub(crate) struct ForwardCounters {
     pub(crate) refused: [Counter; ClientRefusal::ALL.len()],
     /// Sessions refused because their destination is not allowed.
     pub(crate) destination_refused: Counter,
+    /// Clients for whom no route was left.
+    pub(crate) without_route: Counter,
     /// Connections reset for lack of an accepted PROXY protocol header.
     pub(crate) header_refused: Counter,
     /// Connections reset for lack of a TLS ClientHello that leads to a destination.

@@ -164,6 +164,7 @@ fn refused(stats: &ForwardStats) -> Observation {
     let sources = sources.map(|cause| (cause.label(), stats.sum(|c| &c.refused[cause.index()])));
     only_failures(sources.chain([
         ("destination", stats.sum(|c| &c.destination_refused)),
+        ("no_route", stats.sum(|c| &c.without_route)),
         ("proxy_header", stats.sum(|c| &c.header_refused)),
         ("client_hello", stats.sum(|c| &c.hello_refused)),
     ]))

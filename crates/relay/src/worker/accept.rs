@@ -12,7 +12,7 @@ use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::client::Client;
-use super::dial_plan::DialPlan;
+use super::dial_plan::{DialPlan, NoPlan};
 use super::listeners::{OpenListener, Streak};
 use super::pending_record::Origin;
 use super::slots::slot;
@@ -128,16 +128,23 @@ impl Worker {
         let pick = self.pick();
         let plan = match DialPlan::for_client(&client.route, client.addr, to, &self.setup, pick) {
             Ok(plan) => plan,
-            Err(verdict) => {
-                self.io.metrics.intercept_refused.add(1);
+            Err(no_plan) => {
                 let counters = client.route.stats.worker(self.io.worker);
-                counters.destination_refused.add(1);
                 counters.last_refused.set(client.addr.0.ip());
+                let cause = match no_plan {
+                    NoPlan::Destination(verdict) => {
+                        self.io.metrics.intercept_refused.add(1);
+                        counters.destination_refused.add(1);
+                        verdict.label()
+                    }
+                    NoPlan::NoRoute => {
+                        counters.without_route.add(1);
+                        "no_route"
+                    }
+                };
                 let to = client.connected_to().map(|to| to.to_string());
-                tracing::debug!(
-                    client = %client.addr.0, to = to.unwrap_or_default(), cause = verdict.label(),
-                    "not an allowed destination"
-                );
+                let to = to.unwrap_or_default();
+                tracing::debug!(client = %client.addr.0, to, cause, "refused a session");
                 client.stream.abort();
                 return;
             }

@@ -19,6 +19,15 @@ use crate::route::table::{
     Alternatives, Direct, Mesh, NextHop, OriginalDst, Route, Setup, Upstream,
 };
 
+/// The reason why a client gets no session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoPlan {
+    /// Its destination is not allowed.
+    Destination(DestinationVerdict),
+    /// Every relay of the forward's routes is drained, or no longer a member.
+    NoRoute,
+}
+
 /// How a session obtains its upstream connection, and the progress so far.
 pub(super) enum DialPlan {
     /// Connect to one of the addresses of the destinations.
@@ -51,20 +60,19 @@ impl DialPlan {
         }
     }
 
-    /// Returns the plan for a client of `route`, or the reason for refusing its destination. `to`
-    /// returns the address that the client connected to.
+    /// Returns the plan for a client of `route`, or the reason for refusing it. `to` returns the address that the client connected to.
     pub(super) fn for_client(
         route: &Route,
         client: ClientAddr,
         to: impl FnOnce() -> Option<SocketAddr>,
         setup: &Setup,
         pick: Pick,
-    ) -> Result<Self, DestinationVerdict> {
+    ) -> Result<Self, NoPlan> {
         let borrow = route.identity.borrow;
         match &route.next_hop {
             NextHop::OriginalDst(original) => {
                 // A connection without a local address is gone already.
-                let to = to().ok_or(DestinationVerdict::Unspecified)?;
+                let to = to().ok_or(NoPlan::Destination(DestinationVerdict::Unspecified))?;
                 Self::for_original_dst(original, client, to, borrow, setup, pick)
             }
             NextHop::Direct(direct) => Ok(Self::to_one_of(direct, borrow, client, pick)),
@@ -105,15 +113,15 @@ impl DialPlan {
         borrow: bool,
         setup: &Setup,
         pick: Pick,
-    ) -> Result<Self, DestinationVerdict> {
+    ) -> Result<Self, NoPlan> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         // The client connected to the listener itself: forwarding that would loop.
         if !original.taking.covers(to) {
-            return Err(DestinationVerdict::Own);
+            return Err(NoPlan::Destination(DestinationVerdict::Own));
         }
         match original.access.check_addr(to, None) {
             DestinationVerdict::Allowed => {}
-            refused => return Err(refused),
+            refused => return Err(NoPlan::Destination(refused)),
         }
         Ok(match &original.upstream {
             Upstream::Direct(options) => Self::to_addr(to, options, borrow),
@@ -151,9 +159,8 @@ impl DialPlan {
     }
 
     /// Returns the plan by the first of these ways, with the others behind it.
-    fn first_of(untried: Untried, pick: Pick) -> Result<Self, DestinationVerdict> {
-        // Without a way if all first relays have been removed from the list of members.
-        Self::next_of(Box::new(untried), pick).ok_or(DestinationVerdict::Unspecified)
+    fn first_of(untried: Untried, pick: Pick) -> Result<Self, NoPlan> {
+        Self::next_of(Box::new(untried), pick).ok_or(NoPlan::NoRoute)
     }
 
     /// Returns the plan by the next of these ways, if there is one.

@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 
 use rustix::process::Signal;
 
-use crate::rig::{FORWARD, MeshFiles, PATIENCE, Running, free_port, pair, server};
+use crate::rig::{FORWARD, MeshFiles, PATIENCE, Running, free_port, operate, pair, server};
 
 #[test]
 fn a_reload_logs_only_what_changes() {
@@ -110,6 +110,34 @@ fn a_closed_log_does_not_end_the_relay() {
     drop(far);
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     assert_eq!(relay.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_client_without_a_route_is_a_warning_that_blames_no_rule() {
+    let files = MeshFiles::new();
+    let control = files.dir.path().join("control");
+    let config = fs::read_to_string(files.config()).unwrap();
+    fs::write(
+        files.config(),
+        format!("[relay]\ncontrol = {control:?}\n{config}"),
+    )
+    .unwrap();
+    let mut relay = Running::with_config(&files.config());
+    // It sets the socket up before this line.
+    relay.wait_for_log("next relay next");
+    let (code, said) = operate(&control, &["drain", "--peer", "next"]);
+    assert_eq!(code, Some(0), "{said}");
+    let mut client = TcpStream::connect(relay.listen).unwrap();
+    assert_eq!(
+        client.read(&mut [0]).unwrap_err().kind(),
+        ErrorKind::ConnectionReset
+    );
+    let said = relay.wait_for_log("refuses clients (no_route)");
+    assert!(
+        said.contains("every relay of its routes is drained"),
+        "{said}"
+    );
+    assert!(!said.contains("allow"), "{said}");
 }
 
 #[test]

@@ -83,8 +83,9 @@ impl Metrics {
         let refusals = refusals.map(|cause| -> Cause<ForwardCounters> {
             (cause.label(), Box::new(move |c| &c.refused[cause.index()]))
         });
-        let others: [Cause<ForwardCounters>; 3] = [
+        let others: [Cause<ForwardCounters>; 4] = [
             ("destination", Box::new(|c| &c.destination_refused)),
+            ("no_route", Box::new(|c| &c.without_route)),
             ("proxy_header", Box::new(|c| &c.header_refused)),
             ("client_hello", Box::new(|c| &c.hello_refused)),
         ];
