@@ -80,6 +80,9 @@ struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 mss_cache;
 	__u32 packets_out;
+	__u32 sacked_out;
+	__u32 lost_out;
+	__u32 retrans_out;
 	__u32 srtt_us;
 	__u32 delivered;
 	__u32 delivered_ce;
@@ -98,6 +101,7 @@ struct rate_sample {
 	__s32 losses;
 	__u32 acked_sacked;
 	__u32 prior_in_flight;
+	_Bool is_app_limited;
 };
 
 /* libbpf matches members by name. The name comes first, where the loader
@@ -307,6 +311,25 @@ static __always_inline __u32 window(const struct tcp_sock *tp, const struct pipe
 	return segments;
 }
 
+/* Segments in flight (tcp_packets_in_flight() of the kernel). */
+static __always_inline __u32 in_flight(const struct tcp_sock *tp)
+{
+	return tp->packets_out - tp->sacked_out - tp->lost_out + tp->retrans_out;
+}
+
+/*
+ * The window of a connection that shares the link. A reduction may leave it below what is in flight. A
+ * segment that was lost is sent again at once all the same, as by PRR (RFC 6937 3).
+ */
+static __always_inline __u32 shared_window(const struct tcp_sock *tp, const struct pipe *p)
+{
+	__u32 window = p->pace.window;
+
+	if (p->pace.reducing && window <= in_flight(tp))
+		window = in_flight(tp) + 1;
+	return window < tp->snd_cwnd_clamp ? window : tp->snd_cwnd_clamp;
+}
+
 static __always_inline void apply(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -323,12 +346,7 @@ static __always_inline void apply(struct sock *sk, struct pipe *p)
 	if (rate > limit)
 		rate = limit;
 	sk->sk_pacing_rate = rate;
-	if (!p->pace.competing)
-		tp->snd_cwnd = window(tp, p, rate);
-	else if (p->pace.window < tp->snd_cwnd_clamp)
-		tp->snd_cwnd = p->pace.window;
-	else
-		tp->snd_cwnd = tp->snd_cwnd_clamp;
+	tp->snd_cwnd = p->pace.competing ? shared_window(tp, p) : window(tp, p, rate);
 }
 
 /* Forgets the rates that were measured; the losses of the round stay. */
@@ -593,7 +611,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p, _Bool cr
  * control.
  */
 static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct pipe_peer *peer,
-				       struct pipe_leg *leg, __u64 now)
+				       struct pipe_leg *leg, _Bool app_limited, __u64 now)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 	struct pipe_settings set = settings_of(peer);
@@ -606,6 +624,7 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 		.rtt_us		= p->round_rtt_us,
 		.least_rtt_us	= least_rtt_to(tp, leg, now),
 		.mss		= tp->mss_cache,
+		.app_limited	= app_limited,
 	};
 	struct pipe_terms terms = {
 		.start	= set.rate,
@@ -655,14 +674,21 @@ static __always_inline void acknowledged(struct sock *sk, struct pipe *p, struct
 	struct pipe_ack ack = {
 		.now_us		= now / 1000,
 		.acked		= rs->acked_sacked,
-		.lost		= rs->losses + timed_out,
+		.lost		= rs->losses,
+		.timed_out	= timed_out,
 		.marked		= tp->delivered_ce - p->marked,
 		.delivered	= tp->delivered,
-		.flight		= rs->prior_in_flight,
 		.rtt_us		= tp->srtt_us >> 3,
 		.least_rtt_us	= least_rtt_to(tp, leg, now),
 	};
 
+	/*
+	 * What had not arrived before. The kernel's figure leaves out what it takes for lost, which after a
+	 * time-out is nearly everything.
+	 */
+	ack.flight = tp->packets_out + rs->acked_sacked - tp->sacked_out;
+	if ((__s32)(ack.flight - rs->prior_in_flight) < 0)
+		ack.flight = rs->prior_in_flight;
 	/* Without a sample, no segment was acknowledged that has been sent since. */
 	ack.prior_delivered = rs->delivered > 0 ? rs->prior_delivered : pace.reduced_at - 1;
 	if (ack.marked)
@@ -727,7 +753,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 		/* Data sent after the round began has been acknowledged: a round trip. */
 		if ((__s32)(rs->prior_delivered - p->round_delivered) >= 0 &&
 		    tp->delivered - p->round_delivered >= ROUND_MIN &&
-		    end_round(sk, p, &peer, leg, now))
+		    end_round(sk, p, &peer, leg, rs->is_app_limited, now))
 			return;	/* p belongs to another control now */
 	}
 	apply(sk, p);

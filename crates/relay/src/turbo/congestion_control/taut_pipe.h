@@ -81,9 +81,11 @@ struct pipe_ack {
 	__u32	marked;		/* by a router, instead of losing them (ECN) */
 	__u32	delivered;	/* so far */
 	__u32	prior_delivered;	/* when the segment was sent that is acknowledged now */
-	__u32	flight;		/* segments in flight before it */
+	__u32	flight;		/* segments that had not arrived before it, lost ones included */
 	__u32	rtt_us;		/* smoothed */
 	__u32	least_rtt_us;	/* the least so far */
+	__u32	timed_out;	/* the first one after a retransmission time-out */
+	__u32	reserved;
 };
 
 /* What a round showed. */
@@ -95,7 +97,7 @@ struct pipe_round {
 	__u32	rtt_us;		/* the least of the round; 0: no sample */
 	__u32	least_rtt_us;	/* the least so far */
 	__u32	mss;
-	__u32	reserved;
+	__u32	app_limited;	/* the sender had less to send than the path would have taken */
 };
 
 /* What a decision is bound by. */

@@ -162,8 +162,13 @@ static __always_inline void entered(struct pipe_pace *p, const struct pipe_ack *
 static __always_inline void on_ack(struct pipe_pace *p, const struct pipe_ack *a,
 				   struct pipe_decision *d)
 {
+	/*
+	 * A time-out says that nothing came, and not that a queue stands: the peer's machine may have
+	 * waited for its CPU. It is a loss only on a link that is known to be shared.
+	 */
+	_Bool lost = a->lost || (a->timed_out && p->competing);
 	/* A mark counts as a loss (RFC 3168 5), and comes from a queue. */
-	_Bool congested = a->marked || (a->lost && crowded(a->rtt_us, a->least_rtt_us));
+	_Bool congested = a->marked || (lost && crowded(a->rtt_us, a->least_rtt_us));
 
 	if (p->reducing) {
 		/* Once a round trip: what was in flight before the reduction says nothing of it. */

@@ -141,8 +141,11 @@ static __always_inline void decide_competing(struct pipe_pace *p, const struct p
 
 	if (p->rounds < 255)
 		p->rounds++;
-	/* The second round has no data from before. Others may have the rest of the leg's rate. */
-	if (p->rounds == 2) {
+	/*
+	 * The second round has no data from before. Others may have the rest of the leg's rate. An
+	 * application that sends little shows nothing of what the leg carries.
+	 */
+	if (p->rounds == 2 && !r->app_limited) {
 		d->learn = leg;
 		d->full = 1;
 	}

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::super::raw::{PipeAck, PipeDecision, PipePace, PipeRound, PipeTrial};
+use super::super::raw::{PipeAck, PipeDecision, PipePace, PipeRound, PipeTerms, PipeTrial};
 use super::link::{Flow, Link, share};
-use super::{MSS, Path, START, run};
+use super::{MSS, NO_LIMIT, Path, START, WINDOW, run};
 
 /// 40 Mbit/s over 90 ms.
 const RATE: f64 = 5e6;
@@ -162,6 +162,63 @@ fn a_loss_counts_as_congestion_only_while_a_queue_stands_or_if_it_is_a_mark() {
 }
 
 #[test]
+fn a_time_out_reduces_only_the_window_of_a_connection_that_shares_a_link() {
+    let waited = PipeAck {
+        lost: 0,
+        timed_out: 1,
+        ..crowded(1000)
+    };
+    let (alone, decision) = judge(starting(), waited);
+    assert_eq!((alone.competing, decision.competes), (0, 0));
+    let sharing = judge(starting(), crowded(1000)).0;
+    let sharing = PipePace {
+        reducing: 0,
+        entering: 0,
+        ..sharing
+    };
+    let (after, decision) = judge(sharing, waited);
+    assert_eq!(decision.decreased, 1);
+    assert_eq!(after.window, sharing.window * 7 / 10);
+}
+
+#[test]
+fn an_application_that_sends_little_teaches_nothing_of_what_a_leg_carries() {
+    let learns = |app_limited| {
+        let pace = PipePace {
+            competing: 1,
+            rounds: 1,
+            window: 100,
+            ..starting()
+        };
+        let round = PipeRound {
+            delivery: 1_000_000,
+            leg_delivery: 1_000_000,
+            delivered: 1000,
+            rtt_us: 90_000,
+            least_rtt_us: 20_000,
+            mss: MSS,
+            app_limited,
+            ..PipeRound::default()
+        };
+        let trial = PipeTrial {
+            pace,
+            round,
+            terms: PipeTerms {
+                start: 125_000_000,
+                limit: NO_LIMIT,
+                window: WINDOW,
+                ..PipeTerms::default()
+            },
+            ..PipeTrial::default()
+        };
+        let decision = run("pipe_decide", &trial).decision;
+        (decision.learn > 0, decision.full)
+    };
+    assert_eq!(learns(1), (false, 0));
+    assert_eq!(learns(0), (true, 1));
+}
+
+#[test]
 fn a_share_is_reduced_at_most_once_a_round_trip() {
     let (pace, _) = judge(starting(), crowded(1000));
     assert_eq!(pace.window, 350);
@@ -295,6 +352,8 @@ proptest! {
             flight: ack[5],
             rtt_us: ack[6],
             least_rtt_us: ack[7],
+            timed_out: 0,
+            reserved: 0,
         };
         let (after, decision) = judge(pace, ack);
         let grown = pace.window.max(ack.flight.min(most)) + ack.acked / 2 + 1;
