@@ -20,6 +20,8 @@ pub struct Report {
     connections: Vec<Remote>,
     /// By this end's address and port there, then that of its peer.
     by_address: BTreeMap<(SocketAddr, SocketAddr), usize>,
+    /// By where the sequence numbers begin that this end receives.
+    by_received: BTreeMap<u32, Vec<usize>>,
 }
 
 /// A connection as the other machine sees it. All other fields of its line are ignored.
@@ -147,7 +149,7 @@ impl Report {
             }
             let problem = |error: serde_json::Error| ReportError::Line {
                 line: index + 1,
-                problem: error.to_string(),
+                problem: sanitize::text(error.to_string().as_bytes()),
             };
             if serde_json::from_str::<Any>(line)
                 .map_err(problem)?
@@ -163,6 +165,10 @@ impl Report {
             }
             let key = (plain(remote.local), plain(remote.remote));
             report.by_address.insert(key, report.connections.len());
+            if let Some(sequence) = remote.sequence {
+                let same = report.by_received.entry(sequence.received).or_default();
+                same.push(report.connections.len());
+            }
             report.connections.push(remote);
         }
         Ok(report)
@@ -196,11 +202,15 @@ impl Report {
         {
             return Some(found);
         }
-        let mut same = self
-            .connections
-            .iter()
-            .filter(|other| other.sequence.is_some_and(|there| here.is_of_peer(there)));
-        // Two that match are none.
+        let near = (0..=2 * BASES_DIFFER)
+            .map(|i| here.sent.wrapping_sub(BASES_DIFFER).wrapping_add(i))
+            .filter_map(|received| self.by_received.get(&received));
+        let near = near
+            .flatten()
+            .filter_map(|index| self.connections.get(*index));
+        let mut same =
+            near.filter(|other| other.sequence.is_some_and(|there| here.is_of_peer(there)));
+        // If two match, neither is taken.
         same.next().filter(|_| same.next().is_none())
     }
 }
@@ -221,6 +231,12 @@ impl Remote {
     pub fn process(&self) -> Option<String> {
         let process = self.process.as_ref()?;
         Some(format!("{}, pid {}", process.name, process.pid))
+    }
+
+    /// Returns whether this is the factor of the verdict there.
+    pub fn names(&self, factor: Factor) -> bool {
+        let verdict = self.verdict.as_ref();
+        verdict.is_some_and(|verdict| verdict.view.factor == factor)
     }
 
     /// Returns the factor there, for a person.
@@ -326,18 +342,27 @@ fn join(sender: &View, receiver: &View) -> (Joint, bool) {
             _ => found.push((factor, weight, false)),
         }
     }
-    for (factor, weight) in receiver.shares() {
-        if is_of_receiver(factor) || factor == Factor::Descheduled {
-            // What the sender's kernel counted as waiting for the receiver is exact.
-            found.push((factor, weight.max(claimed), true));
-        }
+    let own = receiver.shares();
+    let own = own.filter(|(factor, _)| is_of_receiver(*factor) || *factor == Factor::Descheduled);
+    let mut own: Vec<_> = own.collect();
+    own.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for (index, (factor, weight)) in own.into_iter().enumerate() {
+        // What the sender's kernel counted as waiting for the receiver is exact. It is the time of what
+        // limits the receiver most.
+        let exact = if index == 0 { claimed } else { 0.0 };
+        found.push((factor, weight.max(exact), true));
     }
     let agreed = |factor| sender.factor == factor && receiver.factor == factor;
     let weight_of = |factor: Factor| {
         let of = found.iter().filter(|(f, ..)| *f == factor);
         of.map(|(_, weight, _)| *weight).fold(0.0, f64::max)
     };
-    let heaviest = found.iter().max_by(|a, b| a.1.total_cmp(&b.1)).copied();
+    // Of two with the same weight the sender's, and then the receiver's first.
+    let heaviest = found
+        .iter()
+        .rev()
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .copied();
     let Some((factor, weight, by_receiver)) = heaviest else {
         let unclear = Joint {
             factor: Factor::Unclear,

@@ -249,7 +249,8 @@ impl Explanation<'_> {
                 }
             }
             End::There => {
-                if let Some(remedy) = other.remote.remedy() {
+                let remedy = other.remote.remedy();
+                if let Some(remedy) = remedy.filter(|_| other.remote.names(joint.factor)) {
                     text.push_str(&format!("  what helps, at {}: {remedy}\n", other.name));
                 }
             }

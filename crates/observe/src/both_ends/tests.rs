@@ -78,6 +78,17 @@ fn the_end_that_knows_decides() {
 }
 
 #[test]
+fn a_small_share_of_the_receivers_does_not_take_the_senders_whole_claim() {
+    let shares = [("receiver-application", 0.8), ("receive-buffer", 0.19)];
+    let there = says("receiver-application", "sure", &shares);
+    let both = joint(&[(Factor::ReceiverApplication, 0.9)], &there);
+    assert_eq!(
+        (both.factor, both.confidence),
+        (Factor::ReceiverApplication, Confidence::Sure)
+    );
+}
+
+#[test]
 fn the_receivers_end_takes_what_the_sender_says() {
     let paced = says("pacing", "sure", &[("pacing", 0.95)]);
     let report = report(&paced);
@@ -158,6 +169,13 @@ fn a_line_that_is_no_report_is_an_error_with_its_number() {
 fn text_of_the_other_end_cannot_move_the_cursor() {
     let hostile = r#"{"factor":"a-new-one","confidence":"sure","weight":1e400,"evidence":[{"text":"\u001b[2J"}],"remedy":"\u202ex"}"#;
     assert!(Report::parse(&line(THERE, HERE, None, hostile)).is_err());
+    let odd = hostile
+        .replace("1e400", "7")
+        .replace("sure", "\\u001b]0;x\\u0007");
+    let error = Report::parse(&line(THERE, HERE, None, &odd))
+        .unwrap_err()
+        .to_string();
+    assert!(!error.contains('\u{1b}'), "{error:?}");
     let report = report(&hostile.replace("1e400", "7"));
     let other = report.find(addr(HERE), addr(THERE), None).unwrap();
     assert_eq!(other.evidence().next(), Some("\u{fffd}[2J"));

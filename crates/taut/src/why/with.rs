@@ -1,7 +1,7 @@
 //! `--with`: what `taut why` says at the other end, over ssh or from a file.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use taut_observe::both_ends::Report;
+use taut_observe::sanitize;
 
 use crate::Failure;
 
 /// Arguments that name the other end.
 #[derive(ClapArgs)]
 pub(crate) struct WithArgs {
-    /// Look at the other end as well: a host for ssh, or a file that `taut why --json` wrote there
-    /// during the same time
+    /// Look at the other end as well: a host for ssh, or a file (a path with a `/`) that
+    /// `taut why --json` wrote there during the same time
     #[arg(long, value_name = "HOST|FILE")]
     with: Option<String>,
 
@@ -39,23 +40,28 @@ pub(crate) struct Other {
 
 enum Source {
     File(PathBuf),
-    Ssh {
-        child: Child,
-        output: JoinHandle<io::Result<Vec<u8>>>,
-    },
+    Ssh(Ssh),
+}
+
+/// ssh, which is ended with this.
+struct Ssh {
+    child: Child,
+    output: Option<JoinHandle<io::Result<Vec<u8>>>>,
 }
 
 /// The maximum size of a report, in bytes.
 const REPORT_MAX: u64 = 256 << 20;
+/// The maximum size of what ssh, and taut there, write to standard error, in bytes.
+const MESSAGES_MAX: u64 = 64 << 10;
 /// How much longer than this end the other one may take, ssh's own set-up included.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The time between two looks at ssh.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval at which ssh is polled.
+const POLL: Duration = Duration::from_millis(20);
 
 // === impl WithArgs ===
 
 impl WithArgs {
-    /// Has the other end begin to observe, for `time`. `None`: there is to be none.
+    /// Has the other end begin to observe, for `time`. `None` without `--with`.
     ///
     /// # Errors
     /// If ssh cannot be started.
@@ -64,17 +70,18 @@ impl WithArgs {
             return Ok(None);
         };
         let path = Path::new(name);
-        if path.is_file() {
+        // A bare word is a host, whatever files lie about where this is started.
+        if name.contains('/') {
+            if !path.is_file() {
+                return Err(Failure::Usage(format!(
+                    "--with {name}: there is no such file"
+                )));
+            }
             let source = Source::File(path.to_owned());
             return Ok(Some(Other {
                 name: name.clone(),
                 source,
             }));
-        }
-        if name.contains('/') {
-            return Err(Failure::Usage(format!(
-                "--with {name}: there is no such file"
-            )));
         }
         let command = format!(
             "{} why --json --for {}ms",
@@ -85,15 +92,20 @@ impl WithArgs {
             .args(["-T", "--", name, &command])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn();
         let mut child = child.map_err(|error| {
             Failure::Run(format!("--with {name}: cannot start ssh: {error}; a file that `taut why --json` wrote there does without"))
         })?;
-        let Some(mut stdout) = child.stdout.take() else {
-            return Err(Failure::Run(format!("--with {name}: ssh has no output")));
-        };
-        let output = std::thread::spawn(move || read(&mut stdout));
-        let source = Source::Ssh { child, output };
+        let output = child.stdout.take();
+        let output =
+            output.map(|mut stdout| std::thread::spawn(move || read(&mut stdout, REPORT_MAX)));
+        if let Some(stderr) = child.stderr.take() {
+            let name = name.clone();
+            // Not joined: a connection that ssh shares with others keeps the pipe open.
+            std::thread::spawn(move || pass_on(&name, stderr));
+        }
+        let source = Source::Ssh(Ssh { child, output });
         Ok(Some(Other {
             name: name.clone(),
             source,
@@ -107,53 +119,74 @@ impl Other {
     /// Waits for the other end's report.
     ///
     /// # Errors
-    /// If it does not come in time, or is no report. ssh says on standard error why it failed.
+    /// If it does not come in time, or is no report.
     pub(crate) fn finish(self) -> Result<Report, Failure> {
         let name = self.name;
         let fail = |what: String| Failure::Run(format!("--with {name}: {what}"));
         let bytes = match self.source {
             Source::File(path) => {
-                let mut file = File::open(&path).map_err(|e| fail(e.to_string()))?;
-                read(&mut file).map_err(|e| fail(e.to_string()))?
+                let file = File::open(&path).and_then(|mut file| read(&mut file, REPORT_MAX));
+                file.map_err(|e| fail(e.to_string()))?
             }
-            Source::Ssh { mut child, output } => {
-                let until = Instant::now() + PATIENCE;
-                let status = loop {
-                    if let Some(status) = child.try_wait().map_err(|e| fail(e.to_string()))? {
-                        break status;
-                    }
-                    if Instant::now() >= until {
-                        let _ = child.kill();
-                        let _ = child.wait();
-                        return Err(fail(format!(
-                            "no report {} s after this end was done; try `ssh {name} taut why`",
-                            PATIENCE.as_secs()
-                        )));
-                    }
-                    std::thread::sleep(LOOK);
-                };
-                let bytes = output
-                    .join()
-                    .unwrap_or_else(|_| Err(io::Error::other("reading panicked")));
-                if !status.success() {
-                    return Err(fail(format!(
-                        "{status}, as ssh says above; taut must be installed there and run as root (--with-command \"sudo taut\")"
-                    )));
-                }
-                bytes.map_err(|e| fail(e.to_string()))?
-            }
+            Source::Ssh(ssh) => ssh.finish(&name).map_err(fail)?,
         };
         Report::parse(&String::from_utf8_lossy(&bytes)).map_err(|e| fail(e.to_string()))
     }
 }
 
-fn read(from: &mut impl Read) -> io::Result<Vec<u8>> {
+// === impl Ssh ===
+
+impl Ssh {
+    fn finish(mut self, name: &str) -> Result<Vec<u8>, String> {
+        let until = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().map_err(|e| e.to_string())? {
+                break status;
+            }
+            if Instant::now() >= until {
+                let seconds = PATIENCE.as_secs();
+                return Err(format!(
+                    "no report {seconds} s after this end was done; try `ssh {name} taut why`"
+                ));
+            }
+            std::thread::sleep(POLL);
+        };
+        let output = self.output.take();
+        let output = output.map_or_else(|| Ok(Ok(Vec::new())), JoinHandle::join);
+        let bytes = output.unwrap_or_else(|_| Err(io::Error::other("reading panicked")));
+        let bytes = bytes.map_err(|e| e.to_string())?;
+        if !status.success() {
+            return Err(format!(
+                "{status}, as it says above; taut must be installed there and run as root (--with-command \"sudo taut\")"
+            ));
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for Ssh {
+    fn drop(&mut self) {
+        // If it has ended, there is nothing to end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes what ssh, and taut at the other end, say to standard error, safe for a terminal.
+fn pass_on(name: &str, stderr: impl Read) {
+    let lines = BufReader::new(stderr.take(MESSAGES_MAX)).split(b'\n');
+    for line in lines.map_while(Result::ok).filter(|line| !line.is_empty()) {
+        // The reader may be gone; the error is ignored.
+        let _ = writeln!(io::stderr(), "{name}: {}", sanitize::text(&line));
+    }
+}
+
+fn read(from: &mut impl Read, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(REPORT_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > REPORT_MAX {
-        return Err(io::Error::other(
-            "the report is longer than 256 MiB; give `taut why` there a filter",
-        ));
+    from.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        let what = "it says more than can be right; give `taut why` there a filter";
+        return Err(io::Error::other(what));
     }
     Ok(bytes)
 }
