@@ -11,6 +11,7 @@ mod record;
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use libbpf_rs::{Iter, Link};
 use taut_bpf::{Error, Map, Object, Open};
@@ -31,6 +32,9 @@ const ROOM: usize = 64 << 10;
 const WALK: &str = "taut_connections";
 const SLOTS: &str = "taut_slots";
 const SLOTS_MAP: &str = "slots";
+/// The sections of the programs' variables.
+const SCAN: &str = ".bss";
+const COUNTED_SECTION: &str = ".data.counted";
 /// The programs that note the process that accepts a connection, best first. The kernel loads one.
 const ACCEPT: [&str; 3] = [
     "taut_accept_of_two",
@@ -74,8 +78,11 @@ pub(crate) struct TcpIter {
 
 /// The attached programs at tracepoints. Dropping this value detaches them.
 struct Counting {
-    /// The programs' global variable.
+    /// The programs' variable that a scan sets, and the one that only they write.
     scan: Map<u32, raw::ConnectionScan>,
+    counted: Map<u32, raw::ConnectionCounted>,
+    /// Connections without a slot until the last scan began.
+    missed_before: AtomicU64,
     /// Whether the programs report the ends of connections.
     writes_ends: bool,
     /// Inode of the pid namespace in which the programs report processes.
@@ -181,8 +188,10 @@ impl TcpIter {
     /// Returns whether a segment arrived, or a connection was opened, since the scan began. `None`
     /// if events are not counted or a connection has no slot.
     pub(crate) fn has_activity(&self) -> Option<bool> {
-        let scan = self.events.as_ref()?.scan.get(&0).ok()??;
-        (scan.missed == 0).then_some(scan.has_activity != 0)
+        let events = self.events.as_ref()?;
+        let scan = events.scan.get(&0).ok()??;
+        let missed = events.counted.get(&0).ok()??.missed;
+        (missed == events.missed_before.load(Relaxed)).then_some(scan.has_activity != 0)
     }
 
     /// Lists the connections of the calling thread's network namespace.
@@ -206,6 +215,12 @@ impl TcpIter {
 
 #[cfg(test)]
 impl TcpIter {
+    /// Returns how many more connections may get a slot.
+    pub(crate) fn room(&self) -> i64 {
+        let scan = &self.events.as_ref().unwrap().scan;
+        scan.get(&0).unwrap().unwrap().room
+    }
+
     /// Removes the slot of a socket, as if there had been no room for it.
     pub(crate) fn take_slot(&self, socket: &impl std::os::fd::AsRawFd) {
         let slots = self.object.handle(SLOTS_MAP).unwrap();
@@ -240,7 +255,9 @@ impl Counting {
         let map = object.handle(SLOTS_MAP)?;
         let slots = object.program(SLOTS)?.attach_iter(map.as_fd());
         Ok(Self {
-            scan: object.map(".bss")?,
+            scan: object.map(SCAN)?,
+            counted: object.map(COUNTED_SECTION)?,
+            missed_before: AtomicU64::default(),
             writes_ends: wants_ends,
             pidns: ends::pid_namespace(),
             slots: slots.map_err(attached())?,
@@ -250,20 +267,17 @@ impl Counting {
 
     /// Starts a scan. Returns the number of connections without a slot in the previous scan.
     fn begin_scan(&self, number: u64, netns: Option<u32>) -> Result<u64, Error> {
-        let before = self.scan.get(&0)?.unwrap_or_default();
+        let missed = self.counted.get(&0)?.unwrap_or_default().missed;
         let scan = raw::ConnectionScan {
             number,
             room: COUNTED,
             netns: netns.unwrap_or_default(),
             writes_ends: self.writes_ends.into(),
             pidns: self.pidns,
-            ends_missed: before.ends_missed,
-            at: before.at,
-            ticks: before.ticks,
             ..raw::ConnectionScan::default()
         };
         self.scan.insert(&0, &scan)?;
-        Ok(before.missed)
+        Ok(missed - self.missed_before.swap(missed, Relaxed))
     }
 }
 

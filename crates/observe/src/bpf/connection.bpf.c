@@ -108,6 +108,7 @@ struct inet_connection_sock {
 	struct inet_sock icsk_inet;
 	const struct tcp_congestion_ops *icsk_ca_ops;
 	__u32 icsk_pmtu_cookie;
+	__u32 icsk_rto;		/* in ticks */
 	__u8 icsk_ca_state:5;
 	struct {
 		__u32 lrcvtime;
@@ -164,10 +165,12 @@ enum {
 	STATE_SYN_SENT = 2,
 	STATE_SYN_RECV = 3,
 	STATE_FIN_WAIT1 = 4,
+	STATE_FIN_WAIT2 = 5,
 	STATE_TIME_WAIT = 6,
 	STATE_CLOSE = 7,
 	STATE_LAST_ACK = 9,
 	STATE_LISTEN = 10,
+	STATE_CLOSING = 11,
 };
 
 /* What happened to a connection since it was opened. */
@@ -175,10 +178,11 @@ struct life {
 	struct connection_owner owner;
 	__u64 opened;
 	__u64 established;
-	__u64 first_data;
 	__u32 handshake_us;
 	__u32 lost_since;	/* in ticks; 0: nothing is lost */
 	__u32 lost_ticks;
+	__u32 last_data;	/* when a segment with data arrived last, in ticks; 0: none */
+	__u32 receiving_ticks;
 	__u8 flags;	/* of enum connection_flags */
 	__u8 pad[3];
 };
@@ -215,6 +219,8 @@ struct slot {
 	/* The state at the last scan, and the first scan that found this state. */
 	struct state state;
 	__u64 changed;
+	/* The scan in whose room the slot is counted; 0: the connection has ended. */
+	__u64 counted_in;
 	/* Send time of the segment whose round trip was counted last. Prevents
 	 * counting a round trip twice.
 	 */
@@ -245,6 +251,7 @@ struct {
 } slots SEC(".maps");
 
 struct connection_scan this_scan;
+struct connection_counted counted SEC(".data.counted");
 
 /* Writes has_activity only once a scan, because every CPU reads it at every
  * segment.
@@ -260,6 +267,24 @@ static __always_inline struct slot *slot_of(struct sock_common *common)
 	return bpf_sk_storage_get(&slots, common, NULL, 0);
 }
 
+/* Counts a slot, once a scan: a socket keeps its slot when it connects again. */
+static __always_inline void take_room(struct slot *slot)
+{
+	__u64 scan = this_scan.number;
+
+	if (slot->counted_in == scan)
+		return;
+	slot->counted_in = scan;
+	__sync_fetch_and_add(&this_scan.room, -1);
+}
+
+static __always_inline void give_room(struct slot *slot)
+{
+	if (slot->counted_in == this_scan.number)
+		__sync_fetch_and_add(&this_scan.room, 1);
+	slot->counted_in = 0;
+}
+
 /* Gives a slot to a connection that has none. */
 static __always_inline struct slot *give_slot(struct sock_common *common,
 						struct tcp_sock *tp)
@@ -270,10 +295,10 @@ static __always_inline struct slot *give_slot(struct sock_common *common,
 		slot = bpf_sk_storage_get(&slots, common, NULL,
 					   BPF_SK_STORAGE_GET_F_CREATE);
 	if (!slot) {
-		__sync_fetch_and_add(&this_scan.missed, 1);
+		__sync_fetch_and_add(&counted.missed, 1);
 		return NULL;
 	}
-	__sync_fetch_and_add(&this_scan.room, -1);
+	take_room(slot);
 	slot->rtt_of = tp->rack.mstamp;
 	return slot;
 }
@@ -449,7 +474,7 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	describe(&seen, common, tp);
 	slot = slot_of(common);
 	if (slot)
-		__sync_fetch_and_add(&this_scan.room, -1);
+		take_room(slot);
 	else
 		slot = give_slot(common, tp);
 	if (slot) {
@@ -483,7 +508,7 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
-	__sync_fetch_and_add(&this_scan.room, -1);
+	take_room(slot);
 	seen.head.cookie = bpf_get_socket_cookie(tp);
 	seen.head.netns = common->skc_net.net->ns.inum;
 	describe(&seen, common, tp);
@@ -520,8 +545,11 @@ int taut_state(__u64 *ctx)
 	case STATE_FIN_WAIT1:
 	case STATE_LAST_ACK:
 		slot = slot_of(common);
-		if (slot)
-			note_owner(&slot->life);
+		tp = bpf_skc_to_tcp_sock(sk);
+		if (!slot || !tp)
+			return 0;
+		note_owner(&slot->life);
+		note_data(&slot->life, tp, tp->inet_conn.icsk_rto);
 		return 0;
 	case STATE_CLOSE:
 		slot = slot_of(common);
@@ -539,7 +567,9 @@ int taut_state(__u64 *ctx)
 	if (!tp)
 		return 0;
 	slot = slot_of(common);
-	if (!slot)
+	if (slot)
+		take_room(slot);
+	else
 		slot = give_slot(common, tp);
 	if (!slot)
 		return 0;
@@ -600,8 +630,7 @@ int taut_round_trip(__u64 *ctx)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
-	if (!slot->life.first_data && tp->bytes_received)
-		slot->life.first_data = bpf_ktime_get_ns();
+	note_data(&slot->life, tp, tp->inet_conn.icsk_rto);
 	if (tp->rack.mstamp == slot->rtt_of)
 		return 0;
 	slot->rtt_of = tp->rack.mstamp;

@@ -88,7 +88,6 @@ struct connection_end {
 	__u64 at;
 	__u64 opened;	/* when its SYN was sent; 0: before it was followed, or by the peer */
 	__u64 established;	/* 0: never, or before it was followed */
-	__u64 first_data;	/* when data had been received for the first time; 0: none, or one segment */
 	__u64 cgroup;	/* ID; 0: unknown */
 	__u64 bytes_acked;
 	__u64 bytes_received;
@@ -106,7 +105,7 @@ struct connection_end {
 	__u32 rwnd_ticks;
 	__u32 sndbuf_ticks;
 	__u32 lost_ticks;	/* from a loss to the end of its recovery */
-	__u32 since_data_ticks;	/* since data was received last */
+	__u32 receiving_ticks;	/* between segments with data, without longer silences */
 	__u8 flags;	/* of enum connection_flags */
 	__u8 state;	/* before its end (net/tcp_states.h) */
 	__u16 pad;
@@ -119,18 +118,24 @@ enum connection_flags {
 	CONNECTION_ALL_ACKED = 8,
 };
 
-/* The programs' only global variable. User space sets it when a scan begins. */
+/* User space sets it when a scan begins. */
 struct connection_scan {
 	__u64 number;	/* the first is 1 */
 	__s64 room;	/* how many more connections may get a slot */
-	__u64 missed;	/* connections without a slot since the scan before */
 	__u32 netns;	/* inode of the only namespace that is scanned; 0: all */
 	__u32 has_activity;	/* a segment arrived, or a connection was opened, since it began */
-	__u64 ends_missed;	/* ends for which the ring buffer had no room, since the scan before */
+	__u32 writes_ends;	/* user space reads the ring buffer */
+	__u32 pidns;	/* inode of the pid namespace in which processes are told */
+};
+
+/* Only the programs write it, so that no scan loses a count. Counts are since they
+ * were loaded.
+ */
+struct connection_counted {
+	__u64 missed;	/* connections without a slot, each time that one was wanted */
+	__u64 ends_missed;	/* ends for which the ring buffer had no room */
 	__u64 at;	/* ns (CLOCK_MONOTONIC) and ticks at the same time, */
 	__u64 ticks;	/* when a walk or a list ended last */
-	__u32 writes_ends;	/* somebody reads the ring buffer */
-	__u32 pidns;	/* inode of the pid namespace in which processes are told */
 };
 
 /* Flags for buffers whose size the application set (SO_SNDBUF, SO_RCVBUF), which

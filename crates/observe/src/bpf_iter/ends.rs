@@ -28,8 +28,8 @@ const FAMILY_INET: u16 = 2;
 pub(crate) struct Ends {
     ring: RingBuffer<'static>,
     read: Rc<RefCell<Vec<raw::ConnectionEnd>>>,
-    /// The programs' global variable.
-    scan: Map<u32, raw::ConnectionScan>,
+    /// What only the programs write.
+    counted: Map<u32, raw::ConnectionCounted>,
     /// Ends for which the ring buffer had no room, until the last call.
     missed: u64,
     clock: Clock,
@@ -64,10 +64,9 @@ pub(crate) struct EndRecord {
     pub(crate) since_established: Option<Duration>,
     /// The round trip of a handshake that the peer began.
     pub(crate) handshake: Duration,
-    /// From the first data that was received to the end.
-    pub(crate) since_first_data: Option<Duration>,
-    /// From the last data that was received to the end.
-    pub(crate) since_last_data: Duration,
+    /// The time between segments with data, without silences longer than a retransmission
+    /// time-out.
+    pub(crate) receiving: Duration,
     /// The time with data in flight, and the parts of it in which the peer's window or the send
     /// buffer limited the sender.
     pub(crate) busy: Duration,
@@ -140,7 +139,7 @@ impl Ends {
         Ok(Self {
             ring,
             read,
-            scan: object.map(".bss")?,
+            counted: object.map(super::COUNTED_SECTION)?,
             missed: 0,
             clock: Clock::default(),
         })
@@ -149,15 +148,15 @@ impl Ends {
     /// Passes the connections that have ended since the last call to `each`. Returns the number of
     /// others, for which the ring buffer had no room.
     pub(crate) fn read(&mut self, mut each: impl FnMut(EndRecord)) -> u64 {
-        let scan = self.scan.get(&0).ok().flatten().unwrap_or_default();
-        self.clock.read(scan.at, scan.ticks);
+        let counted = self.counted.get(&0).ok().flatten().unwrap_or_default();
+        self.clock.read(counted.at, counted.ticks);
         // A failure leaves the records for the next call.
         let _ = self.ring.consume();
         for record in self.read.borrow_mut().drain(..) {
             each(parse(&record, self.clock));
         }
-        scan.ends_missed
-            .saturating_sub(std::mem::replace(&mut self.missed, scan.ends_missed))
+        let missed = counted.ends_missed;
+        missed.saturating_sub(std::mem::replace(&mut self.missed, missed))
     }
 }
 
@@ -226,8 +225,7 @@ fn parse(end: &raw::ConnectionEnd, clock: Clock) -> EndRecord {
         since_opened: since(end.opened),
         since_established: since(end.established),
         handshake: Duration::from_micros(end.handshake_us.into()),
-        since_first_data: since(end.first_data),
-        since_last_data: clock.time(end.since_data_ticks),
+        receiving: clock.time(end.receiving_ticks),
         busy: clock.time(end.busy_ticks),
         rwnd_limited: clock.time(end.rwnd_ticks),
         sndbuf_limited: clock.time(end.sndbuf_ticks),

@@ -25,6 +25,17 @@ impl Drop for Space {
     }
 }
 
+/// A namespace whose loopback interface is up.
+fn space(name: &str) -> Space {
+    let name = format!("taut-{name}-{}", std::process::id());
+    let space = Space(Netns::create(&name).unwrap());
+    let up = std::process::Command::new("ip")
+        .args(["-n", &name, "link", "set", "lo", "up"])
+        .status();
+    assert!(up.unwrap().success());
+    space
+}
+
 fn read(list: List) -> Vec<Found> {
     list.map(Result::unwrap).collect()
 }
@@ -231,13 +242,8 @@ fn records_that_a_read_cuts_are_complete() {
 
 #[test]
 fn arriving_segments_and_new_connections_are_activity() {
-    let name = format!("taut-stir-{}", std::process::id());
-    let space = Space(Netns::create(&name).unwrap());
+    let space = space("stir");
     let netns = &space.0;
-    let up = std::process::Command::new("ip")
-        .args(["-n", &name, "link", "set", "lo", "up"])
-        .status();
-    assert!(up.unwrap().success());
     let iterator = TcpIter::load(Wants::EVENTS).unwrap();
     let only = u32::try_from(netns.id().inode()).unwrap();
     let (mut client, mut server) = netns.run(|| pair("127.0.0.1:0")).unwrap();
@@ -341,4 +347,82 @@ fn each_end_is_reported_once_with_its_owner_whichever_program_notes_who_accepts(
             assert_eq!(far.bytes_received - u64::from(far.flags.fin_received), 7);
         }
     }
+}
+
+#[test]
+fn a_socket_that_connects_in_vain_again_and_again_takes_room_once() {
+    let space = space("room");
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
+    let only = u32::try_from(space.0.id().inode()).unwrap();
+    iterator.begin(1, Some(only)).unwrap();
+    assert_eq!(iterator.room(), COUNTED);
+    let in_vain = || {
+        let kind = rustix::net::SocketType::STREAM;
+        let socket = rustix::net::socket(rustix::net::AddressFamily::INET, kind, None).unwrap();
+        let closed: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        for _ in 0..20 {
+            rustix::net::connect(&socket, &closed).unwrap_err();
+            assert_eq!(iterator.room(), COUNTED);
+        }
+    };
+    space.0.run(in_vain).unwrap();
+    // A connection takes room while it is open, and a walk that finds it takes no more.
+    let connected = space.0.run(|| pair("127.0.0.1:0")).unwrap();
+    assert_eq!(iterator.room(), COUNTED - 2);
+    space.0.run(|| all(&iterator)).unwrap();
+    assert_eq!(iterator.room(), COUNTED - 2);
+    drop(connected);
+}
+
+#[test]
+fn connections_without_a_slot_are_counted_beyond_the_scan() {
+    let space = space("missed");
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
+    let only = u32::try_from(space.0.id().inode()).unwrap();
+    // There is no room before the first scan.
+    let early = space.0.run(|| pair("127.0.0.1:0")).unwrap();
+    assert!(iterator.begin(1, Some(only)).unwrap() >= 2);
+    assert_eq!(iterator.begin(2, Some(only)), Some(0));
+    drop(early);
+}
+
+#[test]
+fn silence_between_two_answers_is_no_time_of_receiving() {
+    let silence = std::time::Duration::from_secs(1);
+    let iterator = TcpIter::load(Wants::ALL).unwrap();
+    let mut reader = iterator.ends().unwrap().unwrap();
+    iterator.begin(1, None);
+    all(&iterator);
+    reader.read(|_| ());
+    let (mut client, mut server) = pair("127.0.0.1:0");
+    let near = client.local_addr().unwrap();
+    let answers = |client: &mut TcpStream, server: &mut TcpStream| {
+        let began = std::time::Instant::now();
+        while began.elapsed().as_millis() < 50 {
+            client.write_all(&[7]).unwrap();
+            server.read_exact(&mut [0]).unwrap();
+            server.write_all(&[7]).unwrap();
+            client.read_exact(&mut [0]).unwrap();
+        }
+    };
+    answers(&mut client, &mut server);
+    client.set_read_timeout(Some(silence)).unwrap();
+    client.read_exact(&mut [0]).unwrap_err();
+    answers(&mut client, &mut server);
+    // The length of a tick follows from two walks.
+    all(&iterator);
+    drop(server);
+    client.read_to_end(&mut Vec::new()).unwrap();
+    drop(client);
+    let mut end = None;
+    while end.is_none() {
+        reader.read(|record| end = end.take().or((record.local == near).then_some(record)));
+        std::thread::yield_now();
+    }
+    let end = end.unwrap();
+    assert!(!end.receiving.is_zero(), "{end:?}");
+    assert!(
+        end.receiving + silence <= end.since_established.unwrap(),
+        "{end:?}"
+    );
 }
