@@ -95,6 +95,8 @@ pub struct ScanSummary {
     pub without_bpf: bool,
     /// The caller wants events between scans, but they cannot be counted.
     pub without_events: bool,
+    /// The caller wants the ends of connections, and events are counted, but ends cannot be read.
+    pub without_ends: bool,
 }
 
 /// Why a scan failed.
@@ -150,8 +152,14 @@ pub(crate) struct Batch {
 impl Scanner {
     /// Returns a scanner that has not scanned yet.
     pub fn new(scope: Scope, wants: Wants) -> Self {
-        let (bpf, problem) = load(wants);
-        let ends = bpf.as_ref().and_then(TcpIter::ends);
+        let (bpf, mut problem) = load(wants);
+        let ends = match bpf.as_ref().and_then(TcpIter::ends).transpose() {
+            Ok(ends) => ends,
+            Err(error) => {
+                problem = Some(error.to_string());
+                None
+            }
+        };
         Self {
             scope,
             namespaces: Vec::new(),
@@ -159,7 +167,7 @@ impl Scanner {
             hidden: 0,
             found: None,
             bpf,
-            ends: ends.and_then(Result::ok),
+            ends,
             problem,
             wants,
             last_full: None,
@@ -446,6 +454,7 @@ impl FullScan<'_> {
             hidden: scanner.hidden,
             without_bpf: scanner.bpf.is_none(),
             without_events: scanner.wants.events && !counts_events,
+            without_ends: scanner.wants.ends && counts_events && scanner.ends.is_none(),
             ..self.summary
         };
         if !counts_events {
@@ -509,6 +518,16 @@ mod tests {
             let found = read.iter().find(|found| is_it(found)).unwrap();
             assert!(found.1.internals.is_some());
         }
+    }
+
+    #[test]
+    fn a_ring_buffer_that_cannot_be_read_is_reported() {
+        let mut scanner = Scanner::new(Scope::Own, Wants::ALL);
+        let (_, summary) = scan(&mut scanner).unwrap();
+        assert!(!summary.without_ends);
+        scanner.ends = None;
+        let (_, summary) = scan(&mut scanner).unwrap();
+        assert!(summary.without_ends && !summary.without_events);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Arguments and messages shared by `taut top`, `taut why` and `taut watch`.
 
 use std::io::Write as _;
+use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use taut_observe::filter::Filter;
@@ -28,6 +29,24 @@ A FILTER is one or more tests, joined by and, or, not and parentheses:
     };
 }
 pub(crate) use filter_help;
+
+/// The longest time between two readings of ended connections, for which the kernel's room is
+/// limited.
+const POLL_ENDED: Duration = Duration::from_millis(500);
+
+/// Waits, and calls `poll`, which reads the connections that have ended, at least twice a second.
+pub(crate) fn wait_until(at: Instant, mut poll: impl FnMut()) {
+    while let Some(pause) = next_pause(Instant::now(), at) {
+        std::thread::sleep(pause);
+        poll();
+    }
+}
+
+/// Returns the time to the next reading; `None` if it is `until`.
+fn next_pause(now: Instant, until: Instant) -> Option<Duration> {
+    let left = until.saturating_duration_since(now);
+    (!left.is_zero()).then(|| left.min(POLL_ENDED))
+}
 
 /// Whether a command reports connections that have ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -110,7 +129,7 @@ impl ConnectionArgs {
 /// Reports what cannot be observed, each item once.
 #[derive(Default)]
 pub(crate) struct Missing {
-    reported: [bool; 9],
+    reported: [bool; 11],
 }
 
 // === impl Missing ===
@@ -169,6 +188,12 @@ impl Missing {
                 "connections have ended that were not read in time, and are missing in the sums".to_owned(),
             ),
             (
+                observer.paths_left_out(),
+                "round trips were not compared with those of other connections to the same peer: at most 100,000 peers \
+                 are remembered, for five minutes"
+                    .to_owned(),
+            ),
+            (
                 summary.left_out + summary.incomplete,
                 "network namespaces or messages of the kernel are left out".to_owned(),
             ),
@@ -192,6 +217,13 @@ impl Missing {
                      connections that come and go between two scans are not seen (--no-events does without): {bpf}"
                 ),
             ),
+            (
+                usize::from(summary.without_ends),
+                format!(
+                    "source is missing, the ring buffer of ended connections, so connections that come and go between two \
+                     scans are not seen: {bpf}"
+                ),
+            ),
         ];
         let mut sentences = Vec::new();
         for ((count, what), reported) in missing.into_iter().zip(&mut self.reported) {
@@ -201,5 +233,25 @@ impl Missing {
             }
         }
         (!sentences.is_empty()).then(|| sentences.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_read_twice_a_second_however_long_the_wait() {
+        let began = Instant::now();
+        let until = began + Duration::from_millis(60_100);
+        let mut now = began;
+        let mut readings = 0;
+        while let Some(pause) = next_pause(now, until) {
+            assert!(pause <= Duration::from_millis(500));
+            now += pause;
+            readings += 1;
+        }
+        assert_eq!((now, readings), (until, 121));
+        assert_eq!(next_pause(until + POLL_ENDED, until), None);
     }
 }

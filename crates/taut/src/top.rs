@@ -13,12 +13,10 @@ use taut_observe::screen;
 use taut_observe::view::{self, Row, Sort};
 
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
+use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
 
 /// The number of samples that a verdict is based on.
 const SAMPLES: usize = 6;
-/// The time between two readings of ended connections, for which the kernel's room is limited.
-const POLL_ENDED: Duration = Duration::from_millis(500);
 /// The default number of connections kept, 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
@@ -126,9 +124,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         left = left.map(|left| left - 1);
         // A scan that takes too long delays the next ones.
         next = (next + args.interval).max(Instant::now());
-        while left != Some(0) && Instant::now() < next {
-            std::thread::sleep(POLL_ENDED.min(next.saturating_duration_since(Instant::now())));
-            poll_ended(&mut observer, &filter, &mut ended);
+        if left != Some(0) {
+            wait_until(next, || poll_ended(&mut observer, &filter, &mut ended));
         }
     }
     Ok(())

@@ -15,7 +15,7 @@ use taut_tune::log;
 
 use self::with::WithArgs;
 use crate::Failure;
-use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
+use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
 
 /// The time between scans; longer if scans would take more than a tenth of a core.
 const BETWEEN: Duration = Duration::from_millis(100);
@@ -93,7 +93,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if left.is_zero() {
             break;
         }
-        std::thread::sleep(between.max(cost * 10).saturating_sub(cost).min(left));
+        let pause = between.max(cost * 10).saturating_sub(cost).min(left);
+        wait_until(Instant::now() + pause, || observation.poll());
     }
     observation.poll();
     progress.finish_and_clear();
