@@ -211,6 +211,8 @@ pub enum Cause {
         rtt: f64,
         /// Shortest round trip.
         min_rtt: f64,
+        /// BBR has measured it; otherwise `taut_pipe`.
+        has_bbr: bool,
     },
     /// The congestion window is used up and the queue is short.
     PathFull {

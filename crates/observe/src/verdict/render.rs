@@ -450,10 +450,12 @@ impl Cause {
                 bandwidth,
                 rtt,
                 min_rtt,
+                has_bbr,
             } => vec![Evidence::new(
                 format!(
-                    "it sends {}, and BBR measures that the path carries {} for it; the round trip is {}, at least {}",
+                    "it sends {}, and {} measures that the path carries {} for it; the round trip is {}, at least {}",
                     rate(sent),
+                    if has_bbr { "BBR" } else { "taut_pipe" },
                     rate(bandwidth),
                     time(rtt),
                     time(min_rtt)

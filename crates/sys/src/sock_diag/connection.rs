@@ -301,7 +301,8 @@ impl Bbr {
 // === impl CongestionControl ===
 
 impl CongestionControl {
-    fn parse(value: &[u8]) -> Option<Self> {
+    /// Parses a name, up to its final NUL if it has one. `None` if it is too long or not ASCII.
+    pub fn parse(value: &[u8]) -> Option<Self> {
         let mut name = [0; 16];
         let end = value
             .iter()

@@ -3,8 +3,8 @@
 use super::super::{Cause, Context, Factor, Finding};
 use super::control;
 use super::measures::{
-    LINK_QUEUE, MANY, NEAR_BANDWIDTH, OFTEN, is_answered_in_bursts, own_round_trips, round_trips,
-    unanswered, window_used_up,
+    LINK_QUEUE, MANY, NEAR_BANDWIDTH, NOT_CERTAIN, OFTEN, is_answered_in_bursts, own_round_trips,
+    round_trips, unanswered, window_used_up,
 };
 use crate::window::Window;
 
@@ -99,7 +99,8 @@ pub(super) fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
     // A sender that has nothing more to send waits for delayed acknowledgements, whether its
     // application or its send buffer keeps it from sending.
     let has_unsent = window.often_of_samples(super::has_unsent) > OFTEN;
-    let uses_window = control::is_model_based(window) || window_used_up(window) > OFTEN;
+    let paces = control::is_model_based(window) || control::paced_rate(window).is_some();
+    let uses_window = paces || window_used_up(window) > OFTEN;
     let fills = has_unsent && uses_window;
     (is_long || fills && waits > LONG_QUEUE_ALWAYS_SECONDS).then(|| {
         let cause = Cause::StandingQueue {
@@ -134,7 +135,9 @@ pub(super) fn marks(window: &Window<'_>, network: f64) -> Option<Finding> {
 pub(super) fn link(window: &Window<'_>, network: f64) -> Option<Finding> {
     match control::model(window) {
         Some(model) => full_by_model(window, network, model),
-        None => full_by_window(window, network),
+        None => full_by_window(window, network)
+            .filter(|found| found.weight > 0.0)
+            .or_else(|| full_by_pacing(window, network)),
     }
 }
 
@@ -164,7 +167,26 @@ fn full_by_model(window: &Window<'_>, network: f64, model: control::Model) -> Op
             bandwidth: model.bandwidth,
             rtt,
             min_rtt,
+            has_bbr: true,
         };
         Finding::new(Factor::Link, network * (1.0 - model.startup), cause)
+    })
+}
+
+/// The same of `taut_pipe`, which does not report whether it still searches for the bandwidth: so
+/// never sure.
+fn full_by_pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let bandwidth = control::paced_rate(window)?;
+    let (min_rtt, rtt) = round_trips(window)?;
+    let rate = window.sent_rate();
+    (rate >= bandwidth * NEAR_BANDWIDTH).then(|| {
+        let cause = Cause::BandwidthReached {
+            rate,
+            bandwidth,
+            rtt,
+            min_rtt,
+            has_bbr: false,
+        };
+        Finding::new(Factor::Link, network * NOT_CERTAIN, cause)
     })
 }

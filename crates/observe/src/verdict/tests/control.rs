@@ -1,6 +1,6 @@
 //! Tests of verdicts on senders that keep a model of the path (BBR).
 
-use taut_sys::sock_diag::Bbr;
+use taut_sys::sock_diag::{Bbr, CongestionControl};
 
 use super::*;
 
@@ -111,4 +111,45 @@ fn the_remedy_for_a_queue_does_not_recommend_what_is_in_use() {
     assert_eq!(queued.factor, Factor::Queue);
     let remedy = queued.remedy().unwrap();
     assert!(!remedy.contains("BBR"), "{remedy}");
+}
+
+/// Samples of a sender with `taut_pipe` that paces at `rate` bytes a second.
+fn taut_pipe(name: &str, rate: u64, rtt: Duration) -> Vec<Sample> {
+    let mut samples = sender(|_, info| {
+        info.rtt = Some(rtt);
+        (info.snd_cwnd, info.unacked, info.snd_ssthresh) = (40, 14, None);
+        info.pacing_rate = Some(rate);
+    });
+    for sample in &mut samples {
+        sample.connection.congestion_control = CongestionControl::parse(name.as_bytes());
+    }
+    samples
+}
+
+#[test]
+fn a_leg_with_turbo_start_that_sends_at_its_pace_fills_its_path() {
+    let rtt = Duration::from_micros(20_400);
+    for name in ["taut_pipe", "taut_pipe.2s"] {
+        let full = found(&taut_pipe(name, 1_100_000, rtt));
+        assert_eq!(
+            (full.factor, full.confidence),
+            (Factor::Link, Confidence::Likely)
+        );
+        let text = &full.evidence()[0].text;
+        assert!(
+            text.contains("taut_pipe") && !text.contains("BBR"),
+            "{text}"
+        );
+    }
+    let slower = found(&taut_pipe("taut_pipe", 3_000_000, rtt));
+    assert_eq!(slower.factor, Factor::Unclear);
+    let other = found(&taut_pipe("cubic", 1_100_000, rtt));
+    assert_eq!(other.factor, Factor::Unclear);
+    // A window that is never used up hides no long queue.
+    let late = found(&taut_pipe(
+        "taut_pipe",
+        1_100_000,
+        Duration::from_millis(75),
+    ));
+    assert_eq!(late.factor, Factor::Queue);
 }
