@@ -1,7 +1,6 @@
 //! Chooses the routes of forwards with `via = "auto"`.
 
 use std::collections::HashSet;
-use std::convert::Infallible;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -10,13 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use taut_mesh::auto::{Planned, Predicted, Wanted, choose, planned, why};
-use taut_mesh::members::MemberName;
 use taut_mesh::plan::{MAX_RELAYS, Options, Planner};
 
-use super::kept::{Kept, MAX_FILE, decode, encode};
+use super::kept::{Kept, MAX_FILE, decode};
 use super::thread::Work;
 use crate::control::protocol::{RouteOption, RouteStatus};
-use crate::kept_file::{self, NotReplaced};
 use crate::route::auto::{AutoRoute, Chosen};
 use crate::route::peer::Way;
 use crate::route::table::OfForward;
@@ -27,9 +24,6 @@ const KEPT: usize = 2;
 /// How long the routes of the former process stay in use if measurements do not show the first of
 /// them.
 const RECALLED_FOR: Duration = Duration::from_secs(10);
-
-/// The shortest interval between two times at which the routes in use are written to their file.
-const KEEP_EVERY: Duration = Duration::from_secs(10);
 
 impl Work {
     /// Chooses the routes again if something has changed.
@@ -61,8 +55,12 @@ impl Work {
             }
         }
         let planner = Planner::new(&network, self.plan_options());
+        let mut waits = false;
         for auto in autos {
-            self.choose(&auto.route, auto.direct, &planner);
+            waits |= !self.choose(&auto.route, auto.direct, &planner);
+        }
+        if waits {
+            self.replan.choose_at(self.started + RECALLED_FOR);
         }
         self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
     }
@@ -76,7 +74,9 @@ impl Work {
         }
     }
 
-    fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>) {
+    /// Chooses the routes of one destination. Returns `false` if those that were in use before the
+    /// start stay, until measurements show them or [`RECALLED_FOR`] is over.
+    fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>) -> bool {
         let before = auto.chosen();
         let wanted = Wanted {
             own: &self.mesh.local.name,
@@ -90,7 +90,7 @@ impl Work {
             // What is known so soon may be a part, such as the direct path alone.
             let first = before.predicted.first().map(|route| &route.relays);
             if !predicted.iter().any(|route| Some(&route.relays) == first) {
-                return;
+                return false;
             }
         }
         let is_same = |a: Option<&Predicted>, b: Option<&Predicted>| {
@@ -112,6 +112,7 @@ impl Work {
             recalled: false,
             predicted,
         });
+        true
     }
 
     /// Returns the routes through other relays in the form in which sessions take them.
@@ -165,10 +166,9 @@ impl Work {
         self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
     }
 
-    /// Writes the routes in use to their file if others are in it, at most every [`KEEP_EVERY`]
-    /// unless this is the `last` time.
+    /// Writes the routes in use to their file if others are in it. `last` means that the thread ends.
     pub(super) fn keep(&mut self, last: bool) {
-        let Some(path) = self.mesh.routes_file.clone() else {
+        let Some(path) = &self.mesh.routes_file else {
             return;
         };
         let kept = self.setup.autos().into_iter().map(|auto| Kept {
@@ -176,39 +176,8 @@ impl Work {
             direct: auto.direct,
             routes: auto.route.chosen().predicted.clone(),
         });
-        let kept: Vec<_> = kept.filter(|kept| !kept.routes.is_empty()).collect();
-        let relays = |all: &[Kept]| -> Vec<Vec<Vec<MemberName>>> {
-            let of = |kept: &Kept| kept.routes.iter().map(|r| r.relays.clone()).collect();
-            all.iter().map(of).collect()
-        };
-        let is_due = last || self.now >= self.keep_at;
-        if kept.is_empty() || !is_due || relays(&kept) == relays(&self.kept) {
-            return;
-        }
-        if let Some(writer) = self.keeper.take_if(|writer| last || writer.is_finished()) {
-            // A panic has been reported already.
-            let _ = writer.join();
-        }
-        if self.keeper.is_some() {
-            return;
-        }
-        self.keep_at = self.now + KEEP_EVERY;
-        let text = encode(&kept);
-        self.kept = kept;
-        let write = move || match kept_file::write(&path, &text, || Ok::<_, Infallible>(())) {
-            Ok(()) => {}
-            Err(NotReplaced::Failed(why)) => tracing::warn!("relay.mesh.routes_file: {why}"),
-            Err(NotReplaced::Refused(never)) => match never {},
-        };
-        if last {
-            return write();
-        }
-        // A slow disk must not keep the thread from answering pings.
-        let thread = std::thread::Builder::new().name("relay-routes".into());
-        match thread.spawn(write) {
-            Ok(writer) => self.keeper = Some(writer),
-            Err(error) => tracing::warn!(%error, "cannot write relay.mesh.routes_file now"),
-        }
+        let kept = kept.filter(|kept| !kept.routes.is_empty()).collect();
+        self.routes_file.keep(path, kept, self.now, last);
     }
 
     /// Has connections held ready to the relays that sessions try first, and to no others besides

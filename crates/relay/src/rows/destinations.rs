@@ -20,6 +20,11 @@ const GAP: Duration = Duration::from_millis(100);
 /// The time between two measurements of a destination.
 const AGAIN: Duration = Duration::from_secs(300);
 
+/// The time until the next one after a whole measurement without an answer. It doubles with each
+/// further one, up to [`AGAIN`]: a destination that was down for seconds, as when all starts
+/// together, is measured soon after, and one that is down for long costs few SYNs.
+const AGAIN_AFTER_SILENCE: Duration = Duration::from_secs(10);
+
 /// The number of destinations that are measured at the same time: at most twenty SYNs a second
 /// leave this relay for all of them.
 const AT_ONCE: usize = 2;
@@ -35,7 +40,7 @@ struct Destination {
     /// The SYNs of the present measurement that are left.
     left: u32,
     next_at: Instant,
-    /// The measurements that have failed since one succeeded.
+    /// The SYNs without an answer since the last answer.
     failures: u32,
 }
 
@@ -149,13 +154,19 @@ impl Destinations {
     }
 
     /// Records that a destination has not answered. Returns whether nothing of it has for as many
-    /// SYNs as a measurement has: routes must not lead there on the word of a former one.
-    pub(super) fn failed(&mut self, key: Key) -> bool {
+    /// SYNs as a measurement has: routes must not lead there on the word of a former one. It is
+    /// measured again soon.
+    pub(super) fn failed(&mut self, key: Key, now: Instant) -> bool {
         let Some(destination) = self.all.get_mut(&key) else {
             return false;
         };
         destination.failures = destination.failures.saturating_add(1);
-        destination.failures >= SYNS
+        let Some(further) = (destination.failures / SYNS).checked_sub(1) else {
+            return false;
+        };
+        let wait = AGAIN_AFTER_SILENCE.saturating_mul(2u32.saturating_pow(further));
+        destination.next_at = destination.next_at.min(now + wait.min(AGAIN));
+        true
     }
 
     /// Returns when [`Destinations::due`] has something to return.
@@ -243,12 +254,37 @@ mod tests {
         let key = Key::prefix([192, 0, 2, 1].into());
         let addr = SocketAddr::from(([192, 0, 2, 1], 80));
         let mut all = Destinations::default();
-        all.adopt(vec![(key, addr)], Instant::now());
+        let now = Instant::now();
+        all.adopt(vec![(key, addr)], now);
         let failures = SYNS as usize - 1;
-        assert!((0..failures).all(|_| !all.failed(key)));
+        assert!((0..failures).all(|_| !all.failed(key, now)));
         assert!(all.answered(key));
-        assert!((0..failures).all(|_| !all.failed(key)));
-        assert!(all.failed(key));
+        assert!((0..failures).all(|_| !all.failed(key, now)));
+        assert!(all.failed(key, now));
+    }
+
+    #[test]
+    fn a_destination_that_was_down_is_measured_again_soon_and_more_seldom_while_it_stays_so() {
+        let key = Key::prefix([192, 0, 2, 1].into());
+        let addr = SocketAddr::from(([192, 0, 2, 1], 80));
+        let (mut all, mut now) = (Destinations::default(), Instant::now());
+        all.adopt(vec![(key, addr)], now);
+        let mut measure = |all: &mut Destinations, answers: bool| {
+            now = now.max(all.next().unwrap());
+            for _ in 0..SYNS {
+                assert_eq!(all.due(now), [(key, addr)]);
+                match answers {
+                    true => assert!(all.answered(key)),
+                    false => _ = all.failed(key, now),
+                }
+                now += GAP;
+            }
+            (all.next().unwrap() + GAP - now).as_secs()
+        };
+        let waits: Vec<_> = (0..7).map(|_| measure(&mut all, false)).collect();
+        assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(measure(&mut all, true), AGAIN.as_secs());
+        assert_eq!(measure(&mut all, false), 10);
     }
 
     #[test]
@@ -260,6 +296,6 @@ mod tests {
         all.adopt(vec![(key, addr)], now);
         assert_eq!(all.adopt(Vec::new(), now), [key]);
         assert!(!all.answered(key));
-        assert!(!all.failed(key));
+        assert!(!all.failed(key, now));
     }
 }

@@ -149,7 +149,7 @@ impl Work {
             }
             (What::Destination(key), Err(error)) => {
                 self.counts.probes_failed += 1;
-                if !is_of_this_machine(error) && self.destinations.failed(key) {
+                if !is_of_this_machine(error) && self.destinations.failed(key, self.now) {
                     self.own.forget(key);
                 }
             }

@@ -23,6 +23,7 @@ mod links;
 mod measuring;
 mod names;
 mod probe;
+mod routes_file;
 mod thread;
 
 pub(crate) use probe::MAX_PROBES;

@@ -13,10 +13,10 @@ use taut_sys::epoll::{Interest, Poller, Readiness};
 
 use super::addresses::FailedAddresses;
 use super::destinations::Destinations;
-use super::kept::Kept;
 use super::links::Links;
 use super::names::Names;
 use super::probe::Probes;
+use super::routes_file::RoutesFile;
 use crate::forwarding::leg::CIPHER;
 use crate::route::table::{Mesh, Setup};
 use crate::rows_mailbox::{NameKind, PeerFigure, Published, RowsMailbox, ToRows};
@@ -73,9 +73,7 @@ pub(crate) fn start(
         counts: Counts::default(),
         replan: Replan::default(),
         started: now,
-        kept: Vec::new(),
-        keep_at: now,
-        keeper: None,
+        routes_file: RoutesFile::new(now),
         left_out: 0,
         warn_at: now,
         poller,
@@ -131,11 +129,7 @@ pub(super) struct Work {
     pub(super) counts: Counts,
     pub(super) replan: Replan,
     pub(super) started: Instant,
-    /// The routes that were last written to their file, when they may be written again, and the
-    /// thread that writes.
-    pub(super) kept: Vec<Kept>,
-    pub(super) keep_at: Instant,
-    pub(super) keeper: Option<JoinHandle<()>>,
+    pub(super) routes_file: RoutesFile,
     /// Members that the last choice of routes left out.
     pub(super) left_out: u64,
     /// When the operator may be warned of wrong clocks again.
