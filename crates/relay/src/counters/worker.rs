@@ -45,6 +45,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) fall_backs: Counter,
     /// Sessions that were reset on an automatic route before the first byte of an answer.
     pub(crate) routes_refused: Counter,
+    /// Of these, those for which there was no room.
+    pub(crate) refusals_not_kept: Counter,
     pub(crate) pool_expired: Counter,
     pub(crate) pool_dead: Counter,
     pub(crate) pool_withdrawn: Counter,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -17,7 +17,7 @@ use super::refused::Refusals;
 pub(crate) struct AutoRoute {
     pub(crate) destination: Target,
     chosen: ArcSwap<Chosen>,
-    refusals: Mutex<Refusals>,
+    refusals: RwLock<Refusals>,
     /// Whether there are refusals, so that a session takes no lock if there are none.
     refused: AtomicBool,
 }
@@ -54,7 +54,7 @@ impl AutoRoute {
                 since: Instant::now(),
                 recalled: false,
             }),
-            refusals: Mutex::default(),
+            refusals: RwLock::default(),
             refused: AtomicBool::new(false),
         }
     }
@@ -70,23 +70,41 @@ impl AutoRoute {
         if !self.refused.load(Ordering::Relaxed) {
             return chosen.ways.clone();
         }
-        let refusals = self.refusals.lock();
-        let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
-        if !refusals.forget_old(now) {
+        let refusals = self.refusals.read();
+        let refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+        if refusals.are_over(now) {
             self.refused.store(false, Ordering::Relaxed);
         }
-        let avoids = |way: &&Way| refusals.avoids(client, way.relays(), now);
+        if !refusals.has(client) {
+            return chosen.ways.clone();
+        }
+        let avoids = |way: &&Way| refusals.avoids(client, &way.relays(), now);
         let (last, first): (Vec<_>, Vec<_>) = chosen.ways.iter().partition(avoids);
         first.into_iter().chain(last).cloned().collect()
     }
 
     /// Records that a session of `client` was reset on this route before the first byte of an
-    /// answer.
-    pub(crate) fn on_refusal(&self, client: IpAddr, way: &Way, now: Instant) {
-        let refusals = self.refusals.lock();
+    /// answer. Returns `false` if there is no room to remember it.
+    pub(crate) fn on_refusal(&self, client: IpAddr, way: &Way, now: Instant) -> bool {
+        let refusals = self.refusals.write();
         let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
-        refusals.add(client, way.relays(), now);
+        let is_kept = refusals.add(client, way.relays(), now);
         self.refused.store(true, Ordering::Relaxed);
+        is_kept
+    }
+
+    /// Records that a session of `client` has had the first byte of an answer on this route.
+    pub(crate) fn on_answer(&self, client: IpAddr, way: &Way) {
+        if !self.refused.load(Ordering::Relaxed) {
+            return;
+        }
+        let refusals = self.refusals.read();
+        let has = refusals.is_ok_and(|refusals| refusals.has(client));
+        if has {
+            let refusals = self.refusals.write();
+            let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+            refusals.answered(client, &way.relays());
+        }
     }
 
     /// Replaces the routes.

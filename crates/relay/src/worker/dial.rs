@@ -59,6 +59,10 @@ impl Worker {
             Step::Take => true,
             Step::Dial => false,
             Step::Leave => {
+                // A relay that is broken, or restarts, resets all that it had.
+                if matches!(last, Errno::CONNRESET | Errno::PIPE) && !prospect.is_broken {
+                    entry.plan.on_refusal(self.io.now, &self.io.metrics);
+                }
                 self.take_next_way(slot, last);
                 return;
             }
@@ -90,9 +94,6 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        if matches!(last, Errno::CONNRESET | Errno::PIPE) && entry.plan.on_refusal(pick.now) {
-            self.io.metrics.routes_refused.add(1);
-        }
         let Some(plan) = entry.plan.fall_back(pick) else {
             self.end(slot, End::of_connect(last), Close::Reset);
             return;

@@ -13,6 +13,7 @@ use taut_sys::socket::LegOptions;
 use super::attempts::{Dial, Pick};
 use super::untried::{DirectPath, Untried};
 use crate::access::DestinationVerdict;
+use crate::counters::worker::WorkerMetrics;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
 use crate::route::peer::Peer;
 use crate::route::table::{
@@ -223,13 +224,26 @@ impl DialPlan {
     }
 
     /// Records that the relay of the plan has reset the session before the first byte of an answer.
-    /// Returns whether new sessions avoid that route.
-    pub(super) fn on_refusal(&self, now: Instant) -> bool {
+    pub(super) fn on_refusal(&self, now: Instant, metrics: &WorkerMetrics) {
         let Self::Ask { otherwise, .. } = self else {
-            return false;
+            return;
         };
         let untried = otherwise.as_ref();
-        untried.is_some_and(|untried| untried.on_refusal(now))
+        if let Some(is_kept) = untried.and_then(|untried| untried.on_refusal(now)) {
+            metrics.routes_refused.add(1);
+            metrics.refusals_not_kept.add(u64::from(!is_kept));
+        }
+    }
+
+    /// Records the first byte of an answer.
+    pub(super) fn on_answer(&self) {
+        if let Self::Ask {
+            otherwise: Some(untried),
+            ..
+        } = self
+        {
+            untried.on_answer();
+        }
     }
 
     /// Returns the plan after this one has failed, if the session has another way.

@@ -20,6 +20,9 @@ use crate::outcome::session_end::End;
 use crate::route::table::Route;
 use crate::session_log::{DirectionRecord, SessionId, SessionRecord};
 
+/// The time in which a relay refuses a session: more than a round trip on the longest paths.
+const REFUSED_WITHIN: Duration = Duration::from_secs(2);
+
 /// The time of each step of a session.
 #[derive(Debug)]
 pub(super) struct Timeline {
@@ -123,6 +126,13 @@ impl Timeline {
             metrics.first_byte.observe(now - self.begun);
         }
         fresh
+    }
+
+    /// Returns whether the upstream leg became ready so lately that a reset may be the answer of a
+    /// relay to the session's hello.
+    pub(super) fn is_fresh(&self, now: Instant) -> bool {
+        let ready = self.ready;
+        ready.is_some_and(|ready| now.saturating_duration_since(ready) < REFUSED_WITHIN)
     }
 
     /// Returns the time since the client was accepted.

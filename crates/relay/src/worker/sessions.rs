@@ -298,6 +298,9 @@ impl Worker {
             counters.sent_bytes.add(to_upstream);
             counters.received_bytes.add(to_client);
         }
+        if before.1 == 0 && after.1 > 0 {
+            entry.plan.on_answer();
+        }
         let redial_fault = (step == Step::Redial(Errno::TIMEDOUT)).then_some(Errno::TIMEDOUT);
         let relay_fault = entry.session.take_relay_fault().or(redial_fault);
         let connected = entry.session.is_connected();
@@ -406,8 +409,8 @@ impl Worker {
             )));
         }
         let (upstream_bytes, client_bytes) = entry.session.moved();
-        if end == End::UpstreamReset && client_bytes == 0 && entry.plan.on_refusal(self.io.now) {
-            self.io.metrics.routes_refused.add(1);
+        if end == End::UpstreamReset && client_bytes == 0 && entry.timeline.is_fresh(self.io.now) {
+            entry.plan.on_refusal(self.io.now, &self.io.metrics);
         }
         let (client, upstream) = entry.session.into_legs();
         // Released before the legs close, so that a client that sees the end of its connection also

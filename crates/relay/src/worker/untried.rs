@@ -72,13 +72,17 @@ impl Untried {
     }
 
     /// Records that the way that is tried now has reset the session before the first byte of an
-    /// answer. Returns whether new sessions of the client's network avoid it.
-    pub(super) fn on_refusal(&self, now: Instant) -> bool {
-        let (Some(auto), Some(way)) = (&self.auto, &self.current) else {
-            return false;
-        };
-        auto.on_refusal(self.client.0.ip(), way, now);
-        true
+    /// answer. Returns whether that is remembered; `None` if the way is from no automatic route.
+    pub(super) fn on_refusal(&self, now: Instant) -> Option<bool> {
+        let (auto, way) = (self.auto.as_ref()?, self.current.as_ref()?);
+        Some(auto.on_refusal(self.client.0.ip(), way, now))
+    }
+
+    /// Records the first byte of an answer on the way that is tried now.
+    pub(super) fn on_answer(&self) {
+        if let (Some(auto), Some(way)) = (&self.auto, &self.current) {
+            auto.on_answer(self.client.0.ip(), way);
+        }
     }
 
     /// Returns the hello to the first relay of `way`.

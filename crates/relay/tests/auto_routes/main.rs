@@ -402,7 +402,7 @@ fn sessions_avoid_a_route_on_which_a_relay_refuses_their_clients() {
             .map(|route| &route.relays)
             .any(|relays| relays == &["near", "far"])
     });
-    // The first one has sent its bytes before it is refused.
+    // The first ones have sent their bytes before they are refused.
     rig.talk_around();
     let through_mid = || rig.mid.as_ref().unwrap().metrics().mesh_hellos();
     let refused = through_mid();

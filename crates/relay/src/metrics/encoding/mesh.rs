@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 20] = [
+        let counters: [(&str, &str, Of); 21] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -43,6 +43,11 @@ impl Metrics {
                 "taut_relay_routes_refused",
                 "Sessions that were reset on an automatic route before the first byte of an answer",
                 |w| &w.routes_refused,
+            ),
+            (
+                "taut_relay_refusals_not_kept",
+                "Of these, those that are not remembered because too many networks were refused",
+                |w| &w.refusals_not_kept,
             ),
             (
                 "taut_relay_pool_expired",
