@@ -429,7 +429,7 @@ fn advice_changes_no_route() {
 #[test]
 fn a_destination_that_no_namespace_has_is_reported() {
     let host = host("unmatched");
-    let sentence = |to: &str| format!("no namespace has a route to {to} in");
+    let sentence = |to: &str| format!("no network namespace has a route to {to} in");
     // Returns all that is printed until the process, which is stopped after this sentence, has
     // ended.
     let until = |last: &str, args: &[&str]| {
