@@ -53,6 +53,15 @@ pub enum LoadError {
         /// The missing function.
         function: &'static str,
     },
+    /// Another process or pin keeps the registration of a congestion control of Taut.
+    #[error(
+        "{name} is still registered after its pin was removed, so something else holds it; `bpftool link` and `bpftool struct_ops` list \
+         who does, and then run `taut guest down` again"
+    )]
+    StillRegistered {
+        /// `taut_bbr` or `taut_cubic`.
+        name: &'static str,
+    },
     /// The kernel rejects a BPF program or map, or the object lacks one.
     #[error("{what}: {source}; TAUT_LOG=libbpf=debug shows why")]
     Bpf {
@@ -61,10 +70,10 @@ pub enum LoadError {
         /// The reason.
         source: taut_bpf::Error,
     },
-    /// A file cannot be read, written or removed.
+    /// A file or directory cannot be used.
     #[error("cannot {action} {path}: {source}")]
     File {
-        /// The action: `make`, `open`, `lock`, `list`, `inspect` or `remove`.
+        /// The action: `make`, `open`, `lock`, `list`, `inspect`, `read` or `remove`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,

@@ -5,6 +5,8 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use rustix::fs::statfs;
@@ -20,6 +22,12 @@ const DIRECTORY: &str = "/sys/fs/bpf/taut/guest";
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// `BPF_STRUCT_OPS_STATE_INUSE` of the kernel: the struct_ops is registered by its map.
 const IN_USE: u32 = 1;
+/// The names of the registered congestion controls of all network namespaces.
+const REGISTERED: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+/// The longest wait until the kernel has unregistered a congestion control.
+const UNREGISTERED_WITHIN: Duration = Duration::from_secs(5);
+/// The time between two looks at [`REGISTERED`].
+const POLL: Duration = Duration::from_millis(2);
 
 /// The directory of the pins.
 #[derive(Debug)]
@@ -92,9 +100,14 @@ impl Pins {
             if path.exists() {
                 unregister(&path)?;
             }
+            let mut was_pinned = false;
             for path in [path, self.path(control.kernels())] {
-                was_up |= remove(&path)?;
+                was_pinned |= remove(&path)?;
             }
+            if was_pinned {
+                wait_until_unregistered(control)?;
+            }
+            was_up |= was_pinned;
         }
         let entries = fs::read_dir(self.0).map_err(file("list", self.0))?;
         for entry in entries {
@@ -125,6 +138,28 @@ fn unregister(path: &Path) -> Result<(), LoadError> {
         Some(([_, IN_USE], _)) => map.delete(&key).map_err(&refused),
         // The command that should have registered it, or had already unregistered it, was killed.
         _ => Ok(()),
+    }
+}
+
+/// Waits until the kernel has unregistered a congestion control whose pin was removed: it frees a
+/// pinned link in a work queue, after an RCU grace period. A program registered before that would be
+/// refused, because its name is taken.
+///
+/// # Errors
+/// [`LoadError::StillRegistered`] or [`LoadError::File`].
+fn wait_until_unregistered(control: Control) -> Result<(), LoadError> {
+    let name = control.name();
+    let start = Instant::now();
+    loop {
+        let registered = fs::read_to_string(REGISTERED);
+        let registered = registered.map_err(file("read", Path::new(REGISTERED)))?;
+        if !registered.split_whitespace().any(|other| other == name) {
+            return Ok(());
+        }
+        if start.elapsed() > UNREGISTERED_WITHIN {
+            return Err(LoadError::StillRegistered { name });
+        }
+        thread::sleep(POLL);
     }
 }
 
