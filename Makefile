@@ -15,8 +15,8 @@ ARGS       :=
 SEQUENCES := 1000000
 SEED      :=
 
-# Has Cargo run test binaries in guests, by scripts/on-kernel with these arguments. Cargo is given the whole workspace: it would
-# build single packages, and what they stand on, again with other features. `--only` chooses.
+# Has Cargo run test binaries in guests, by scripts/on-kernel with these arguments. Cargo builds the whole workspace, because it would
+# build single packages and their dependencies again with other features; `--only` chooses the binaries.
 COMMA := ,
 on-kernel = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", $(foreach word,$(1),"$(word)"$(COMMA))]'
 on-old-kernel = $(call on-kernel,$(1) --with ip --with tc 6.1)
@@ -111,7 +111,7 @@ report: release ## one HTML page from the experiments that are in target/lab
 	@$(TAUT) lab report target/lab
 	@echo "taut: the report is $(CURDIR)/target/lab/report.html"
 
-# === not in the list: what the others stand on ===
+# === not listed by `make help`: steps of other targets ===
 
 # The tests of attaching, of queues, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
 # take several minutes more in the emulator.
