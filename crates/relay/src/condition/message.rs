@@ -218,8 +218,9 @@ fn peer_failure(cause: &str) -> (&'static str, &'static str) {
 fn refused(cause: &str) -> &'static str {
     match cause {
         "source_not_listed" => "add their prefix to `from` to admit them",
-        "no_route" => "every relay of its routes is drained or no longer a member",
         "source_denied" => "`not_from` excludes them",
+        "no_route" => "every relay of its routes is drained or no longer a member",
+        "client_hello" => "they sent no TLS ClientHello whose server name leads to a destination",
         "proxy_header" => {
             "they lack a valid PROXY protocol header, or their address is not in `proxy_from`"
         }
@@ -244,6 +245,17 @@ fn were(count: u64, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_without_a_client_hello_are_not_sent_to_the_list_of_destinations() {
+        let refused = Condition::Refused {
+            forward: "web".into(),
+        };
+        let said = broken(&refused, "client_hello", 2, None);
+        assert!(said.contains("no TLS ClientHello"), "{said}");
+        let said = broken(&refused, "destination", 2, None);
+        assert!(said.contains("`allow`"), "{said}");
+    }
 
     #[test]
     fn a_warning_names_the_object_the_cause_the_count_and_what_to_do() {
