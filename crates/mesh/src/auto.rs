@@ -1,4 +1,4 @@
-//! Automatic routes: which relays the sessions of a destination pass, by the rows of all relays.
+//! Automatic routes: which relays the sessions to a destination pass, chosen from the rows of all relays.
 //!
 //! [`planned`](planned()) takes from the rows the part of the mesh from which routes are chosen, [`choose`] chooses with the
 //! planner, and [`Replan`] says when to choose again.
@@ -21,7 +21,7 @@ pub use self::replan::Replan;
 /// The number of routes of a destination that sessions try.
 pub const MAX_WAYS: usize = 8;
 
-/// A route, and what is predicted of it.
+/// A route with its predicted time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predicted {
     /// The relays after this one; none for the direct path.
@@ -30,12 +30,12 @@ pub struct Predicted {
     pub first_byte: Duration,
 }
 
-/// What a choice of routes is for.
+/// The relay and the destination between which routes are chosen.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct RouteQuery<'a> {
     /// The relay that chooses, at which the routes begin.
     pub own: &'a MemberName,
-    /// Where they lead.
+    /// The destination at which they end.
     pub destination: &'a Target,
     /// Whether the direct path is one of them.
     pub direct: bool,
@@ -46,30 +46,30 @@ pub struct Wanted<'a> {
 /// Returns the routes to a destination, the best first; each has another first relay, and `is_peer` tells whether
 /// sessions may be sent to it. At most [`MAX_WAYS`] pass relays.
 pub fn choose(
-    wanted: Wanted<'_>,
+    query: RouteQuery<'_>,
     planner: &Planner<'_>,
     table: &Table,
     is_peer: impl Fn(&MemberName) -> bool,
 ) -> Vec<Predicted> {
     let network = planner.network();
-    let Some(me) = network.find(wanted.own.as_str()) else {
+    let Some(me) = network.find(query.own.as_str()) else {
         return Vec::new();
     };
     let to = network.ids().map(|id| {
         let row = table.row(MemberId::of(&network.relay(id).name));
         let figure = match id == me {
-            // What its forwards may reach is not what sessions of others may, so it has a key of its own.
-            true if wanted.direct => {
-                let key = Key::destination(wanted.destination, Some(wanted.own));
+            // A forward may go where sessions of other relays may not, so its entry has a key of its own.
+            true if query.direct => {
+                let key = Key::destination(query.destination, Some(query.own));
                 row.and_then(|row| row.outside(key))
             }
             true => None,
-            false => row.and_then(|row| row.destination(wanted.destination, wanted.own)),
+            false => row.and_then(|row| row.destination(query.destination, query.own)),
         };
         figure.map_or(Path::UNKNOWN, path)
     });
     let ends = Ends::at_relay(network, me, to.collect());
-    let current = wanted.before.first().and_then(|first| {
+    let current = query.before.first().and_then(|first| {
         let relays = first.relays.iter();
         let relays = relays.map(|relay| network.find(relay.as_str()));
         std::iter::once(Some(me))
@@ -87,7 +87,7 @@ pub fn choose(
     for route in routes {
         let relays = after(route);
         if let Some(next) = relays.first() {
-            // One that an operator has drained is no peer.
+            // A relay that an operator has drained is not a peer.
             let is_usable = first.len() < MAX_WAYS && is_peer(next);
             if !is_usable || !first.insert(next.clone()) {
                 continue;

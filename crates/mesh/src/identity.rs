@@ -119,9 +119,9 @@ pub enum KeyError {
     /// The file cannot be written.
     #[error("cannot write the private key: {0}")]
     Write(io::Error),
-    /// There is such a file.
+    /// A file has that name already. A private key is never overwritten.
     #[error(
-        "it exists, and no key is overwritten: choose another name, or print its public key with `taut mesh pubkey`"
+        "it exists, and private keys are never overwritten: choose another name, or print its public key with `taut mesh pubkey`"
     )]
     Exists,
     /// The path is a directory, pipe or device.

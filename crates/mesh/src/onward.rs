@@ -34,7 +34,7 @@ pub enum Onward {
 
 /// The reason for refusing a session that another relay requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum SessionRefusal {
     /// The configuration does not allow the destination.
     Destination,
     /// The relay may not speak for the client.
@@ -51,15 +51,19 @@ pub enum Refusal {
 /// which connects to it.
 ///
 /// # Errors
-/// [`Refusal`], by the first rule that the session breaks.
-pub fn onward(member: &MemberName, hello: &Hello, policy: &impl Policy) -> Result<Onward, Refusal> {
+/// [`SessionRefusal`], by the first rule that the session breaks.
+pub fn onward(
+    member: &MemberName,
+    hello: &Hello,
+    policy: &impl Policy,
+) -> Result<Onward, SessionRefusal> {
     if !policy.may_speak_for(member, hello.source.ip()) {
-        return Err(Refusal::Client);
+        return Err(SessionRefusal::Client);
     }
-    if let Some(next) = hello.next_hop().map_err(|_| Refusal::HopLimit)? {
+    if let Some(next) = hello.next_hop().map_err(|_| SessionRefusal::HopLimit)? {
         return match policy.leads_to(&next.receiver) {
             true => Ok(Onward::Relay(next)),
-            false => Err(Refusal::NextRelay),
+            false => Err(SessionRefusal::NextRelay),
         };
     }
     match &hello.destination {
@@ -67,13 +71,13 @@ pub fn onward(member: &MemberName, hello: &Hello, policy: &impl Policy) -> Resul
         name @ Target::Name { host, port } if policy.may_look_up(member, host, *port) => {
             Ok(Onward::LookUp(name.clone()))
         }
-        Target::Addr(_) | Target::Name { .. } => Err(Refusal::Destination),
+        Target::Addr(_) | Target::Name { .. } => Err(SessionRefusal::Destination),
     }
 }
 
-// === impl Refusal ===
+// === impl SessionRefusal ===
 
-impl Refusal {
+impl SessionRefusal {
     /// Every cause.
     pub const ALL: [Self; 4] = [
         Self::Destination,
@@ -92,7 +96,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the position in [`Refusal::ALL`], for arrays of counters.
+    /// Returns the position in [`SessionRefusal::ALL`], for arrays of counters.
     pub fn index(self) -> usize {
         self as usize
     }
@@ -156,7 +160,7 @@ mod tests {
         for hello in [hello, last()] {
             assert_eq!(
                 onward(&name("b"), &hello, &policy),
-                Err(Refusal::Destination)
+                Err(SessionRefusal::Destination)
             );
         }
     }
@@ -180,7 +184,7 @@ mod tests {
         let policy = Allowing { peer: false, ..ALL };
         assert_eq!(
             onward(&name("b"), &hello(), &policy),
-            Err(Refusal::NextRelay)
+            Err(SessionRefusal::NextRelay)
         );
     }
 
@@ -190,18 +194,21 @@ mod tests {
             hops_left: 1,
             ..hello()
         };
-        assert_eq!(onward(&name("b"), &hello, &ALL), Err(Refusal::HopLimit));
+        assert_eq!(
+            onward(&name("b"), &hello, &ALL),
+            Err(SessionRefusal::HopLimit)
+        );
     }
 
     #[test]
     fn a_relay_that_may_not_speak_for_the_client_is_refused_first() {
         let refused = onward(&name("b"), &hello(), &Allowing::default());
-        assert_eq!(refused, Err(Refusal::Client));
+        assert_eq!(refused, Err(SessionRefusal::Client));
     }
 
     #[test]
     fn every_refusal_has_its_own_index() {
-        for (i, cause) in Refusal::ALL.into_iter().enumerate() {
+        for (i, cause) in SessionRefusal::ALL.into_iter().enumerate() {
             assert_eq!(cause.index(), i);
         }
     }

@@ -7,7 +7,7 @@
 //! least sum of both is the choice ([`Planner::choose`]). `docs/design/plan.md` explains the model
 //! and its limits.
 //!
-//! [`Network`] and [`Ends`] are what is known; [`Choices`] keeps the routes of many pairs and
+//! [`Network`] and [`Ends`] hold the measured paths; [`Choices`] keeps the routes of many pairs and
 //! changes one only for a clear gain. [`Table`] reads measurements from a file.
 //!
 //! ```

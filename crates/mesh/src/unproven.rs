@@ -32,14 +32,14 @@ struct Connection {
     since: Instant,
 }
 
-/// Whether a new connection has room.
+/// Whether a new connection has room, and at the cost of which other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room<K> {
     /// There are fewer connections than the limit.
     Free,
-    /// If this connection is closed.
+    /// It has room if this connection is closed.
     Evict(K),
-    /// No: close the new one.
+    /// No connection makes room: the new one must be closed.
     Full,
 }
 

@@ -10,14 +10,14 @@ use rustix::fs::{FlockOperation, flock};
 /// Why the file has not been replaced.
 #[derive(Debug)]
 pub(crate) enum NotReplaced<E> {
-    /// The file stays as it is.
+    /// The caller refused.
     Refused(E),
-    /// A sentence with the path and what to do.
+    /// The file could not be written: a sentence with the path and what to do.
     Failed(String),
 }
 
-/// Replaces the file by one with this text, which is complete on disk before it has the name. `may`
-/// decides while no other process replaces the file, so that what it reads there is what is
+/// Replaces the file by one with this text, which is complete on disk before it gets the name. `may`
+/// runs while no other process can replace the file, so the file that it reads is the one that is
 /// replaced.
 pub(crate) fn write<E>(
     path: &Path,
@@ -37,7 +37,7 @@ pub(crate) fn write<E>(
     };
     let file = lock(new).map_err(failed)?;
     if let Err(refused) = may() {
-        // It is written over the next time if it stays.
+        // If it cannot be removed, the next call overwrites it.
         let _ = fs::remove_file(new);
         return Err(NotReplaced::Refused(refused));
     }

@@ -57,8 +57,8 @@ pub(crate) struct PathSample {
     pub(crate) path: SampledPath,
     pub(crate) least: Duration,
     pub(crate) smoothed: Duration,
-    /// Segments that were sent since the last sample of the connection, and those of them that were
-    /// sent again.
+    /// Segments that were sent since the last sample of the connection, and of these, retransmitted
+    /// ones.
     pub(crate) segments: (u32, u32),
 }
 

@@ -12,7 +12,7 @@ use crate::rows::{Figure, MemberId, Table};
 /// 16.8 MB in all.
 pub const MAX_PLANNED: usize = 1024;
 
-/// Relays and the paths between them.
+/// The part of a mesh from which routes are chosen.
 #[derive(Debug)]
 pub struct Planned {
     /// The relays, and the paths between them.
@@ -45,8 +45,8 @@ pub fn planned(own: &MemberName, members: &Members, table: &Table) -> Planned {
     Planned { network, left_out }
 }
 
-/// Returns `own` and the members with rows, and how many of these are too many. Those that are nearest to
-/// `own` stay, and those that it does not reach go first.
+/// Returns `own` and the members with rows, at most `most`, and the number of those left out: first the members
+/// that `own` does not reach, then the farthest from it.
 fn choose<'a>(
     own: &MemberName,
     members: &'a Members,
@@ -74,7 +74,7 @@ fn choose<'a>(
     (chosen.into_iter().map(|(_, m)| m).collect(), left_out)
 }
 
-/// Returns a path as the planner sees it.
+/// Converts a measurement for the planner.
 pub(super) fn path(figure: Figure) -> Path {
     Path::new(figure.rtt(), figure.loss(), None)
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 /// The shortest time between two choices.
 const MIN_REPLAN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The share of the time that the thread spends on choices: a tenth.
+/// The thread spends at most one part in this many of its time on choices: a tenth.
 const SHARE: u32 = 10;
 
 /// When the routes are chosen next.
 #[derive(Debug, Default)]
 pub struct Replan {
-    /// Something has changed since the last choice.
+    /// Whether something has changed since the last choice.
     pub is_due: bool,
     not_before: Option<Instant>,
     /// When they are chosen again even if nothing changes.

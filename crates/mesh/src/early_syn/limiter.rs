@@ -209,9 +209,8 @@ impl Limiter {
         self.pending.next()
     }
 
-    /// Records the total of SYN cookies that the kernel has sent .
-    /// Call it about once a second. While the total grows, and for [`Limits::cookies_quiet`]
-    /// afterwards, every SYN is refused.
+    /// Records the total of SYN cookies that the kernel has sent. Call it about once a second.
+    /// While the total grows, and for [`Limits::cookies_quiet`] afterwards, every SYN is refused.
     pub fn note_cookies(&mut self, sent_total: u64, now: Instant) {
         if self.cookies_sent.is_some_and(|before| sent_total > before) {
             self.refuse_until = Some(now + self.limits.cookies_quiet);

@@ -27,7 +27,7 @@ use crate::identity::{PrivateKey, PublicKey, SIGNATURE_LEN};
 /// The start of the first line.
 const MARK: &str = "#taut-members-1 ";
 
-/// The context of a list's signature, so that a signature of another kind of message is none of a list.
+/// The context of a list's signature, so that a signature of another kind of message is not accepted for a list.
 const CONTEXT: &str = "taut members 1";
 
 /// The largest accepted size of a signed list, in bytes. etcd takes 1.5 MiB in a request by default.

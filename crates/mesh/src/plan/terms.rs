@@ -2,8 +2,7 @@
 //!
 //! A route's score is its time to the first byte plus its time for the whole file, in milliseconds.
 //! The first byte's time is a sum over the legs; the file adds the time of the slowest leg. So each
-//! leg has a
-//! *weight*, which is added, and a *transfer time*, of which the largest counts.
+//! leg has a *weight*, which is added, and a *transfer time*, of which the largest counts.
 
 use super::network::{Ends, Network, RelayId};
 use super::path::Path;
@@ -90,7 +89,7 @@ impl MeshTerms {
                 if usable {
                     let at = usize::from(from) * n + to;
                     terms.weights[at] = FIRST_BYTE * mesh_first_byte(path.rtt_ms(), options);
-                    // `to` counts relays, whose number fits.
+                    // The number of relays fits into a `RelayId`.
                     let settings = network.leg(from, to as RelayId).unwrap_or(options.legs);
                     terms.times[at] = leg::mesh(*path, settings, options) as f32;
                 }

@@ -1,4 +1,4 @@
-//! The subjects of a row's entries, in few bytes.
+//! Short identifiers of the members, prefixes and destinations in a row.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

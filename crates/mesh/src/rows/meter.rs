@@ -21,7 +21,7 @@ const HALF_LIFE: Duration = Duration::from_secs(300);
 /// says little.
 const FEW: f64 = 100.0;
 
-/// The figures of one path's samples: the least round-trip time of the last minutes, a smoothed
+/// Computes from the samples of one path the least round-trip time of the last minutes, a smoothed
 /// one, and the share of segments that were lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Meter {

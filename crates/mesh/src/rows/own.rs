@@ -20,8 +20,8 @@ const URGENT: Duration = Duration::from_millis(200);
 /// together tell at most 20 rows a second, which each of them receives.
 const EACH: Duration = Duration::from_millis(50);
 
-/// The shortest interval between two rows of which the second has nothing but a higher version than
-/// a row that came back. Two processes with one key would otherwise overtake each other without a
+/// The shortest interval before a row that only takes a higher version than a row of another
+/// process with this relay's key. Otherwise two such processes would overtake each other without a
 /// pause.
 const OVERTAKE: Duration = Duration::from_secs(1);
 
@@ -173,8 +173,8 @@ impl OwnRow {
         Some(row)
     }
 
-    /// Returns the number of rows that were told above a row of this relay that it has not made
-    /// itself. After a restart there is one; more are of another process with the same key.
+    /// Returns how many rows had to take a higher version than a row of this relay that another
+    /// process had made. A restart causes one; more show another process with the same key.
     pub fn overtakings(&self) -> u64 {
         self.overtakings
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use taut_mesh::auto::{Predicted, Replan, Wanted, choose, planned};
+use taut_mesh::auto::{Predicted, Replan, RouteQuery, choose, planned};
 use taut_mesh::hello::Target;
 use taut_mesh::plan::{Ends, MAX_RELAYS, Network, Options, Path, Planner, Relay, RelayId};
 use taut_mesh::rows::Key;
@@ -81,13 +81,13 @@ impl RowWorld {
         let planner = Planner::new(&planned.network, Options::default());
         for number in 0..DESTINATIONS {
             let relay = &self.relays[node];
-            let wanted = Wanted {
+            let query = RouteQuery {
                 own: &own,
                 destination: &to(number),
                 direct: false,
                 before: &relay.routing.chosen[number],
             };
-            let routes = choose(wanted, &planner, &relay.table, |_| true);
+            let routes = choose(query, &planner, &relay.table, |_| true);
             self.outcome.choices += 1;
             for route in &routes {
                 self.check_route(node, number, route);

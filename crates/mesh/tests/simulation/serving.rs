@@ -6,7 +6,7 @@ use std::time::Duration;
 use taut_mesh::acceptor::{self, Acceptor};
 use taut_mesh::hello::{Hello, Target};
 use taut_mesh::members::MemberName;
-use taut_mesh::onward::{Onward, Policy, Refusal, onward};
+use taut_mesh::onward::{Onward, Policy, SessionRefusal, onward};
 use taut_mesh::ways::Ways;
 
 use crate::accepting::limits;
@@ -89,7 +89,7 @@ impl World {
                 let address = look_up(&found);
                 match policy.may_reach(member, address) {
                     true => Ok(Onward::Address(address)),
-                    false => Err(Refusal::Destination),
+                    false => Err(SessionRefusal::Destination),
                 }
             }
             other => other,

@@ -66,8 +66,8 @@ pub(crate) struct State {
     pub(crate) sessions: Vec<Session>,
 }
 
-/// A session, without its client: every user of this machine reaches an address on loopback, and only some
-/// may know who the clients are. `taut relay sessions` tells those who may use the control socket.
+/// A session without its client's address. Every user of the machine can connect to an address on loopback,
+/// and only those who may use the control socket may see clients (`taut relay sessions`).
 #[derive(Debug, Serialize)]
 pub(crate) struct Session {
     id: String,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::session_list::SessionRow;
 
-/// A question of an operator.
+/// A question or command of an operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "do", deny_unknown_fields)]
 pub enum Request {

@@ -1,14 +1,15 @@
-//! What has been told of the segments that the kernel counts for a connection.
+//! Differences between readings of the kernel's counters of a connection's segments.
 
 use std::cell::Cell;
 
-/// The counts of a connection's segments that have been told: those that were sent, and those of them that
-/// were sent again. The kernel counts since the connection began; what is told is what has been added.
+/// The last reading of a connection's counters: segments sent, and of these, retransmitted ones. The kernel
+/// counts since the connection began, so each sample reports the difference from the last reading.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Cell<(u32, u32)>);
+pub(crate) struct SegmentCounts(Cell<(u32, u32)>);
 
-impl Told {
-    /// Returns what has been added since the last call. Lower counts are those of another connection.
+impl SegmentCounts {
+    /// Returns the difference from the last call. If a counter is lower, it is another connection's, and all
+    /// of its segments are new.
     pub(crate) fn next(&self, counts: (u32, u32)) -> (u32, u32) {
         let before = self.0.replace(counts);
         match (
@@ -26,18 +27,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_of_a_long_session_is_told_once() {
-        let told = Told::default();
-        assert_eq!(told.next((1000, 10)), (1000, 10));
-        assert_eq!(told.next((1000, 10)), (0, 0));
-        assert_eq!(told.next((1500, 12)), (500, 2));
+    fn a_segment_of_a_long_session_is_reported_once() {
+        let reported = SegmentCounts::default();
+        assert_eq!(reported.next((1000, 10)), (1000, 10));
+        assert_eq!(reported.next((1000, 10)), (0, 0));
+        assert_eq!(reported.next((1500, 12)), (500, 2));
     }
 
     #[test]
-    fn the_counts_of_another_connection_begin_anew() {
-        let told = Told::default();
-        told.next((1000, 10));
-        assert_eq!(told.next((30, 1)), (30, 1));
-        assert_eq!(told.next((40, 1)), (10, 0));
+    fn the_counters_of_another_connection_begin_at_zero() {
+        let reported = SegmentCounts::default();
+        reported.next((1000, 10));
+        assert_eq!(reported.next((30, 1)), (30, 1));
+        assert_eq!(reported.next((40, 1)), (10, 0));
     }
 }

@@ -1,7 +1,7 @@
 //! One worker's counters.
 
 use taut_mesh::acceptor::Rejection;
-use taut_mesh::onward::Refusal;
+use taut_mesh::onward::SessionRefusal;
 
 use super::counter::Counter;
 use super::histogram::Histogram;
@@ -80,7 +80,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_rejected: [Counter; Rejection::ALL.len()],
     /// The source of the connection that was rejected last.
     pub(crate) mesh_last_rejected: LastAddr,
-    pub(crate) mesh_refused: [Counter; Refusal::ALL.len()],
+    pub(crate) mesh_refused: [Counter; SessionRefusal::ALL.len()],
     /// Legs of sessions with TLS, and those of them whose keys went to the kernel.
     pub(crate) tls_legs: Counter,
     pub(crate) kernel_tls_legs: Counter,

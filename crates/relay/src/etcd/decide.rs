@@ -18,12 +18,12 @@ pub(super) enum Outcome {
     /// It is the present one.
     Unchanged,
     /// The present one stays.
-    Refused(Refusal),
+    Refused(NotAdopted),
 }
 
 /// The reason why a list is refused.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum NotAdopted {
     /// The key does not exist.
     #[error(
         "etcd has no list under the relay's prefix; put it there, for example `etcdctl put /taut/members < FILE`"
@@ -46,9 +46,9 @@ pub(super) enum Refusal {
     NotWritten(String),
 }
 
-// === impl Refusal ===
+// === impl NotAdopted ===
 
-impl Refusal {
+impl NotAdopted {
     /// All labels, in an order that does not change.
     pub(super) const LABELS: [&'static str; 8] = [
         "missing",
@@ -74,7 +74,7 @@ impl Refusal {
     }
 }
 
-/// Returns the place of the label of a refusal in [`Refusal::LABELS`].
+/// Returns the place of the label of a refusal in [`NotAdopted::LABELS`].
 pub(super) fn refusal_index(refusal: &ListRefusal) -> usize {
     match refusal {
         ListRefusal::Older { .. } => 3,
@@ -84,12 +84,12 @@ pub(super) fn refusal_index(refusal: &ListRefusal) -> usize {
 }
 
 /// Returns the members of a list, if one of `keys` has signed it.
-pub(super) fn verify(keys: &[PublicKey], list: Option<String>) -> Result<Arc<Members>, Refusal> {
-    let list = list.ok_or(Refusal::Missing)?;
+pub(super) fn verify(keys: &[PublicKey], list: Option<String>) -> Result<Arc<Members>, NotAdopted> {
+    let list = list.ok_or(NotAdopted::Missing)?;
     let members = Members::parse_signed(&list, keys);
     members.map(Arc::new).map_err(|error| match error {
-        SignedError::NotSigned | SignedError::Signature => Refusal::Signature(Arc::new(error)),
-        _ => Refusal::Malformed(Arc::new(error)),
+        SignedError::NotSigned | SignedError::Signature => NotAdopted::Signature(Arc::new(error)),
+        _ => NotAdopted::Malformed(Arc::new(error)),
     })
 }
 
@@ -111,7 +111,7 @@ pub(super) fn decide(
     }
     let has_none = in_file.is_none() && running.is_none();
     if has_none && members.has_expired(SystemTime::now()) {
-        return Outcome::Refused(Refusal::Expired);
+        return Outcome::Refused(NotAdopted::Expired);
     }
     // The file may be newer than what runs, if it has been refused or another process has just written it; or
     // it may be damaged.
@@ -122,11 +122,11 @@ pub(super) fn decide(
     };
     // Without the lock first: most refusals need no file.
     if let Err(refusal) = may() {
-        return Outcome::Refused(Refusal::Present(refusal));
+        return Outcome::Refused(NotAdopted::Present(refusal));
     }
     match kept_file::write(&mesh.members_file, &text, may) {
         Ok(()) => Outcome::Adopted(members),
-        Err(NotReplaced::Refused(refusal)) => Outcome::Refused(Refusal::Present(refusal)),
-        Err(NotReplaced::Failed(error)) => Outcome::Refused(Refusal::NotWritten(error)),
+        Err(NotReplaced::Refused(refusal)) => Outcome::Refused(NotAdopted::Present(refusal)),
+        Err(NotReplaced::Failed(error)) => Outcome::Refused(NotAdopted::NotWritten(error)),
     }
 }

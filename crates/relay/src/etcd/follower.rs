@@ -143,7 +143,7 @@ impl<H: Host> Follower<'_, H> {
             };
             if ended {
                 let wait = ended_watches.failed(1, random_unit());
-                // No longer, so that the lease does not end.
+                // At most until the lease must be renewed.
                 sleep(wait.min(self.announce_interval())).await;
             } else {
                 ended_watches.succeeded();
@@ -235,8 +235,8 @@ impl<H: Host> Follower<'_, H> {
         Ok(())
     }
 
-    /// Records how announcing went. A failure does not end the use of a server: the list is what relays
-    /// need of etcd. Returns whether a new connection is needed.
+    /// Records whether the announcement has failed. The server stays in use all the same, because relays
+    /// need only its list. Returns whether further calls need a new connection.
     fn is_disconnected(&self, announced: Result<(), Failure>) -> bool {
         let failure = announced.err();
         let text = failure.as_ref().map(Failure::to_string);

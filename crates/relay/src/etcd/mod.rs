@@ -65,7 +65,7 @@ pub enum FirstListError {
         file: String,
         /// The endpoint that was tried last.
         endpoint: String,
-        /// The mistake in it.
+        /// Why it could not be used.
         problem: String,
     },
     /// The list is not acceptable.

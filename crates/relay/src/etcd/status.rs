@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use taut_mesh::members::{ListRefusal, MemberName, Members};
 
-use super::decide::{Outcome, Refusal, refusal_index};
+use super::decide::{NotAdopted, Outcome, refusal_index};
 use super::failure::Failure;
 use crate::config::Endpoint;
 
@@ -86,7 +86,7 @@ pub(crate) struct NearExpiry {
 
 impl ListState {
     /// The causes of refusals.
-    pub(crate) const REFUSALS: [&'static str; 8] = Refusal::LABELS;
+    pub(crate) const REFUSALS: [&'static str; 8] = NotAdopted::LABELS;
     /// The causes of failures.
     pub(crate) const FAILURES: [&'static str; 8] = Failure::LABELS;
 

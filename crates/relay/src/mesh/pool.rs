@@ -20,7 +20,7 @@ use taut_sys::socket::Stream;
 use taut_sys::{Errno, random};
 
 use crate::config::PoolLimits;
-use crate::counters::told::Told;
+use crate::counters::told::SegmentCounts;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
@@ -99,7 +99,7 @@ struct Conn {
     begun: Instant,
     deadline: Option<Instant>,
     /// Its segments that samples have counted.
-    told: Told,
+    segment_counts: SegmentCounts,
 }
 
 enum State {
@@ -279,13 +279,16 @@ impl Pools {
     }
 
     /// Returns the youngest ready connection to each peer, beginning with another peer in each `round`.
-    pub(crate) fn youngest(&self, round: u64) -> impl Iterator<Item = (&Peer, &Stream, &Told)> {
+    pub(crate) fn youngest(
+        &self,
+        round: u64,
+    ) -> impl Iterator<Item = (&Peer, &Stream, &SegmentCounts)> {
         let first = usize::try_from(round).unwrap_or(0) % self.pools.len().max(1);
         let (before, after) = self.pools.split_at(first.min(self.pools.len()));
         after.iter().chain(before).filter_map(|pool| {
             let slot = pool.pool.youngest()?;
             let conn = self.conns.get(slot.0 as usize)?;
-            Some((&*pool.peer, &conn.stream, &conn.told))
+            Some((&*pool.peer, &conn.stream, &conn.segment_counts))
         })
     }
 
@@ -477,7 +480,7 @@ impl Pools {
                     own: peer.own,
                     begun: terms.now,
                     deadline: Some(deadline),
-                    told: Told::default(),
+                    segment_counts: SegmentCounts::default(),
                 });
                 self.deadlines.set(slot, None, Some(deadline));
             }

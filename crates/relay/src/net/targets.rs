@@ -12,8 +12,8 @@ use crate::net::backend::{BackendTable, Backends};
 /// The maximum number of addresses of a name; further ones are not used.
 const MAX_ADDRS: usize = 32;
 
-/// A destination and its present addresses. Only that of a relay that the configuration does not need may be
-/// without one, until it has been looked up.
+/// A destination and its present addresses. Only a relay that the configuration does not name may be without
+/// an address, until its name has been looked up.
 #[derive(Debug)]
 pub(crate) struct Targets {
     destination: Destination,

@@ -64,7 +64,7 @@ impl SharedHandle {
         self.list_sessions(filter, limit, true)
     }
 
-    /// Returns up to `limit` sessions, and looks at no more than that of each worker.
+    /// Returns up to `limit` sessions. Each worker lists no more than that.
     pub(crate) fn some_sessions(&self, limit: usize) -> Vec<SessionRow> {
         self.list_sessions(SessionFilter::default(), limit, false).0
     }

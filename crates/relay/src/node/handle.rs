@@ -38,7 +38,7 @@ pub(crate) struct SharedHandle {
     pub(super) log: Mutex<Option<SessionLog>>,
     /// Notified when destinations or their addresses may have changed.
     pub(crate) changed: Notify,
-    /// Notified when names of peers may have no address yet.
+    /// Notified when there may be names of peers without an address.
     pub(crate) unknown: Notify,
     pub(super) started: Instant,
     /// What is broken.
@@ -93,7 +93,8 @@ impl SharedHandle {
         names_in(forwards.chain(peers.flat_map(|peer| &peer.targets)))
     }
 
-    /// Returns the names of peers that have no address yet, or of all that the configuration does not name.
+    /// Returns the names of peers that have no address yet; with `all`, also those of all peers that the
+    /// configuration does not name.
     pub(crate) fn names_of_others(&self, all: bool) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);

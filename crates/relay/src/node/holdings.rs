@@ -115,8 +115,8 @@ impl Holdings {
         known.find(|t| t.destination() == destination).cloned()
     }
 
-    /// Returns the automatic routes to `destination`: the former ones if there are any. Those of a forward that
-    /// may take the direct connection are no other's.
+    /// Returns the automatic routes to `destination`: the former ones if there are any. Forwards that may take
+    /// the direct path share them only with one another.
     pub(super) fn auto(&self, destination: &Target, direct: bool) -> Arc<AutoRoute> {
         let mut autos = self.setup.iter().flat_map(|setup| setup.autos());
         let known =

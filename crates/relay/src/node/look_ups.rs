@@ -54,10 +54,10 @@ pub(super) struct Resolved {
     pub(super) relays: Vec<(Arc<Member>, Vec<Arc<Targets>>)>,
 }
 
-/// Returns the addresses of every destination, and of every relay that `needed` holds, looked up unless they
-/// are known. The names of other relays may be without an address, since the operator of such a relay must not
-/// be able to keep this one from a start or from a list of members: they are looked up later. A destination
-/// behind other relays is looked up by the last of them.
+/// Returns the addresses of every destination and of every relay. Looks up the destinations and the relays in
+/// `needed`, unless their addresses are known. The names of other relays are looked up later: a name that
+/// does not resolve must not keep this relay from a start or from a list of members. A destination behind
+/// other relays is looked up by the last of them.
 ///
 /// Several look-ups run at a time, so that a resolver that does not answer costs its time-out only once for
 /// up to [`AT_ONCE`] names.

@@ -140,8 +140,8 @@ impl Identity {
         })
     }
 
-    /// Checks that the list of members may take the place of the one in use. An operator may shrink it, and
-    /// nobody may bring an older one back, with which removed relays would be members again.
+    /// Checks that the list of members may take the place of the one in use. An operator may shrink it. An older
+    /// list is refused, because relays that were removed would be members again.
     ///
     /// # Errors
     /// [`MeshError::Older`]; `config` names the file.

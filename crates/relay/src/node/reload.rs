@@ -129,7 +129,7 @@ impl SharedHandle {
             });
         }
         let before = present.holdings.setup.as_deref();
-        // The drain of a next relay changes where routes lead, and no forward.
+        // The drain of a next relay changes where forwards lead, not the forwards that are logged.
         let drains_a_relay = matches!(source, Source::Drains)
             && before.is_some_and(|before| before.routes.len() == setup.routes.len());
         if !drains_a_relay {

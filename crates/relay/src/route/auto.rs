@@ -18,7 +18,7 @@ pub(crate) struct AutoRoute {
     pub(crate) destination: Target,
     chosen: ArcSwap<Chosen>,
     refusals: RwLock<Refusals>,
-    /// Whether there are refusals, so that a session takes no lock if there are none.
+    /// Whether there may be refusals. Without any, a session takes no lock.
     refused: AtomicBool,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct AutoRoute {
 pub(crate) struct Chosen {
     /// The routes through other relays, in the order in which a session tries them.
     pub(crate) ways: Arc<[Way]>,
-    /// The direct connection is better than all of them.
+    /// The direct path is better than all of them.
     pub(crate) direct_first: bool,
     /// The routes with their predictions, the first of which is the choice.
     pub(crate) predicted: Vec<Predicted>,
@@ -35,7 +35,7 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
     /// When the first of them became the choice.
     pub(crate) since: Instant,
-    /// They were chosen before this process started.
+    /// They were chosen before this process started, and read from `routes_file`.
     pub(crate) recalled: bool,
 }
 
@@ -72,7 +72,7 @@ impl AutoRoute {
         }
         let refusals = self.refusals.read();
         let refusals = refusals.unwrap_or_else(PoisonError::into_inner);
-        if refusals.are_over(now) {
+        if refusals.have_expired(now) {
             self.refused.store(false, Ordering::Relaxed);
         }
         if !refusals.has(client) {

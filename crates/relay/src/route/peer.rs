@@ -41,7 +41,8 @@ pub(crate) struct Peer {
     pub(crate) kept: Arc<AtomicBool>,
     /// The keys that it may prove its identity with.
     pub(crate) keys: Vec<PublicKey>,
-    /// Its addresses, in the order in which they are tried; never empty.
+    /// Its addresses as the list of members has them, in the order in which they are tried; never empty. One
+    /// that is a name may not have been looked up yet.
     pub(crate) targets: Vec<Arc<Targets>>,
     /// What a connection to it needs, with the key of this relay.
     pub(crate) tls: DialTls,

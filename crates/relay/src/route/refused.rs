@@ -1,13 +1,13 @@
 //! Routes that have lately refused the sessions of a client's network. Pure.
 //!
-//! A relay may not let another speak for every client (`clients` of `[[relay.mesh.peer]]`), and
-//! rows do not say so: a refusal shows only as a reset before the first byte of an answer. New
-//! sessions of that network then try the other routes first.
+//! A relay may permit another to speak for some clients only (`clients` of `[[relay.mesh.peer]]`).
+//! Rows do not tell for which: a refusal shows only as a reset before the first byte of an answer.
+//! New sessions of that client's network then try the other routes first.
 //!
 //! A destination that resets its connections looks the same, and a client can provoke that. So a
-//! route is avoided only if it refuses sessions at two times, [`APART`] from each other, and
-//! answers none of that network between them: one client does not lead away a network whose other
-//! sessions the route answers meanwhile.
+//! route is avoided only after two refusals, at least [`APART`] from each other, and only if it has
+//! answered no session of the network in between. A single client cannot divert a network whose
+//! other sessions the route answers.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -24,10 +24,10 @@ pub(crate) const MAX_NETWORKS: usize = 1024;
 /// How long a refusal is remembered, and a route avoided.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
 
-/// The time between two refusals that count as two.
+/// The shortest time between two refusals that count as two.
 const APART: Duration = Duration::from_millis(500);
 
-/// The shortest interval between two searches for refusals that no longer count.
+/// The shortest interval between two removals of expired refusals.
 const FORGET_EVERY: Duration = Duration::from_secs(1);
 
 /// The refusals of the routes to one destination.
@@ -35,7 +35,7 @@ const FORGET_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Refusals {
     /// By the client's network (IPv4 /24, IPv6 /48).
     networks: HashMap<Key, Vec<Refused>>,
-    /// The time from which none counts.
+    /// When the last refusal expires.
     until: Option<Instant>,
     forget_at: Option<Instant>,
 }
@@ -81,8 +81,8 @@ impl Refusals {
         true
     }
 
-    /// Records that a session of `client` has had an answer on this route: it was not the route
-    /// that refused former ones.
+    /// Records that a session of `client` has had an answer on this route, so that earlier resets
+    /// were not the route's refusals.
     pub(crate) fn answered(&mut self, client: IpAddr, relays: &[MemberName]) {
         let key = Key::prefix(client);
         if let Some(routes) = self.networks.get_mut(&key) {
@@ -107,12 +107,12 @@ impl Refusals {
             .any(|refused| refused.is_avoided && now < refused.until && refused.relays == relays)
     }
 
-    /// Returns whether none counts any more.
-    pub(crate) fn are_over(&self, now: Instant) -> bool {
+    /// Returns whether all refusals have expired.
+    pub(crate) fn have_expired(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// Forgets the refusals that no longer count.
+    /// Removes expired refusals.
     fn forget_old(&mut self, now: Instant) {
         if self.forget_at.is_some_and(|at| now < at) {
             return;
@@ -154,11 +154,11 @@ mod tests {
         assert!(!avoids(refused, &["mid"], now));
         let later = now + REMEMBERED_FOR;
         assert!(!avoids(refused, &["mid", "far"], later));
-        assert!(!refusals.are_over(now) && refusals.are_over(later));
+        assert!(!refusals.have_expired(now) && refusals.have_expired(later));
     }
 
     #[test]
-    fn a_client_that_provokes_resets_leads_no_network_away_from_a_route_that_answers_others() {
+    fn a_client_that_provokes_resets_does_not_divert_a_network_whose_other_sessions_are_answered() {
         let (mut now, mut refusals) = (Instant::now(), Refusals::default());
         let (client, neighbour) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 9]));
         let mid = relays(&["mid"]);

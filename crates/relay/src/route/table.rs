@@ -246,8 +246,8 @@ impl Alternatives {
 }
 
 impl Direct {
-    /// Returns whether no address of the destinations has answered lately, and none is due for
-    /// another try.
+    /// Returns whether all addresses of the destinations have failed, and none is due for another
+    /// try.
     pub(crate) fn is_dead(&self, now: Instant) -> bool {
         let dead = |targets: &Arc<Targets>| {
             let backends = targets.backends();

@@ -1,4 +1,4 @@
-//! Which of a member's addresses is used: the first, and the next ones while it fails. Pure.
+//! Chooses which of a member's addresses is used: the first, or a later one while it fails. Pure.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use taut_mesh::rows::MemberId;
 /// sessions do.
 #[derive(Default)]
 pub(super) struct FailedAddresses {
-    /// The failures of a member since its last success: each has tried the next address.
+    /// The failures of a member since its last success. Each moves on to the next address.
     failures: HashMap<MemberId, usize>,
 }
 
@@ -27,7 +27,7 @@ impl FailedAddresses {
     pub(super) fn failed(&mut self, id: MemberId, to: SocketAddr, all: &[SocketAddr]) -> bool {
         let is_next = self.next(id, all) == Some(to);
         let failures = self.failures.entry(id).or_default();
-        // Of two attempts at one address, the second says nothing new.
+        // Two attempts at the same address count once.
         if is_next {
             *failures += 1;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use taut_mesh::auto::{Planned, Predicted, Wanted, choose, planned, why};
+use taut_mesh::auto::{Planned, Predicted, RouteQuery, choose, planned, why};
 use taut_mesh::plan::{MAX_RELAYS, Options, Planner};
 
 use super::kept::{Kept, MAX_FILE, decode};
@@ -19,7 +19,7 @@ use crate::route::peer::Way;
 use crate::route::table::OfForward;
 
 /// The number of relays to which connections are held ready for one destination.
-const KEPT: usize = 2;
+const HELD_READY: usize = 2;
 
 /// How long the routes of the former process stay in use if measurements do not show the first of
 /// them.
@@ -78,16 +78,16 @@ impl Work {
     /// start stay, until measurements show them or [`RECALLED_FOR`] is over.
     fn choose(&self, auto: &AutoRoute, direct: bool, planner: &Planner<'_>) -> bool {
         let before = auto.chosen();
-        let wanted = Wanted {
+        let query = RouteQuery {
             own: &self.mesh.local.name,
             destination: &auto.destination,
             direct,
             before: &before.predicted,
         };
         let is_peer = |name: &_| self.mesh.peer(name).is_some();
-        let predicted = choose(wanted, planner, &self.table, is_peer);
+        let predicted = choose(query, planner, &self.table, is_peer);
         if before.recalled && self.now < self.started + RECALLED_FOR {
-            // What is known so soon may be a part, such as the direct path alone.
+            // The first measurements may be incomplete, such as the direct path alone.
             let first = before.predicted.first().map(|route| &route.relays);
             if !predicted.iter().any(|route| Some(&route.relays) == first) {
                 return false;
@@ -129,8 +129,8 @@ impl Work {
 
     // === from one start to the next ===
 
-    /// Takes up the routes that were in use before the start: sessions do not wait until paths are
-    /// measured again.
+    /// Takes up the routes that were in use before the start, so that sessions need not wait until
+    /// paths are measured again.
     pub(super) fn recall(&mut self) {
         let Some(path) = &self.mesh.routes_file else {
             return;
@@ -166,8 +166,8 @@ impl Work {
         self.keep_connections(&autos.iter().map(|auto| &*auto.route).collect::<Vec<_>>());
     }
 
-    /// Writes the routes in use to their file if others are in it. `last` means that the thread ends.
-    pub(super) fn keep(&mut self, last: bool) {
+    /// Writes the routes in use to `routes_file` if it has others. `last`: the thread ends.
+    pub(super) fn save_routes(&mut self, last: bool) {
         let Some(path) = &self.mesh.routes_file else {
             return;
         };
@@ -177,7 +177,7 @@ impl Work {
             routes: auto.route.chosen().predicted.clone(),
         });
         let kept = kept.filter(|kept| !kept.routes.is_empty()).collect();
-        self.routes_file.keep(path, kept, self.now, last);
+        self.routes_file.save(path, kept, self.now, last);
     }
 
     /// Has connections held ready to the relays that sessions try first, and to no others besides
@@ -190,7 +190,7 @@ impl Work {
                 chosen
                     .ways
                     .iter()
-                    .take(KEPT)
+                    .take(HELD_READY)
                     .map(|way| way.peer.name.clone()),
             );
         }
@@ -243,7 +243,7 @@ impl Work {
     }
 }
 
-/// Returns the text of a file; none if it cannot be read, as before the first choice.
+/// Returns the text of a file; empty if it cannot be read, as before the first choice.
 fn read(path: &Path) -> String {
     let mut text = String::new();
     let whole = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));

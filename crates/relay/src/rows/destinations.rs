@@ -20,9 +20,9 @@ const GAP: Duration = Duration::from_millis(100);
 /// The time between two measurements of a destination.
 const AGAIN: Duration = Duration::from_secs(300);
 
-/// The time until the next one after a whole measurement without an answer. It doubles with each
-/// further one, up to [`AGAIN`]: a destination that was down for seconds, as when all starts
-/// together, is measured soon after, and one that is down for long costs few SYNs.
+/// The time until the next measurement after one without an answer. It doubles with each further
+/// one, up to [`AGAIN`]. So a destination that was down for seconds, such as one that starts at the
+/// same time as the relay, is measured soon, and one that stays down costs few SYNs.
 const AGAIN_AFTER_SILENCE: Duration = Duration::from_secs(10);
 
 /// The number of destinations that are measured at the same time: at most twenty SYNs a second
@@ -31,11 +31,11 @@ const AT_ONCE: usize = 2;
 
 /// The destinations that are measured.
 #[derive(Default)]
-pub(super) struct Destinations {
-    all: HashMap<Key, Destination>,
+pub(super) struct MeasuredDestinations {
+    all: HashMap<Key, MeasuredDestination>,
 }
 
-struct Destination {
+struct MeasuredDestination {
     addr: SocketAddr,
     /// The SYNs of the present measurement that are left.
     left: u32,
@@ -44,13 +44,14 @@ struct Destination {
     failures: u32,
 }
 
-/// Returns which destinations this relay measures, and how many it is asked for and does not.
+/// Returns the destinations that this relay measures, and the number of those that it refuses to
+/// measure for others.
 ///
-/// `direct` are those that its own forwards may reach directly. They have keys of this relay's own,
-/// which no other relay looks for: that its forwards lead there does not mean that sessions of
-/// others may. `asked` are those that other members ask for; they are measured as far as the
-/// `access` of that member permits. Members take turns, in the order of their names, so that one
-/// with many does not displace the others.
+/// `direct` are those that its own forwards may reach directly. Their keys are this relay's own, and
+/// no other relay looks for them, because a forward does not permit sessions of others to go there.
+/// `asked` are those that other members ask for. They are measured if the `access` of that member
+/// permits. Members take turns, in the order of their names, so that a member with many does not
+/// displace the others.
 pub(super) fn to_measure<'a>(
     own: &MemberName,
     direct: Vec<Target>,
@@ -94,11 +95,11 @@ pub(super) fn to_measure<'a>(
     (wanted, refused)
 }
 
-// === impl Destinations ===
+// === impl MeasuredDestinations ===
 
-impl Destinations {
-    /// Adopts what is to be measured: keys and their addresses, the first of which count. Returns
-    /// the keys that are no longer measured.
+impl MeasuredDestinations {
+    /// Replaces the destinations: keys and their addresses. Beyond [`MAX_DESTINATIONS`], the last
+    /// ones are ignored. Returns the keys that are no longer measured.
     pub(super) fn adopt(&mut self, wanted: Vec<(Key, SocketAddr)>, now: Instant) -> Vec<Key> {
         let mut former = std::mem::take(&mut self.all);
         for (key, addr) in wanted {
@@ -106,7 +107,7 @@ impl Destinations {
                 break;
             }
             let known = former.remove(&key).filter(|known| known.addr == addr);
-            let fresh = Destination {
+            let fresh = MeasuredDestination {
                 addr,
                 left: SYNS,
                 next_at: now,
@@ -144,7 +145,7 @@ impl Destinations {
         due
     }
 
-    /// Records that a destination has answered. Returns whether it still is one that is measured.
+    /// Records that a destination has answered. Returns whether it is still measured.
     pub(super) fn answered(&mut self, key: Key) -> bool {
         let Some(destination) = self.all.get_mut(&key) else {
             return false;
@@ -153,9 +154,9 @@ impl Destinations {
         true
     }
 
-    /// Records that a destination has not answered. Returns whether nothing of it has for as many
-    /// SYNs as a measurement has: routes must not lead there on the word of a former one. It is
-    /// measured again soon.
+    /// Records that a destination has not answered a SYN. Returns whether it has answered none of as
+    /// many SYNs as a measurement has. Then routes must not rely on an earlier measurement, and the
+    /// destination is measured again soon.
     pub(super) fn failed(&mut self, key: Key, now: Instant) -> bool {
         let Some(destination) = self.all.get_mut(&key) else {
             return false;
@@ -169,7 +170,7 @@ impl Destinations {
         true
     }
 
-    /// Returns when [`Destinations::due`] has something to return.
+    /// Returns when [`MeasuredDestinations::due`] has something to return.
     pub(super) fn next(&self) -> Option<Instant> {
         self.all
             .values()
@@ -187,7 +188,7 @@ mod tests {
         let start = Instant::now();
         let key = |n: u8| Key::prefix([192, 0, n, 1].into());
         let addr = |n: u8| SocketAddr::from(([192, 0, n, 1], 80));
-        let mut all = Destinations::default();
+        let mut all = MeasuredDestinations::default();
         let wanted = (0..5).map(|n| (key(n), addr(n))).collect();
         assert_eq!(all.adopt(wanted, start), []);
         let (mut now, mut sent) = (start, HashMap::<Key, Vec<Instant>>::new());
@@ -253,7 +254,7 @@ mod tests {
     fn a_destination_without_an_answer_in_a_whole_measurement_is_forgotten() {
         let key = Key::prefix([192, 0, 2, 1].into());
         let addr = SocketAddr::from(([192, 0, 2, 1], 80));
-        let mut all = Destinations::default();
+        let mut all = MeasuredDestinations::default();
         let now = Instant::now();
         all.adopt(vec![(key, addr)], now);
         let failures = SYNS as usize - 1;
@@ -267,9 +268,9 @@ mod tests {
     fn a_destination_that_was_down_is_measured_again_soon_and_more_seldom_while_it_stays_so() {
         let key = Key::prefix([192, 0, 2, 1].into());
         let addr = SocketAddr::from(([192, 0, 2, 1], 80));
-        let (mut all, mut now) = (Destinations::default(), Instant::now());
+        let (mut all, mut now) = (MeasuredDestinations::default(), Instant::now());
         all.adopt(vec![(key, addr)], now);
-        let mut measure = |all: &mut Destinations, answers: bool| {
+        let mut measure = |all: &mut MeasuredDestinations, answers: bool| {
             now = now.max(all.next().unwrap());
             for _ in 0..SYNS {
                 assert_eq!(all.due(now), [(key, addr)]);
@@ -292,7 +293,7 @@ mod tests {
         let now = Instant::now();
         let key = Key::prefix([192, 0, 2, 1].into());
         let addr = SocketAddr::from(([192, 0, 2, 1], 80));
-        let mut all = Destinations::default();
+        let mut all = MeasuredDestinations::default();
         all.adopt(vec![(key, addr)], now);
         assert_eq!(all.adopt(Vec::new(), now), [key]);
         assert!(!all.answered(key));

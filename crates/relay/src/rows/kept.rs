@@ -10,7 +10,7 @@ use taut_mesh::members::MemberName;
 /// The largest file that is read, in bytes.
 pub(super) const MAX_FILE: u64 = 256 << 10;
 
-/// The number of destinations that are read. A relay has at most 16 with automatic routes.
+/// The largest number of destinations that are read. A relay has at most 16 with automatic routes.
 const MAX_DESTINATIONS: usize = 64;
 
 /// The routes to one destination.
@@ -59,7 +59,7 @@ pub(super) fn encode(all: &[Kept]) -> String {
     serde_json::to_string(&document).unwrap_or_default()
 }
 
-/// Reads the text of the file. What is not as relays write it is left out.
+/// Reads the text of the file. Entries that no relay writes are left out.
 pub(super) fn decode(text: &str) -> Vec<Kept> {
     let Ok(document) = serde_json::from_str::<Document>(text) else {
         return Vec::new();

@@ -23,8 +23,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// The bytes that wait for the socket, at most. The other relay reads too slowly beyond.
 const MAX_PENDING: usize = 256 << 10;
 
-/// The reads of a link in a pass of the thread, so that no link keeps the others waiting or has
-/// what arrives grow without bound.
+/// The reads of a link in a pass of the thread, so that no link delays the others or fills memory
+/// without bound.
 const READS_A_PASS: usize = 4;
 
 /// How far a pass over a link has come.
@@ -32,7 +32,7 @@ const READS_A_PASS: usize = 4;
 pub(super) enum Advance {
     /// The socket has nothing more now.
     Drained,
-    /// More may be there, of which there will be no event.
+    /// The socket may have more, and no event will report it.
     MoreToRead,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Advance {
 pub(super) struct Link {
     pub(super) peer: MemberName,
     pub(super) id: MemberId,
-    /// The address to which this relay has made it; `None` if the other has made it.
+    /// The address that this relay dialled; `None` if the other relay dialled.
     pub(super) dialled: Option<SocketAddr>,
     pub(super) stream: Stream,
     pub(super) state: State,

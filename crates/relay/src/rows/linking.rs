@@ -15,14 +15,14 @@ use crate::forwarding::direction::Scratch;
 use crate::rows_mailbox::RowLink;
 use crate::worker::Order;
 
-/// The time that a link waits for the answer of the other end to a segment.
+/// The time for which a segment of a link may stay unacknowledged.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The shortest interval between two warnings of clocks.
+/// The shortest interval between two warnings of wrong clocks.
 const WARN_EVERY: Duration = Duration::from_secs(3600);
 
 impl Work {
-    /// Makes the links that this relay should have and has not.
+    /// Makes the links that are missing.
     pub(super) fn make_links(&mut self) {
         let mesh = self.mesh.clone();
         let down = |name: &MemberName| self.own.is_down(MemberId::of(name));
@@ -90,8 +90,8 @@ impl Work {
         }
     }
 
-    /// Takes a link that another relay has made. Of two links between the same relays, both keep
-    /// that which the one whose name comes first has made.
+    /// Takes a link that another relay has made. If two relays have made one to each other, both keep
+    /// the link of the relay whose name comes first.
     pub(super) fn accept(&mut self, link: RowLink) {
         let mesh = self.mesh.clone();
         let is_member = mesh.local.members.by_name(link.member.as_str()).is_some();

@@ -8,7 +8,7 @@ use taut_mesh::rows::{Key, MemberId};
 use taut_sys::Errno;
 
 use super::destinations::to_measure;
-use super::probe::{Measured, What};
+use super::probe::{ProbeResult, ProbeTarget};
 use super::thread::{PROBE, Work};
 use crate::rows_mailbox::{PathSample, SampledPath};
 
@@ -24,7 +24,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(5);
 const PROBES_A_TICK: usize = 8;
 
 impl Work {
-    /// Reads what the kernel has measured of the links.
+    /// Samples the links from the kernel.
     pub(super) fn sample_links(&mut self) {
         for (_, link) in &mut self.links.all {
             let Some(info) = link.link().and_then(|_| link.stream.info().ok()) else {
@@ -96,8 +96,8 @@ impl Work {
 
     /// Measures the path to a member, unless that is under way.
     pub(super) fn probe(&mut self, member: &Member) {
-        let what = What::Member(MemberId::of(&member.name));
-        if !self.probes.has_room() || self.probes.measures(what) {
+        let target = ProbeTarget::Member(MemberId::of(&member.name));
+        if !self.probes.has_room() || self.probes.measures(target) {
             return;
         }
         self.probed.insert(MemberId::of(&member.name), self.now);
@@ -106,48 +106,48 @@ impl Work {
             .failed_probes
             .next(MemberId::of(&member.name), &addresses)
         {
-            self.begin(what, to);
+            self.begin(target, to);
         }
     }
 
-    pub(super) fn begin(&mut self, what: What, to: SocketAddr) {
+    pub(super) fn begin(&mut self, target: ProbeTarget, to: SocketAddr) {
         self.counts.probes += 1;
         let options = self.options();
         let token = |place: usize| PROBE | place as u64;
         let begun = self
             .probes
-            .begin(what, to, &options, &self.poller, token, self.now);
+            .begin(target, to, &options, &self.poller, token, self.now);
         if let Err(error) = begun {
-            self.on_measured(Measured {
-                what,
+            self.on_measured(ProbeResult {
+                target,
                 to,
                 outcome: Err(error),
             });
         }
     }
 
-    pub(super) fn on_measured(&mut self, measured: Measured) {
-        match (measured.what, measured.outcome) {
-            (What::Member(id), Ok((rtt, repeated))) => {
+    pub(super) fn on_measured(&mut self, measured: ProbeResult) {
+        match (measured.target, measured.outcome) {
+            (ProbeTarget::Member(id), Ok((rtt, repeated))) => {
                 self.own.sample(id, rtt, rtt, self.now);
                 self.own.segments(id, 1 + repeated, repeated, self.now);
                 self.failed_probes.worked(id);
                 self.set_down(id, false);
             }
-            (What::Member(id), Err(error)) => {
+            (ProbeTarget::Member(id), Err(error)) => {
                 self.counts.probes_failed += 1;
                 if !is_of_this_machine(error) {
                     self.on_unanswered(id, measured.to);
                 }
             }
-            // One that was withdrawn while its measurement was under way must not come back.
-            (What::Destination(key), Ok((rtt, repeated))) => {
+            // A destination that was withdrawn during its measurement must not come back.
+            (ProbeTarget::Destination(key), Ok((rtt, repeated))) => {
                 if self.destinations.answered(key) {
                     let segments = (1 + repeated, repeated);
                     self.own.sample_outside(key, rtt, rtt, segments, self.now);
                 }
             }
-            (What::Destination(key), Err(error)) => {
+            (ProbeTarget::Destination(key), Err(error)) => {
                 self.counts.probes_failed += 1;
                 if !is_of_this_machine(error) && self.destinations.failed(key, self.now) {
                     self.own.forget(key);
@@ -156,7 +156,7 @@ impl Work {
         }
     }
 
-    /// Tries the next address of a member, which is down if none answers.
+    /// Tries the next address of a member. If none has answered, the member is down.
     fn on_unanswered(&mut self, id: MemberId, to: SocketAddr) {
         let members = &self.mesh.local.members;
         let member = self
@@ -244,14 +244,14 @@ impl Work {
     pub(super) fn measure(&mut self) {
         for (key, addr) in self.destinations.due(self.now) {
             if self.probes.has_room() {
-                self.begin(What::Destination(key), addr);
+                self.begin(ProbeTarget::Destination(key), addr);
             }
         }
     }
 }
 
-/// Returns whether a measurement failed for a lack of resources here, which says nothing of the
-/// other end.
+/// Returns whether a measurement failed for a lack of resources on this machine, which shows nothing
+/// about the other end.
 fn is_of_this_machine(error: Errno) -> bool {
     matches!(
         error,

@@ -1,5 +1,6 @@
 //! Rows in a node: one thread measures the paths to other relays and to destinations, and exchanges
-//! rows with other relays. What is decided is decided in [`taut_mesh::rows`]; this is what acts.
+//! rows with other relays. The decisions are in [`taut_mesh::rows`] and
+//! [`taut_mesh::auto`]; this module acts on them.
 //!
 //! Workers do not wait for the thread: they post what they have to its
 //! [`RowsMailbox`](crate::rows_mailbox::RowsMailbox).

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The object of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum ProbeTarget {
     Member(MemberId),
     Destination(Key),
 }
@@ -31,14 +31,14 @@ pub(super) struct Probes {
 
 struct Probe {
     stream: Stream,
-    what: What,
+    target: ProbeTarget,
     to: SocketAddr,
     begun: Instant,
 }
 
 /// The result of a measurement.
-pub(super) struct Measured {
-    pub(super) what: What,
+pub(super) struct ProbeResult {
+    pub(super) target: ProbeTarget,
     pub(super) to: SocketAddr,
     /// The time from SYN to SYN-ACK, and the segments that were repeated.
     pub(super) outcome: Result<(Duration, u32), Errno>,
@@ -55,7 +55,7 @@ impl Probes {
     /// Begins a measurement; its events have this token added to the number of the measurement.
     pub(super) fn begin(
         &mut self,
-        what: What,
+        target: ProbeTarget,
         to: SocketAddr,
         options: &LegOptions,
         poller: &Poller,
@@ -67,7 +67,7 @@ impl Probes {
         poller.add(&stream, token(vacant.key()), Interest::StreamEdges)?;
         vacant.insert(Probe {
             stream,
-            what,
+            target,
             to,
             begun: now,
         });
@@ -75,10 +75,10 @@ impl Probes {
     }
 
     /// Ends a measurement whose connection is ready.
-    pub(super) fn finish(&mut self, place: usize, now: Instant) -> Option<Measured> {
+    pub(super) fn finish(&mut self, place: usize, now: Instant) -> Option<ProbeResult> {
         let Probe {
             stream,
-            what,
+            target,
             to,
             begun,
         } = self.all.try_remove(place)?;
@@ -94,19 +94,23 @@ impl Probes {
             Ok((rtt, info.total_retrans))
         });
         stream.abort();
-        Some(Measured { what, to, outcome })
+        Some(ProbeResult {
+            target,
+            to,
+            outcome,
+        })
     }
 
     /// Ends measurements that have taken too long.
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<Measured> {
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<ProbeResult> {
         let late =
             |(place, probe): (usize, &Probe)| (now >= probe.begun + PATIENCE).then_some(place);
         let late: Vec<_> = self.all.iter().filter_map(late).collect();
         let probes = late
             .into_iter()
             .filter_map(|place| self.all.try_remove(place));
-        let timed_out = |probe: Probe| Measured {
-            what: probe.what,
+        let timed_out = |probe: Probe| ProbeResult {
+            target: probe.target,
             to: probe.to,
             outcome: Err(Errno::TIMEDOUT),
         };
@@ -129,7 +133,7 @@ impl Probes {
     }
 
     /// Returns whether a path is being measured.
-    pub(super) fn measures(&self, what: What) -> bool {
-        self.all.iter().any(|(_, probe)| probe.what == what)
+    pub(super) fn measures(&self, target: ProbeTarget) -> bool {
+        self.all.iter().any(|(_, probe)| probe.target == target)
     }
 }

@@ -11,13 +11,13 @@ use crate::kept_file::{self, NotReplaced};
 /// The shortest interval between two times at which the file is written.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The time until it is tried again after the file could not be written.
+/// The time until the next attempt after the file could not be written.
 const AFTER_FAILURE: Duration = Duration::from_secs(60);
 
-/// What is in the file, and what is being written to it.
+/// The file, its routes, and those that are being written to it.
 pub(super) struct RoutesFile {
     written: Vec<Kept>,
-    /// The thread that writes, which returns whether it could, and what it writes.
+    /// The thread that writes, which returns whether it succeeded, and the routes that it writes.
     writer: Option<(JoinHandle<bool>, Vec<Kept>)>,
     next_at: Instant,
 }
@@ -25,7 +25,7 @@ pub(super) struct RoutesFile {
 // === impl RoutesFile ===
 
 impl RoutesFile {
-    /// Returns a file of which nothing is known.
+    /// Returns a file whose routes are not known.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             written: Vec::new(),
@@ -34,14 +34,14 @@ impl RoutesFile {
         }
     }
 
-    /// Writes `kept` if the file has others, at most every [`EVERY`] unless this is the `last` time.
-    pub(super) fn keep(&mut self, path: &Path, kept: Vec<Kept>, now: Instant, last: bool) {
+    /// Writes `kept` if the file has others, at most every [`EVERY`] unless this is the `last` call.
+    pub(super) fn save(&mut self, path: &Path, kept: Vec<Kept>, now: Instant, last: bool) {
         if let Some((writer, its)) = self.writer.take_if(|(w, _)| last || w.is_finished()) {
             // A panic has been reported already.
             self.on_end(writer.join().unwrap_or(false), its, now);
         }
         let may = last || (self.writer.is_none() && now >= self.next_at);
-        if kept.is_empty() || !may || lead_alike(&kept, &self.written) {
+        if kept.is_empty() || !may || have_same_routes(&kept, &self.written) {
             return;
         }
         self.next_at = now + EVERY;
@@ -50,12 +50,14 @@ impl RoutesFile {
             let could = write(path, &text);
             return self.on_end(could, kept, now);
         }
-        // A slow disk must not keep the thread that measures from answering pings.
+        // In a thread of its own: on a slow disk, the thread that measures would miss pings.
         let thread = std::thread::Builder::new().name("relay-routes".into());
         let path = path.to_owned();
         match thread.spawn(move || write(&path, &text)) {
             Ok(writer) => self.writer = Some((writer, kept)),
-            Err(error) => tracing::warn!(%error, "cannot write relay.mesh.routes_file now"),
+            Err(error) => {
+                tracing::warn!(%error, "relay.mesh.routes_file: cannot start a thread to write it; it is tried again")
+            }
         }
     }
 
@@ -67,9 +69,9 @@ impl RoutesFile {
     }
 }
 
-/// Returns whether both have the same routes to the same destinations. Their times, which change
-/// always, do not count.
-fn lead_alike(a: &[Kept], b: &[Kept]) -> bool {
+/// Returns whether both have the same routes to the same destinations. Their times do not count,
+/// because they always change.
+fn have_same_routes(a: &[Kept], b: &[Kept]) -> bool {
     let same_routes = |a: &Kept, b: &Kept| {
         let relays = |kept: &Kept| {
             kept.routes
@@ -119,15 +121,15 @@ mod tests {
         let path = folder.path().join("new/routes");
         let (now, routes) = (Instant::now(), kept("192.0.2.1:80", 40));
         let mut file = RoutesFile::new(now);
-        file.keep(&path, routes.clone(), now, true);
+        file.save(&path, routes.clone(), now, true);
         assert!(!path.exists());
         fs::create_dir(folder.path().join("new")).unwrap();
         // Not at once, so that the log does not have a warning every 10 s.
-        file.keep(&path, routes.clone(), now + EVERY, false);
+        file.save(&path, routes.clone(), now + EVERY, false);
         assert!(file.writer.is_none());
         let later = now + AFTER_FAILURE;
-        file.keep(&path, routes.clone(), later, false);
-        file.keep(&path, routes.clone(), later, true);
+        file.save(&path, routes.clone(), later, false);
+        file.save(&path, routes.clone(), later, true);
         assert_eq!(decode(&fs::read_to_string(&path).unwrap()), routes);
     }
 
@@ -138,11 +140,11 @@ mod tests {
         let now = Instant::now();
         let mut file = RoutesFile::new(now);
         let former = kept("192.0.2.1:80", 40);
-        file.keep(&path, former.clone(), now, true);
-        file.keep(&path, kept("192.0.2.1:80", 41), now, true);
+        file.save(&path, former.clone(), now, true);
+        file.save(&path, kept("192.0.2.1:80", 41), now, true);
         assert_eq!(decode(&fs::read_to_string(&path).unwrap()), former);
         let new = kept("192.0.2.2:80", 40);
-        file.keep(&path, new.clone(), now, true);
+        file.save(&path, new.clone(), now, true);
         assert_eq!(decode(&fs::read_to_string(&path).unwrap()), new);
     }
 }

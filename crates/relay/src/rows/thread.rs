@@ -12,7 +12,7 @@ use taut_mesh::rows::{Exchange, MemberId, OwnRow, Table};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 
 use super::addresses::FailedAddresses;
-use super::destinations::Destinations;
+use super::destinations::MeasuredDestinations;
 use super::links::Links;
 use super::names::Names;
 use super::probe::Probes;
@@ -67,7 +67,7 @@ pub(crate) fn start(
         failed_probes: FailedAddresses::default(),
         failed_links: FailedAddresses::default(),
         failures: HashMap::new(),
-        destinations: Destinations::default(),
+        destinations: MeasuredDestinations::default(),
         member_names: Names::new(NameKind::Member),
         destination_names: Names::new(NameKind::Destination),
         counts: Counts::default(),
@@ -109,10 +109,10 @@ pub(super) struct Work {
     pub(super) exchange: Exchange,
     /// The version above which the next row of this relay must be.
     pub(super) floor: u64,
-    /// The rows so far that had to be above that of another process.
+    /// [`OwnRow::overtakings`] at the last row.
     pub(super) overtakings: u64,
     pub(super) links: Links,
-    /// The links from which more is to be read: one link must not keep the others waiting.
+    /// The links with more to read, after those that have had their turn.
     pub(super) unread: Vec<usize>,
     pub(super) probes: Probes,
     /// When the path to a member was measured last.
@@ -123,7 +123,7 @@ pub(super) struct Work {
     pub(super) failed_links: FailedAddresses,
     /// The failed and the successful dials of the pools to a peer, as of the last tick.
     pub(super) failures: HashMap<MemberName, (u64, u64)>,
-    pub(super) destinations: Destinations,
+    pub(super) destinations: MeasuredDestinations,
     pub(super) member_names: Names,
     pub(super) destination_names: Names,
     pub(super) counts: Counts,
@@ -180,10 +180,10 @@ impl Work {
             self.flush();
             self.replan();
         }
-        self.keep(true);
+        self.save_routes(true);
     }
 
-    /// Returns the time at which there is something to do without an event.
+    /// Returns when the thread has something to do even without an event.
     fn next(&self) -> Instant {
         if !self.unread.is_empty() {
             return self.now;
@@ -236,7 +236,7 @@ impl Work {
     fn tick(&mut self) {
         self.adopt();
         if self.shared.ordered() != Order::Run || !self.mesh.measure {
-            // Others notice that this relay's links end, and that its port does.
+            // Other relays notice that the links and the port of this one close.
             for place in self
                 .links
                 .all
@@ -266,7 +266,7 @@ impl Work {
         }
         self.choose_destinations();
         self.table.set_time(wall());
-        self.keep(false);
+        self.save_routes(false);
         self.publish();
     }
 
@@ -290,7 +290,7 @@ impl Work {
             .members
             .iter()
             .filter(|m| m.name != mesh.local.name);
-        // What the row says is what this relay does with a session.
+        // The row tells others to which members this relay passes sessions on.
         let passes = |name: &MemberName| mesh.leads_to(name);
         self.own
             .adopt(others.map(|m| (MemberId::of(&m.name), passes(&m.name))));
@@ -312,7 +312,7 @@ impl Work {
         self.routes_may_differ();
     }
 
-    // === telling ===
+    // === publishing ===
 
     /// Signs this relay's row if it has changed enough, and gives it to the links.
     fn tell(&mut self) {
@@ -325,11 +325,11 @@ impl Work {
         let overtakings = self.own.overtakings();
         if overtakings > self.overtakings {
             self.overtakings = overtakings;
-            // The first ones may be of this relay before a restart, or of the process that took
-            // over from it.
+            // The first ones may come from this relay before a restart, or from the process that
+            // takes over from it.
             if overtakings >= 4 && overtakings.is_power_of_two() {
                 tracing::warn!(
-                    "{overtakings} times another process has announced paths with this relay's key; give every \
+                    "another process announces paths with this relay's key ({overtakings} times so far); give each \
                      relay a key of its own"
                 );
             }

@@ -43,8 +43,8 @@ const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
 /// The number of concurrent look-ups; further ones wait.
 const LOOK_UPS: usize = 16;
 
-/// The number of concurrent look-ups of members that the configuration does not name: these names are chosen
-/// by others, and slow ones must leave threads for the rest.
+/// The number of concurrent look-ups of members that the configuration does not name. Other operators choose
+/// these names, and slow ones must leave threads for the rest.
 const LOOK_UPS_OF_OTHERS: usize = 4;
 
 /// The reason why the process ended.
@@ -393,8 +393,8 @@ async fn look_up_again(node: Arc<SharedHandle>) {
     }
 }
 
-/// Looks up the names of members that the configuration does not name: when they may be new, and at the
-/// interval. At most [`LOOK_UPS_OF_OTHERS`] at a time, since others choose these names.
+/// Looks up the names of members that the configuration does not name, when there may be new ones and at the
+/// resolver's interval, at most [`LOOK_UPS_OF_OTHERS`] at a time.
 async fn look_up_others(node: Arc<SharedHandle>) {
     let mut all = false;
     loop {

@@ -9,8 +9,8 @@ use crate::outcome::session_end::End;
 use crate::session_list::{LocalId, SessionFilter, SessionRow};
 
 impl Worker {
-    /// Sends the first `limit` sessions that match, and the number of all that do. Unless `counts`, stops
-    /// when it has them: a worker that walks through all its sessions forwards nothing meanwhile.
+    /// Sends the first `limit` sessions that match, and the number of all that do. Without `counts`, it stops
+    /// at the limit, because a worker forwards nothing while it goes through its sessions.
     pub(super) fn list_sessions(
         &self,
         filter: &SessionFilter,

@@ -59,7 +59,7 @@ impl Worker {
             Step::Take => true,
             Step::Dial => false,
             Step::Leave => {
-                // A relay that is broken, or restarts, resets all that it had.
+                // A relay that breaks or restarts resets all its sessions, which is no refusal.
                 if matches!(last, Errno::CONNRESET | Errno::PIPE) && !prospect.is_broken {
                     entry.plan.on_refusal(self.io.now, &self.io.metrics);
                 }

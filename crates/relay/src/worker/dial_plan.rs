@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::members::MemberName;
-use taut_mesh::onward::{Onward, Refusal, onward};
+use taut_mesh::onward::{Onward, SessionRefusal, onward};
 use taut_mesh::ways::{Alternative, Attempt, Ways};
 use taut_sys::socket::LegOptions;
 
@@ -61,7 +61,8 @@ impl DialPlan {
         }
     }
 
-    /// Returns the plan for a client of `route`, or the reason for refusing it. `to` returns the address that the client connected to.
+    /// Returns the plan for a client of `route`, or the reason for refusing it. `to` returns the
+    /// address that the client connected to.
     pub(super) fn for_client(
         route: &Route,
         client: ClientAddr,
@@ -87,8 +88,7 @@ impl DialPlan {
                     Alternatives::Fixed(ways) => (Ways::new(ways.clone(), last), None),
                     Alternatives::Auto(auto) => {
                         let chosen = auto.chosen();
-                        // Sessions must not wait one after the other for a destination that does
-                        // not answer.
+                        // Each session would wait again for a destination that does not answer.
                         let is_dead = |direct: &Direct| direct.is_dead(pick.now);
                         let avoid = direct.as_ref().is_none_or(is_dead) || !chosen.direct_first;
                         let ways = auto.ways(&chosen, client.0.ip(), pick.now);
@@ -143,11 +143,13 @@ impl DialPlan {
         mesh: &Mesh,
         member: &MemberName,
         hello: Hello,
-    ) -> Result<(ClientAddr, Self), Refusal> {
+    ) -> Result<(ClientAddr, Self), SessionRefusal> {
         let client = ClientAddr(hello.source);
         let plan = match onward(member, &hello, mesh)? {
             Onward::Relay(upstream) => {
-                let peer = mesh.peer(&upstream.receiver).ok_or(Refusal::NextRelay)?;
+                let peer = mesh
+                    .peer(&upstream.receiver)
+                    .ok_or(SessionRefusal::NextRelay)?;
                 Self::ask(peer, upstream, None)
             }
             Onward::Address(addr) => Self::to_addr(addr, &mesh.upstream, mesh.borrow),
@@ -192,7 +194,7 @@ impl DialPlan {
         }
     }
 
-    /// Returns the ID of the session, which other relays are told or may be told.
+    /// Returns the ID of the session, if it may go to another relay.
     pub(super) fn session(&self) -> Option<SessionId> {
         match self {
             Self::Ask { hello, .. } => Some(hello.session),

@@ -44,7 +44,7 @@ enum Upstream {
     /// A connection to the destination has been dialled.
     Dialled(TcpLeg),
     /// A connection to another relay has been sent the session's hello.
-    Told(TcpLeg),
+    HelloSent(TcpLeg),
     /// No connection to the other relay could be spared; one was dialled.
     Awaited,
 }
@@ -104,7 +104,7 @@ impl Worker {
             DialPlan::Ask { peer, .. } => {
                 let peer = peer.id;
                 match self.tell_early(&mut plan)? {
-                    Some(leg) => Upstream::Told(leg),
+                    Some(leg) => Upstream::HelloSent(leg),
                     None => self
                         .with_pools(|pools, terms| pools.dial_ahead(peer, terms))?
                         .then_some(Upstream::Awaited)?,
@@ -173,7 +173,7 @@ impl Worker {
             // Without a connection now, the client's session takes one later.
             if let Some(Some(upstream)) = self.tell_early(&mut leg.plan) {
                 self.io.metrics.early_begun.add(1);
-                leg.upstream = Upstream::Told(upstream);
+                leg.upstream = Upstream::HelloSent(upstream);
             }
             self.early.legs.insert(connection, leg);
         }
@@ -183,7 +183,7 @@ impl Worker {
     pub(super) fn on_no_client(&mut self, connection: FourTuple) {
         // Dropping the leg resets it, so its peer learns that no data will follow.
         match self.early.legs.remove(&connection).map(|leg| leg.upstream) {
-            Some(Upstream::Dialled(_) | Upstream::Told(_)) => {
+            Some(Upstream::Dialled(_) | Upstream::HelloSent(_)) => {
                 self.io.metrics.early_unused.add(1);
             }
             Some(Upstream::Awaited) | None => {}
@@ -245,12 +245,12 @@ impl Worker {
             return self.start(client);
         };
         if let Some(peer) = leg.plan.peer() {
-            let (peer, has_one) = (peer.id, matches!(leg.upstream, Upstream::Told(_)));
+            let (peer, has_one) = (peer.id, matches!(leg.upstream, Upstream::HelloSent(_)));
             self.with_pools(|pools, terms| pools.on_early_client(peer, has_one, terms));
         }
         let (upstream, is_told) = match leg.upstream {
             Upstream::Dialled(upstream) => (upstream, false),
-            Upstream::Told(upstream) => (upstream, true),
+            Upstream::HelloSent(upstream) => (upstream, true),
             // The connection is ready by now, or this worker's pool dials it.
             Upstream::Awaited => return self.start(client),
         };

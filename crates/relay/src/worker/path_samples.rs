@@ -6,7 +6,7 @@ use taut_sys::socket::Stream;
 
 use super::Worker;
 use super::dial_plan::DialPlan;
-use crate::counters::told::Told;
+use crate::counters::told::SegmentCounts;
 use crate::forwarding::leg::TcpLeg;
 use crate::rows_mailbox::{PathSample, SampledPath, ToRows};
 
@@ -22,8 +22,8 @@ impl Worker {
         };
         let ready = self.mesh.pools.youngest(self.round).take(AT_ONCE);
         let mut samples: Vec<_> = ready
-            .filter_map(|(peer, stream, told)| {
-                sample(stream, told, SampledPath::Peer(peer.name.clone()))
+            .filter_map(|(peer, stream, counts)| {
+                sample(stream, counts, SampledPath::Peer(peer.name.clone()))
             })
             .collect();
         let capacity = self.sessions.entries.capacity();
@@ -43,10 +43,10 @@ impl Worker {
                     DialPlan::Ask { peer, .. } => Some(SampledPath::Peer(peer.name.clone())),
                     _ => to.and_then(|to| outside(to.ip())),
                 };
-                let of = |leg: Option<&TcpLeg>, told, path: Option<SampledPath>| {
-                    sample(leg?.stream(), told, path?)
+                let of = |leg: Option<&TcpLeg>, counts, path: Option<SampledPath>| {
+                    sample(leg?.stream(), counts, path?)
                 };
-                let [of_client, of_upstream] = &entry.told;
+                let [of_client, of_upstream] = &entry.segment_counts;
                 samples.extend(of(upstream, of_upstream, path));
                 if entry.member.is_none() {
                     let from = outside(entry.client.0.ip());
@@ -60,7 +60,8 @@ impl Worker {
     }
 }
 
-/// Returns the path to an address outside, if it is one that other machines have, too.
+/// Returns the path to an address outside the mesh; `None` for loopback and link-local addresses, which mean
+/// something else on each machine.
 fn outside(ip: IpAddr) -> Option<SampledPath> {
     let is_local = match ip.to_canonical() {
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
@@ -69,13 +70,13 @@ fn outside(ip: IpAddr) -> Option<SampledPath> {
     (!is_local).then_some(SampledPath::Outside(ip))
 }
 
-fn sample(stream: &Stream, told: &Told, path: SampledPath) -> Option<PathSample> {
+fn sample(stream: &Stream, counts: &SegmentCounts, path: SampledPath) -> Option<PathSample> {
     let info = stream.info().ok()?;
     let smoothed = info.rtt?;
     Some(PathSample {
         path,
         least: info.min_rtt.unwrap_or(smoothed),
         smoothed,
-        segments: told.next((info.segs_out.unwrap_or(0), info.total_retrans)),
+        segments: counts.next((info.segs_out.unwrap_or(0), info.total_retrans)),
     })
 }

@@ -20,7 +20,7 @@ use crate::outcome::session_end::End;
 use crate::route::table::Route;
 use crate::session_log::{DirectionRecord, SessionId, SessionRecord};
 
-/// The time in which a relay refuses a session: more than a round trip on the longest paths.
+/// The time after the hello in which a reset may be a refusal: longer than a round trip on the longest paths.
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The time of each step of a session.
@@ -128,8 +128,8 @@ impl Timeline {
         fresh
     }
 
-    /// Returns whether the upstream leg became ready so lately that a reset may be the answer of a
-    /// relay to the session's hello.
+    /// Returns whether the upstream leg became ready so recently that a reset may be a relay's answer to
+    /// the session's hello.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         let ready = self.ready;
         ready.is_some_and(|ready| now.saturating_duration_since(ready) < REFUSED_WITHIN)

@@ -17,7 +17,7 @@ use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;
 use crate::counters::peer::PeerStats;
-use crate::counters::told::Told;
+use crate::counters::told::SegmentCounts;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::leg::TcpLeg;
@@ -65,7 +65,7 @@ pub(super) struct SessionEntry {
     /// The session's place in the quota of its source.
     pub(super) permit: Permit,
     /// The segments of the client's leg, and of the upstream leg, that samples have counted.
-    pub(super) told: [Told; 2],
+    pub(super) segment_counts: [SegmentCounts; 2],
     /// Keeps the relay that the session comes from remembered.
     pub(super) _visit: Option<Visit>,
 }
@@ -245,7 +245,7 @@ impl Worker {
             keep_alive_at: None,
             queued: false,
             permit,
-            told: Default::default(),
+            segment_counts: Default::default(),
             _visit: visit,
         });
         self.io.metrics.sessions.add(1);

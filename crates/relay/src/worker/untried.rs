@@ -1,4 +1,4 @@
-//! The ways that a session has not tried yet, and what another relay is told of the session.
+//! The ways that a session has not tried yet, and the hello for each of them.
 
 use std::sync::Arc;
 use std::time::Instant;

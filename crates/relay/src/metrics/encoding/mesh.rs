@@ -4,7 +4,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 use taut_mesh::acceptor::Rejection;
 use taut_mesh::members::MemberName;
-use taut_mesh::onward::Refusal;
+use taut_mesh::onward::SessionRefusal;
 
 use super::scopes::MAX_LABELS;
 use super::{Count, Encoded, Level};
@@ -160,7 +160,7 @@ impl Metrics {
         let help = "Sessions of other relays that were refused, by cause";
         let name = "taut_relay_mesh_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for refusal in Refusal::ALL {
+        for refusal in SessionRefusal::ALL {
             let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
             count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
         }
