@@ -68,9 +68,15 @@ fn a_dropped_world_leaves_nothing_behind() {
     // Two namespaces, the directory and the record.
     assert_eq!(traces(&id).len(), 4, "{:?}", traces(&id));
     let mut orphan = world.host("a").spawn(sleep()).unwrap();
+    let quota = world.cpu_quota(0.5).unwrap();
+    let quota = quota.map(|quota| quota.processes());
+    if let Some(processes) = &quota {
+        std::fs::write(processes, orphan.id().to_string()).unwrap();
+    }
     drop(world);
     assert_eq!(traces(&id), [] as [PathBuf; 0]);
     assert!(group.is_none_or(|group| !group.exists()));
+    assert!(quota.is_none_or(|processes| !processes.exists()));
     // Killed with its world, although its handle still exists.
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(orphan.wait().unwrap().signal(), Some(9));

@@ -22,6 +22,8 @@ pub struct PathCounters {
     /// Bytes delivered to the receiving host, Ethernet headers included. They never exceed the rate;
     /// `bytes` does while the queue fills or drops.
     pub delivered_bytes: u64,
+    /// Time that the segments which the queue accepted waited in it, in sum.
+    pub waited: Duration,
     /// Trains of segments delivered to the receiving host.
     pub deliveries: u64,
     /// Deliveries that were past due by more than the shape's `tolerance`.
@@ -50,6 +52,18 @@ pub struct DirectionReport {
     pub device: DeviceCounters,
 }
 
+// === impl PathCounters ===
+
+impl PathCounters {
+    /// Returns how long a segment waited in the queue, on average, since `earlier`.
+    pub fn mean_wait_since(&self, earlier: &Self) -> Duration {
+        let accepted = |of: &Self| of.segments - of.queue_drops - of.cut_drops - of.memory_drops;
+        let segments = accepted(self) - accepted(earlier);
+        let waited = (self.waited - earlier.waited).as_secs_f64();
+        Duration::from_secs_f64(waited / segments.max(1) as f64)
+    }
+}
+
 // === impl DirectionReport ===
 
 impl DirectionReport {
@@ -66,6 +80,7 @@ impl DirectionReport {
                 cut_drops: now.cut_drops - then.cut_drops,
                 memory_drops: now.memory_drops - then.memory_drops,
                 delivered_bytes: now.delivered_bytes - then.delivered_bytes,
+                waited: now.waited - then.waited,
                 deliveries: now.deliveries - then.deliveries,
                 late: now.late - then.late,
                 latest: now.latest,

@@ -254,6 +254,7 @@ impl<P> Path<P> {
             self.free_at = now.0;
             self.free_at_fraction = 0;
         }
+        self.counters.waited += Moment(self.free_at).since(now);
         let Some(rate) = self.shape.rate else { return };
         let time = u128::from(wire) * 8_000_000_000 + u128::from(self.free_at_fraction);
         // A segment is at most 64 KiB: at 1 bit/s that is 5e14 ns, which fits.

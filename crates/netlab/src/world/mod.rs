@@ -8,6 +8,7 @@
 
 mod builder;
 mod congestion;
+mod cpu_quota;
 mod devices;
 mod host;
 mod plan;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use builder::WorldBuilder;
+pub use cpu_quota::CpuQuota;
 pub use host::Host;
 use record::Record;
 pub use tcp_memory::TcpMemory;
@@ -214,6 +216,15 @@ impl World {
     /// If the group cannot be created.
     pub fn tcp_memory(&self) -> io::Result<Option<TcpMemory>> {
         self.record.create_tcp_memory()
+    }
+
+    /// Creates a group of processes that together have this share of a CPU. Returns `None` if this machine
+    /// has no CPU controller for cgroups. The group is removed with the world.
+    ///
+    /// # Errors
+    /// If the group cannot be created.
+    pub fn cpu_quota(&self, cpus: f64) -> io::Result<Option<CpuQuota>> {
+        self.record.create_cpu_quota(cpus)
     }
 
     /// Returns the counters of each link. Those of a busy link may be 10 ms old.

@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{FlockOperation, OFlags};
 use taut_sys::netns::Netns;
 
+use super::cpu_quota::CpuQuota;
 use super::reaper;
 use super::tcp_memory::TcpMemory;
 
@@ -139,10 +140,21 @@ impl Record {
         let Some(path) = TcpMemory::path_for(&self.dir_name())? else {
             return Ok(None);
         };
-        let text = path
-            .to_str()
-            .ok_or_else(|| io::Error::other("the cgroup's path is not UTF-8"))?;
-        self.noted("cgroup", text, || TcpMemory::create(&path).map(Some))
+        self.cgroup(&path, || TcpMemory::create(&path).map(Some))
+    }
+
+    /// Creates a cgroup with a quota of CPU time. Returns `None` if this machine has none.
+    pub(crate) fn create_cpu_quota(&self, cpus: f64) -> io::Result<Option<CpuQuota>> {
+        let Some(path) = CpuQuota::path_for(&self.dir_name()) else {
+            return Ok(None);
+        };
+        self.cgroup(&path, || CpuQuota::create(&path, cpus).map(Some))
+    }
+
+    fn cgroup<T>(&self, path: &Path, create: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let text = path.to_str();
+        let text = text.ok_or_else(|| io::Error::other("the cgroup's path is not UTF-8"))?;
+        self.noted("cgroup", text, create)
     }
 
     fn dir_name(&self) -> String {
@@ -199,7 +211,8 @@ impl Record {
         Ok(())
     }
 
-    /// Removes a cgroup. Only an empty one can be removed; its threads were those of the world's process.
+    /// Removes a cgroup. Only an empty one can be removed; its threads were those of the world's process and
+    /// of the processes in its namespaces.
     fn undo_cgroup(&self, path: &Path) -> io::Result<()> {
         if path.file_name().and_then(|name| name.to_str()) != Some(&self.dir_name()) {
             return Ok(());
