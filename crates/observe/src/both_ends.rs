@@ -343,7 +343,8 @@ fn join(sender: &View, receiver: &View) -> (Joint, bool) {
         }
     }
     let own = receiver.shares();
-    let own = own.filter(|(factor, _)| is_of_receiver(*factor) || *factor == Factor::Descheduled);
+    let is_own = |factor| is_of_receiver(factor) || is_of_either(factor);
+    let own = own.filter(|(factor, _)| is_own(*factor));
     let mut own: Vec<_> = own.collect();
     own.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (index, (factor, weight)) in own.into_iter().enumerate() {
@@ -392,6 +393,11 @@ fn is_of_receiver(factor: Factor) -> bool {
     matches!(factor, Factor::ReceiverApplication | Factor::ReceiveBuffer)
 }
 
+/// Whether the instruments of the end at which the factor is show it.
+fn is_of_either(factor: Factor) -> bool {
+    matches!(factor, Factor::Descheduled | Factor::CpuQuota)
+}
+
 // === impl View ===
 
 impl View {
@@ -414,7 +420,8 @@ impl View {
     }
 
     fn names_its_own(&self) -> bool {
-        is_of_receiver(self.factor) && self.confidence >= Confidence::Likely
+        let is_own = is_of_receiver(self.factor) || self.factor == Factor::CpuQuota;
+        is_own && self.confidence >= Confidence::Likely
     }
 }
 

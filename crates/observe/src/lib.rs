@@ -5,8 +5,8 @@
 //! sock_diag and BPF. [`table`] keeps their last samples. [`window`] computes figures from the
 //! samples of a connection, [`verdict`] judges what limits it, and [`view`], [`record`],
 //! [`explain`] and [`watch`] format the result. [`owner`] finds processes, [`filter`] selects
-//! connections, and [`observer`] combines all of these. Only `scan`, `owner` and [`namespaces`]
-//! read from the kernel; the rest is pure.
+//! connections, and [`observer`] combines all of these. Only `scan`, `owner`, [`namespaces`]
+//! and the meters of CPU time (`descheduled`, `steal`, `cpu_quota`) read from the kernel; the rest is pure.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -37,6 +37,7 @@
 pub mod both_ends;
 mod bpf_iter;
 mod collector;
+mod cpu_quota;
 mod descheduled;
 pub mod ended;
 mod event_delta;

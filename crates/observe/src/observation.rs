@@ -91,7 +91,7 @@ impl Observation {
         {
             return;
         }
-        let Some(verdict) = self.observer.verdict_of(&tracked) else {
+        let Some(verdict) = self.observer.verdict_of(&tracked, process.as_deref()) else {
             return;
         };
         let carried = tracked.carried();

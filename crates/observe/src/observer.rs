@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::bpf_iter::EndRecord;
 use crate::collector::Collector;
+use crate::cpu_quota::CpuQuotas;
 use crate::descheduled::DescheduledMeter;
 use crate::ended::Ended;
 use crate::filter::{Filter, Subject};
@@ -41,6 +42,7 @@ pub struct Observer {
     descheduled: Option<DescheduledMeter>,
     /// The meter's result at the last scan.
     descheduled_share: Option<f64>,
+    quotas: Option<CpuQuotas>,
     /// Connections that have ended, in the current and the previous period.
     remembered: [FxHashMap<u64, Ended>; 2],
     /// When the current period began.
@@ -76,15 +78,19 @@ impl Observer {
             steal: Steal::default(),
             descheduled: None,
             descheduled_share: None,
+            quotas: None,
             remembered: Default::default(),
             remembered_since: Duration::ZERO,
             ends_missed: 0,
         }
     }
 
-    /// Starts to measure for how much of the time this machine is descheduled.
-    pub fn measure_descheduling(&mut self) {
+    /// Starts to measure for how much of the time this machine is descheduled, and for how much CPU
+    /// quotas stop the owners of connections. An observer that does so is for minutes and not for
+    /// days: it takes a process ID for the same process throughout.
+    pub fn measure_cpu_time(&mut self) {
         self.descheduled = DescheduledMeter::start();
+        self.quotas = Some(CpuQuotas::new());
     }
 
     /// Scans all connections and keeps those that the filter matches, as far as the filter can be
@@ -121,6 +127,11 @@ impl Observer {
         let sockets = self.table.iter();
         self.owners
             .update(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
+        if let Some(quotas) = &mut self.quotas {
+            let cookies = self.table.iter().map(|(cookie, _)| cookie);
+            let owners = cookies.filter_map(|cookie| self.owners.of(cookie));
+            quotas.update(owners.map(|process| &**process));
+        }
         Ok(summary)
     }
 
@@ -193,19 +204,28 @@ impl Observer {
 
     /// Returns the verdict on a connection; `None` before the second scan.
     pub fn verdict(&self, seen: &Observed<'_>) -> Option<Verdict> {
-        self.verdict_of(seen.tracked)
+        self.verdict_of(seen.tracked, seen.process)
     }
 
     /// Returns only the factor and the confidence of the verdict, which costs less.
     pub fn limit(&self, seen: &Observed<'_>) -> Option<(Factor, Confidence)> {
         let tracked = seen.tracked;
-        tracked.derived(|| Some(limit(&self.window(tracked)?, &self.context_of(tracked))))
+        tracked.derived(|| {
+            Some(limit(
+                &self.window(tracked)?,
+                &self.context_of(tracked, seen.process),
+            ))
+        })
     }
 
     /// Like [`Observer::verdict`], also for a connection that has ended.
-    pub(crate) fn verdict_of(&self, tracked: &Tracked) -> Option<Verdict> {
+    pub(crate) fn verdict_of(
+        &self,
+        tracked: &Tracked,
+        process: Option<&Process>,
+    ) -> Option<Verdict> {
         let window = self.window(tracked)?;
-        Some(verdict(&window, &self.context_of(tracked)))
+        Some(verdict(&window, &self.context_of(tracked, process)))
     }
 
     /// Returns a window over all samples of a connection, which knows the shortest round trip of all
@@ -255,16 +275,22 @@ impl Observer {
         self.scanner.namespaces()
     }
 
-    /// Returns the known context of a connection: its machine and its namespace.
-    fn context_of(&self, tracked: &Tracked) -> Context {
+    /// Returns the known context of a connection: its machine, its namespace and its owner.
+    fn context_of(&self, tracked: &Tracked, process: Option<&Process>) -> Context {
+        let quotas = self.quotas.as_ref();
+        // A quota of this process, too, makes its sleeping threads wake late.
+        let may_be_late = quotas.is_some_and(|quotas| quotas.own().is_some());
         let bounds = match &*tracked.netns {
-            "-" => self.context,
+            "-" => self.context.clone(),
             // Other namespaces have their own sysctls, which are unknown.
             _ => Context::default(),
         };
         Context {
             steal: self.steal.share(),
-            descheduled: self.descheduled_share,
+            descheduled: self.descheduled_share.filter(|_| !may_be_late),
+            cpu_quota: quotas
+                .zip(process)
+                .and_then(|(quotas, process)| quotas.of_process(process.pid)),
             ..bounds
         }
     }
@@ -311,8 +337,7 @@ fn context() -> Context {
     Context {
         wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
         rmem_max: third("/proc/sys/net/ipv4/tcp_rmem"),
-        steal: None,
-        descheduled: None,
+        ..Context::default()
     }
 }
 

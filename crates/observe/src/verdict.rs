@@ -19,6 +19,7 @@ pub use self::factor::{Confidence, Factor};
 use self::finding::Finding;
 pub use self::finding::{Cause, SignalInterval, Sizing};
 pub use self::render::Evidence;
+pub use crate::cpu_quota::CpuQuota;
 use crate::window::Window;
 
 /// The verdict on a connection: the factor that limits it, and the causes.
@@ -39,7 +40,7 @@ pub struct Verdict {
 
 /// Known facts about the machine and the network namespace. A field is `None` if the value is
 /// unknown; rules that need it are then less specific.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Context {
     /// The largest send buffer that autotuning gives, in bytes (third value of
     /// `net.ipv4.tcp_wmem`).
@@ -51,6 +52,8 @@ pub struct Context {
     pub steal: Option<f64>,
     /// The share of the time for which this machine was descheduled, measured by a sleeping thread.
     pub descheduled: Option<f64>,
+    /// The CPU quota that stopped the application of this end.
+    pub cpu_quota: Option<CpuQuota>,
 }
 
 /// A verdict names only factors with more weight than this.
@@ -104,6 +107,7 @@ fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
         (Some(true), None) => Vec::new(),
         (None, _) => return vec![receiving::unread(window).unwrap_or_else(|| idle(window))],
     };
+    cpu_quota(&mut findings, context, sends == Some(true));
     descheduled(&mut findings, context, sends == Some(true));
     findings
 }
@@ -141,6 +145,35 @@ pub(crate) fn confidence(weight: f64, next: f64) -> Confidence {
     }
 }
 
+/// Attributes to a CPU quota the time for which it stopped this end's application, as far as the rules
+/// attribute that time to the application: a quota that stops an application whose data is already
+/// in the send buffer limits nothing.
+fn cpu_quota(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
+    let Some(quota) = &context.cpu_quota else {
+        return;
+    };
+    let application = match sends {
+        true => Factor::SenderApplication,
+        false => Factor::ReceiverApplication,
+    };
+    let of = |findings: &[Finding]| weights(findings)[application.index()];
+    let all = of(findings);
+    let weight = all.min(quota.stopped);
+    if weight <= 0.0 {
+        return;
+    }
+    let own = findings.iter_mut();
+    for finding in own.filter(|finding| finding.factor == application) {
+        finding.weight *= (all - weight) / all;
+    }
+    let cause = Cause::QuotaUsedUp {
+        stopped: quota.stopped,
+        cpus: quota.cpus,
+        file: quota.file.clone(),
+    };
+    findings.push(Finding::new(Factor::CpuQuota, weight, cause));
+}
+
 /// Adds a finding for a descheduled machine and scales the other findings down. While this machine
 /// is descheduled, its applications seem to have nothing to send and its peers seem not to answer,
 /// so the other findings describe the rest of the time only.
@@ -151,7 +184,7 @@ fn descheduled(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
     else {
         return;
     };
-    // The share is not certain: a CPU quota also makes sleeping threads wake late.
+    // The share is not certain: whatever else delays timers also makes sleeping threads wake late.
     let mut weight = share.min(LIKELY_MOST);
     // Gaps also lengthen round trips, so a rule may already have found this factor.
     findings.retain(|finding| {

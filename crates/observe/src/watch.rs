@@ -328,7 +328,9 @@ impl Watcher {
             tracked: &unlisted.tracked,
             process: unlisted.process.as_deref(),
             life: Some(&unlisted.life),
-            verdict: self.observer.verdict_of(&unlisted.tracked),
+            verdict: self
+                .observer
+                .verdict_of(&unlisted.tracked, unlisted.process.as_deref()),
             ended: self.observer.remembered(cookie),
         });
     }

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .observer(CONNECTIONS, SAMPLES, Ends::Recorded);
     // Scans beyond the number of samples would be wasted.
     let between = BETWEEN.max(args.time / SAMPLES as u32);
-    observer.measure_descheduling();
+    observer.measure_cpu_time();
     let mut observation = Observation::new(observer, filter);
     let other = args.with.begin(args.time)?;
     let progress = progress(args.time);

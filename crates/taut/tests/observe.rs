@@ -8,6 +8,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -50,6 +51,19 @@ impl Running {
         Self { child, said }
     }
 
+    /// Starts another program in a namespace.
+    fn of(mut command: Command, host: &Host) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = host.0.run(|| command.spawn().unwrap()).unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Self { child, said }
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// The next line; none: it has ended.
     fn line(&mut self) -> Option<String> {
         let mut line = String::new();
@@ -71,8 +85,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
 
@@ -660,6 +673,76 @@ fn a_reader_that_does_not_read_is_told_at_both_ends() {
     assert!(said.contains("--with far: exit status: 255"), "{said}");
     drop(server);
     writes.join().unwrap();
+}
+
+/// A cgroup with a twentieth of a CPU, removed on drop with the process in it.
+struct Quota {
+    directory: PathBuf,
+    file: &'static str,
+}
+
+impl Quota {
+    /// Returns `None` if the machine has no CPU controller for cgroups.
+    fn new() -> Option<Self> {
+        let name = format!("taut-observe-{}", std::process::id());
+        let of = |root: &str, file: &'static str, text: &str| {
+            let directory = Path::new(root).join(&name);
+            std::fs::create_dir(&directory).ok()?;
+            let quota = Self { directory, file };
+            std::fs::write(quota.directory.join(file), text).ok()?;
+            Some(quota)
+        };
+        of("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "5000")
+            .or_else(|| of("/sys/fs/cgroup", "cpu.max", "5000 100000"))
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        // The group is empty once its process has ended, which the kernel may notice a little later.
+        let removed = || std::fs::remove_dir(&self.directory).is_ok();
+        while self.directory.exists() && !removed() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn an_application_that_a_cpu_quota_stops_is_told_with_the_file_that_sets_it() {
+    let Some(quota) = Quota::new() else {
+        println!("SKIPPED: this machine has no CPU controller for cgroups");
+        return;
+    };
+    let host = Host::new("quota");
+    let listener = host.listener();
+    let mut sender = Command::new("bash");
+    sender
+        .args(["-c", "echo $$ >\"$1\"; exec 3<>/dev/tcp/127.0.0.1/$2; while :; do for _ in {1..3000}; do :; done; echo x >&3; done"])
+        .arg("bash")
+        .arg(quota.directory.join("cgroup.procs"))
+        .arg(listener.local_addr().unwrap().port().to_string());
+    let mut sender = Running::of(sender, &host);
+    let (mut server, _) = listener.accept().unwrap();
+    let reads = std::thread::spawn(move || std::io::copy(&mut server, &mut std::io::sink()));
+    let told = records(&[
+        "why",
+        "--json",
+        "--for",
+        "3s",
+        "--netns",
+        host.name(),
+        "process",
+        "bash",
+    ]);
+    let [record] = &told[..] else {
+        panic!("one connection: {told:?}");
+    };
+    assert_eq!(record["verdict"]["factor"], "cpu-quota", "{record}");
+    let file = quota.directory.join(quota.file);
+    let said = record["verdict"]["evidence"][0]["text"].as_str().unwrap();
+    assert!(said.contains(file.to_str().unwrap()), "{said}");
+    sender.end();
+    reads.join().unwrap().unwrap();
 }
 
 #[test]

@@ -75,6 +75,13 @@ fn the_end_that_knows_decides() {
     let away = says("descheduled", "likely", &[("descheduled", 0.74)]);
     let both = joint(&[(Descheduled, 0.6)], &away);
     assert_eq!((both.factor, both.shown_by), (Descheduled, End::There));
+    // A quota stops the reader.
+    let shares = [("cpu-quota", 0.7), ("receiver-application", 0.2)];
+    let both = joint(
+        &[(ReceiverApplication, 0.9)],
+        &says("cpu-quota", "likely", &shares),
+    );
+    assert_eq!((both.factor, both.shown_by), (CpuQuota, End::There));
 }
 
 #[test]

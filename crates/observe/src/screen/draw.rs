@@ -32,7 +32,7 @@ has a letter a scan, the latest at the right:
   q queue                p pacing        m path-mtu
   t timeouts             = link          > peer
   x rate-limit           d descheduled   . idle
-  ? unclear
+  ? unclear              c cpu-quota (`taut why` alone)
 A question mark after a factor: it is not sure.";
 
 /// Draws the screen.

@@ -29,6 +29,8 @@ pub enum Factor {
     RateLimit,
     /// One of the two ends, or a machine on the path, is repeatedly descheduled.
     Descheduled,
+    /// A CPU quota stops the application at this end.
+    CpuQuota,
     /// Full segments do not get through.
     PathMtu,
     /// The peer acknowledges nothing, and retransmission timers expire.
@@ -72,7 +74,7 @@ impl Confidence {
 
 impl Factor {
     /// All factors, in the order of [`Factor::index`].
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Idle,
         Self::SenderApplication,
         Self::SendBuffer,
@@ -84,6 +86,7 @@ impl Factor {
         Self::Pacing,
         Self::RateLimit,
         Self::Descheduled,
+        Self::CpuQuota,
         Self::PathMtu,
         Self::Timeouts,
         Self::Link,
@@ -110,6 +113,7 @@ impl Factor {
             Self::Pacing => 'p',
             Self::RateLimit => 'x',
             Self::Descheduled => 'd',
+            Self::CpuQuota => 'c',
             Self::PathMtu => 'm',
             Self::Timeouts => 't',
             Self::Link => '=',
@@ -128,6 +132,7 @@ impl Factor {
             Self::SlowStart => "slow-st",
             Self::RateLimit => "limiter",
             Self::Descheduled => "no-cpu",
+            Self::CpuQuota => "quota",
             Self::PathMtu => "pmtu",
             Self::Timeouts => "timeout",
             other => other.name(),
@@ -148,6 +153,7 @@ impl Factor {
             Self::Pacing => "pacing",
             Self::RateLimit => "rate-limit",
             Self::Descheduled => "descheduled",
+            Self::CpuQuota => "cpu-quota",
             Self::PathMtu => "path-mtu",
             Self::Timeouts => "timeouts",
             Self::Link => "link",

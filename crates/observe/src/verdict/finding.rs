@@ -1,9 +1,12 @@
 //! The result of a rule: a factor, its weight, and the supporting figures.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use super::factor::Factor;
 
 /// A factor that a rule detected in a window.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Finding {
     pub(super) factor: Factor,
     /// The share of the window's time that the factor accounts for, from 0 to 1.
@@ -13,7 +16,7 @@ pub(super) struct Finding {
 
 /// Why a factor limits a connection, with the figures: seconds, bytes, bytes a second, segments,
 /// and shares from 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Cause {
     /// No data was sent, received or queued.
     NoData {
@@ -31,6 +34,15 @@ pub enum Cause {
         share: f64,
         /// Whether this end is the sender.
         sends: bool,
+    },
+    /// The CPU quota of a cgroup stopped the application of this end.
+    QuotaUsedUp {
+        /// Share of the time for which it was stopped.
+        stopped: f64,
+        /// The quota in CPUs.
+        cpus: f64,
+        /// The file that sets the quota.
+        file: Arc<Path>,
     },
     /// The application had nothing to send, or waited for an answer first.
     NothingToSend {

@@ -95,6 +95,7 @@ impl Factor {
                 "is limited by a policer on the path, which drops what exceeds its rate"
             }
             Self::Descheduled => "waits for a machine that is repeatedly descheduled",
+            Self::CpuQuota => "is limited by the CPU quota of its application",
             Self::PathMtu => "is limited by the path MTU: full segments do not get through",
             Self::Timeouts => "is limited by time-outs: nothing is answered",
             Self::Link => "uses all that the path can carry: there is nothing to repair",
@@ -124,6 +125,19 @@ impl Cause {
                     percent(share)
                 ),
                 &[("descheduled_share", share)],
+            )],
+            Self::QuotaUsedUp {
+                stopped,
+                cpus,
+                ref file,
+            } => vec![Evidence::new(
+                format!(
+                    "the application at this end was stopped for {} of the time, because its cgroup had used up its quota of \
+                     {cpus:.2} CPUs ({})",
+                    percent(stopped),
+                    crate::sanitize::text(file.as_os_str().as_encoded_bytes())
+                ),
+                &[("stopped_share", stopped), ("quota_cpus", cpus)],
             )],
             Self::NothingToSend { idle, waiting } => {
                 let mut evidence = vec![Evidence::new(
@@ -566,6 +580,9 @@ impl Cause {
             }
             Self::MachineDescheduled { .. } => {
                 "give this machine a larger share of CPU; on its host, run taut snoop"
+            }
+            Self::QuotaUsedUp { .. } => {
+                "raise the quota in that file (systemd: CPUQuota=; Kubernetes: the CPU limit of the container), or remove it"
             }
             Self::NothingToSend {
                 waiting: Some(_), ..

@@ -41,6 +41,7 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
         findings.push(receiver::application(window, shares, network));
         return findings;
     }
+    let is_certain = certain.is_some();
     let late = certain.or_else(|| first(&[receiver::acknowledges_late]));
     // A descheduled peer does not update its window, so the window is used up and the time counts
     // as the receiver's.
@@ -50,7 +51,7 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
         findings.push(descheduled);
         return findings;
     }
-    if certain.is_none() && receiver::is_unread(window, shares) {
+    if !is_certain && receiver::is_unread(window, shares) {
         findings.push(receiver::application(window, shares, network));
         return findings;
     }

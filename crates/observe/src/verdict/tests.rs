@@ -6,6 +6,7 @@ mod lost;
 mod reader;
 mod receiving;
 
+use std::path::Path;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -385,4 +386,37 @@ fn a_descheduled_machine_limits_whatever_else_seems_to() {
     );
     assert!(away.evidence()[0].text.contains("80 %"), "{away:?}");
     assert!(away.remedy().unwrap().contains("taut guest"));
+}
+
+#[test]
+fn a_cpu_quota_takes_the_time_of_the_application_that_it_stops() {
+    let with = |busy, stopped| {
+        let samples = sender(|look, info| info.busy_time = of_half_seconds(look, busy));
+        let context = Context {
+            cpu_quota: Some(CpuQuota {
+                file: Path::new("/sys/fs/cgroup/app/cpu.max").into(),
+                cpus: 0.2,
+                stopped,
+            }),
+            ..Context::default()
+        };
+        verdict(&Window::of(&samples).unwrap(), &context)
+    };
+    let throttled = with(0.1, 0.8);
+    assert_eq!(
+        (throttled.factor, throttled.confidence),
+        (Factor::CpuQuota, Confidence::Sure)
+    );
+    let said = &throttled.evidence()[0].text;
+    assert!(
+        said.contains("80 %") && said.contains("0.20 CPUs"),
+        "{said}"
+    );
+    assert!(said.contains("/sys/fs/cgroup/app/cpu.max"), "{said}");
+    let shares: f64 = throttled.shares.iter().map(|(_, share)| share).sum();
+    assert!((shares - 1.0).abs() < 1e-9, "{throttled:?}");
+    // It mostly has nothing to send, and is stopped sometimes.
+    assert_eq!(with(0.1, 0.2).factor, Factor::SenderApplication);
+    // What it has sent before it was stopped keeps the path full.
+    assert_eq!(with(1.0, 0.8).factor, Factor::Link);
 }

@@ -247,6 +247,7 @@ fn color(factor: Factor) -> Style {
         | Factor::ReceiveBuffer
         | Factor::SlowStart
         | Factor::Descheduled
+        | Factor::CpuQuota
         | Factor::Queue => Style::new().fg(Color::Yellow),
         Factor::Loss | Factor::PathMtu | Factor::Timeouts => {
             Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD)
