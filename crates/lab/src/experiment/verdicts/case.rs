@@ -25,7 +25,8 @@ pub(super) struct Case {
     pub(super) queue: Bytes,
     pub(super) loss: f64,
     /// The cause's parameter: the bytes per second of an application or of pacing, or the bytes of
-    /// a buffer, of a file, or of the narrow link's packets.
+    /// a buffer, of a file, or of the narrow link's packets, the number of guests on a core, or the
+    /// quota of CPU time in thousandths of a CPU.
     pub(super) knob: u64,
     /// The number of flows that share the bottleneck.
     pub(super) flows: u64,
@@ -51,12 +52,14 @@ impl Case {
             | Cause::NoScaling => (draw.within(60.0, 200.0), draw.within(20.0, 60.0)),
             Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
             Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
-            Cause::Queue if near => (draw.within(60.0, 120.0), draw.within(8.0, 20.0)),
+            Cause::Queue if near => (draw.within(100.0, 200.0), draw.within(8.0, 20.0)),
             Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
             Cause::Link => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
             Cause::Descheduled | Cause::DescheduledSender => {
                 (draw.within(0.2, 4.0), draw.within(400.0, 1000.0))
             }
+            // The path is no bottleneck: the quota is.
+            Cause::ThrottledSender => (draw.within(10.0, 150.0), draw.within(100.0, 200.0)),
             _ => (draw.within(10.0, 150.0), draw.within(8.0, 50.0)),
         };
         let round_trip = millis(round_trip);
@@ -101,6 +104,7 @@ impl Case {
             Cause::BlackHole | Cause::MtuProbing => draw.within(1280.0, 1460.0) as u64,
             // The number of guests that share the core.
             Cause::Descheduled | Cause::DescheduledSender => 2 + draw.random.next_u64() % 4,
+            Cause::ThrottledSender => draw.within(40.0, 200.0) as u64,
             _ => 0,
         };
         Self {
@@ -135,6 +139,17 @@ impl Case {
         Part {
             family: self.family,
             cause: self.cause,
+        }
+    }
+
+    /// Returns the share of the time for which the cause limits the connection, where that is known, if
+    /// this share of the bottleneck was used.
+    pub(super) fn share(&self, used: f64) -> Option<f64> {
+        match self.cause {
+            // nginx sends as fast as the path takes it, and then pauses.
+            Cause::SlowSender if !self.family.is_near() => Some(1.0 - used),
+            Cause::Idle | Cause::Link => Some(1.0),
+            _ => None,
         }
     }
 

@@ -49,6 +49,8 @@ pub(super) enum Cause {
     Elsewhere,
     /// The server is a guest that shares a core with others; observed at the server.
     DescheduledSender,
+    /// The sender needs more CPU time than its cgroup's quota.
+    ThrottledSender,
 }
 
 /// The end at which the connection is observed.
@@ -63,7 +65,7 @@ pub(super) enum End {
 // === impl Cause ===
 
 impl Cause {
-    pub(super) const ALL: [Self; 22] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::Idle,
         Self::SlowSender,
         Self::Questions,
@@ -86,6 +88,7 @@ impl Cause {
         Self::Link,
         Self::Elsewhere,
         Self::DescheduledSender,
+        Self::ThrottledSender,
     ];
 
     /// Returns the cause's name in figures.
@@ -113,6 +116,7 @@ impl Cause {
             Self::Link => "link",
             Self::Elsewhere => "slow sender (seen by the receiver)",
             Self::DescheduledSender => "descheduled guest that sends",
+            Self::ThrottledSender => "throttled sender",
         }
     }
 
@@ -130,6 +134,7 @@ impl Cause {
             Self::Pacing => "pacing",
             Self::Policer => "rate-limit",
             Self::Descheduled | Self::DescheduledSender => "descheduled",
+            Self::ThrottledSender => "cpu-quota",
             Self::BlackHole | Self::MtuProbing => "path-mtu",
             Self::Cut | Self::NoAnswer => "timeouts",
             Self::Link => "link",
@@ -165,6 +170,17 @@ impl Cause {
             // Long enough for the kernel to start probing for a packet size that passes.
             Self::MtuProbing => Duration::from_secs(12),
             _ => Duration::from_secs(5),
+        }
+    }
+
+    /// Whether a segment that waits for this long in the bottleneck's queue, on average, is as it should be.
+    /// The limit between the two is that of the verdicts.
+    pub(super) fn expects_wait(self, mean: Duration) -> bool {
+        const LONG: Duration = Duration::from_millis(40);
+        match self {
+            Self::Queue => mean >= LONG,
+            Self::Link => mean < LONG,
+            _ => true,
         }
     }
 

@@ -125,6 +125,7 @@ impl Family {
                 Cause::Pacing,
                 Cause::Policer,
                 Cause::Link,
+                Cause::ThrottledSender,
             ],
             Self::Shared => &[Cause::Queue, Cause::Link],
             Self::Standing => &[Cause::Queue],

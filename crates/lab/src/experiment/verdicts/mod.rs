@@ -142,10 +142,25 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
                 case.described(),
                 shown.used
             ));
+        } else if !case.cause.expects_wait(shown.wait) {
+            astray += 1;
+            notes.push(format!(
+                "This world did not work as intended: {}: segments waited {:.0?} in the queue, on average.",
+                case.described(),
+                shown.wait
+            ));
         }
     }
     notes.extend(wrong(done));
-    let headline = headline(&matrix, done.len(), &mut notes);
+    let mut headline = headline(&matrix, done.len(), &mut notes);
+    if let Some(error) = share_error(done) {
+        headline.insert("share_error".to_owned(), error);
+        notes.push(
+            "share_error is the mean difference between the share of the time for which the cause limited the connection, where \
+             that is known (an idle connection, a full link, a sender with pauses), and the share in the verdict."
+                .to_owned(),
+        );
+    }
     notes.push(
         "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come \
          from the seed. In the series `verdicts`, columns are verdicts and rows are causes; `(seen \
@@ -223,6 +238,19 @@ fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<S
     );
     headline.retain(|_, share| !share.is_nan());
     headline
+}
+
+/// Returns the mean difference between the shares of time in the verdicts and the true ones; `None` if
+/// no true share is known.
+fn share_error(done: &[Done]) -> Option<f64> {
+    let errors = done.iter().filter_map(|Done { case, shown, .. }| {
+        let truth = case.share(shown.used)?;
+        let said = shown.shares.get(case.part().factor());
+        Some((said.copied().unwrap_or(0.0) - truth).abs())
+    });
+    let errors: Vec<f64> = errors.collect();
+    let sum: f64 = errors.iter().sum();
+    (!errors.is_empty()).then(|| sum / errors.len() as f64)
 }
 
 /// Describes the wrong verdicts.

@@ -1,5 +1,6 @@
 //! The world of one run, and its programs.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use super::reader::Reader;
 use crate::experiment::guests::network;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::{Service, nginx, program};
+use taut_netlab::link::counters::PathCounters;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
@@ -32,7 +34,7 @@ const OTHER_PORT: u16 = 8080;
 const OTHER_FIRST: Duration = Duration::from_secs(3);
 /// iperf3's port.
 const IPERF_PORT: u16 = 5201;
-/// The server's ports for what a guest sends: data, which the server discards, and verdicts
+/// The port to which a program or a guest sends data, which is discarded, and the server's port for verdicts of guests
 /// (`HEARD_PORT`).
 const SINK_PORT: u16 = 5009;
 const HEARD_PORT: u16 = 5010;
@@ -55,8 +57,12 @@ pub(super) struct Stage<'a> {
 /// The results of a run.
 pub(super) struct Shown {
     pub(super) said: Said,
-    /// The share of the bottleneck that the connection used during the observation.
+    /// The share of the time that the verdict gives to each factor.
+    pub(super) shares: BTreeMap<String, f64>,
+    /// The share of the bottleneck that was used during the observation.
     pub(super) used: f64,
+    /// How long a segment waited in its queue, on average.
+    pub(super) wait: Duration,
 }
 
 /// The parsed fields of a line of `taut why --json`.
@@ -69,6 +75,7 @@ struct Line {
 struct ReportedVerdict {
     factor: String,
     confidence: String,
+    shares: BTreeMap<String, f64>,
 }
 
 /// Runs a case.
@@ -90,7 +97,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     if case.cause == Cause::Cut {
         stage.cut();
     }
-    let before = stage.carried()?;
+    let before = stage.bottleneck()?;
     let watch = case.cause.watch(case.round_trip);
     let mut why = stage
         .why(request, watch)
@@ -99,18 +106,22 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
         stage.talk()?;
     }
     let began = Instant::now();
-    let said = said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
+    let (said, shares) =
+        said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
     // `taut why` takes longer to start in a guest that shares its core.
     let watched = watch.max(began.elapsed()).as_secs_f64();
-    let bits = 8.0 * (stage.carried()? - before) as f64;
+    let after = stage.bottleneck()?;
+    let bits = 8.0 * (after.delivered_bytes - before.delivered_bytes) as f64;
     Ok(Shown {
         said,
+        shares,
         used: bits / (case.rate.0 as f64 * watched),
+        wait: after.mean_wait_since(&before),
     })
 }
 
-/// Returns the verdict on the connection that carries the most bytes.
-fn said(why: &mut Child) -> io::Result<Said> {
+/// Returns the verdict on the connection that carries the most bytes, and the share of each factor.
+fn said(why: &mut Child) -> io::Result<(Said, BTreeMap<String, f64>)> {
     let mut line = String::new();
     if let Some(out) = why.pipes().stdout.take() {
         let mut lines = BufReader::new(out);
@@ -128,14 +139,20 @@ fn said(why: &mut Child) -> io::Result<Said> {
         line => serde_json::from_str::<Line>(line)?.verdict,
     };
     Ok(match verdict {
-        Some(verdict) => Said {
-            factor: verdict.factor,
-            confidence: verdict.confidence,
-        },
-        None => Said {
-            factor: "nothing".to_owned(),
-            confidence: "unclear".to_owned(),
-        },
+        Some(verdict) => {
+            let said = Said {
+                factor: verdict.factor,
+                confidence: verdict.confidence,
+            };
+            (said, verdict.shares)
+        }
+        None => {
+            let said = Said {
+                factor: "nothing".to_owned(),
+                confidence: "unclear".to_owned(),
+            };
+            (said, BTreeMap::new())
+        }
     })
 }
 
@@ -240,12 +257,20 @@ impl<'a> Stage<'a> {
 
     fn serve(&mut self) -> Result<(), ExperimentError> {
         let dir = self.world.dir();
-        if self.case.cause == Cause::DescheduledSender {
+        let sink = match self.case.cause {
+            Cause::DescheduledSender => Some((self.world.host("server"), network::SERVER)),
+            Cause::ThrottledSender => {
+                let client = self.world.host("client");
+                Some((client, client.addr()))
+            }
+            _ => None,
+        };
+        if let Some((host, addr)) = sink {
             let mut sink = program::SOCAT.command();
             let listen = format!("TCP-LISTEN:{SINK_PORT},fork");
             sink.args(["-u", &listen, "OPEN:/dev/null"]);
-            let addr = SocketAddr::from((network::SERVER, SINK_PORT));
-            let service = Service::start(self.world.host("server"), "socat", sink, addr, dir)?;
+            let addr = SocketAddr::from((addr, SINK_PORT));
+            let service = Service::start(host, "socat", sink, addr, dir)?;
             self.serving = Some(service);
             return Ok(());
         }
@@ -298,6 +323,10 @@ impl<'a> Stage<'a> {
             _ => String::new(),
         };
         let location = match self.case.cause {
+            // By default nginx sends what it may send in a second at once, and the path limits that.
+            Cause::SlowSender if self.case.family.is_near() => {
+                format!("limit_rate {knob}; sendfile_max_chunk 8k;")
+            }
             Cause::SlowSender | Cause::Elsewhere => format!("limit_rate {knob};"),
             // All requests use one connection.
             Cause::Questions => format!("keepalive_requests {QUESTIONS};"),
@@ -352,6 +381,7 @@ impl<'a> Stage<'a> {
                 iperf.stdin(Stdio::null());
                 ("server", iperf)
             }
+            Cause::ThrottledSender => ("server", self.throttled()?),
             cause => {
                 let mut curl = program::CURL.command();
                 curl.args(["-q", "--silent", "--noproxy", "*", "--output", "/dev/null"]);
@@ -373,6 +403,22 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
+    /// Returns a program that compresses what it sends, which takes more CPU time than it has.
+    fn throttled(&self) -> Result<Command, ExperimentError> {
+        let group = self.world.cpu_quota(self.case.knob as f64 / 1e3);
+        let lacks = || io::Error::other("this machine has no CPU controller for cgroups");
+        let group = group.and_then(|group| group.ok_or_else(lacks));
+        let group = group.map_err(ExperimentError::machine("make a cgroup with a CPU quota"))?;
+        let script = format!(
+            "echo $$ > \"$1\" && gzip -9 </dev/urandom | exec socat -u STDIN TCP:{}:{SINK_PORT}",
+            self.world.addr("client")
+        );
+        let mut sh = Command::new("sh");
+        sh.args(["-c", &script, "sh"]).arg(group.processes());
+        sh.stdin(Stdio::null());
+        Ok(sh)
+    }
+
     /// Starts another download, from this port of nginx.
     fn fetch(&mut self, port: u16) -> Result<(), ExperimentError> {
         let mut curl = program::CURL.command();
@@ -391,13 +437,14 @@ impl<'a> Stage<'a> {
         self.world.cut("server", "client", true);
     }
 
-    /// Returns the number of bytes that the bottleneck has passed.
-    fn carried(&self) -> Result<u64, ExperimentError> {
+    /// Returns the counters of the bottleneck.
+    fn bottleneck(&self) -> Result<PathCounters, ExperimentError> {
         let reports = self.world.link_reports()?;
-        Ok(reports.first().map_or(0, |link| match self.case.cause {
-            Cause::DescheduledSender => link.b_to_a.path.delivered_bytes,
-            _ => link.a_to_b.path.delivered_bytes,
-        }))
+        let first = reports.first().map(|link| match self.case.cause {
+            Cause::DescheduledSender => link.b_to_a.path,
+            _ => link.a_to_b.path,
+        });
+        Ok(first.unwrap_or_default())
     }
 
     fn watched(&self) -> &Host {
@@ -413,9 +460,9 @@ impl<'a> Stage<'a> {
     fn why(&mut self, request: &Request, watch: Duration) -> io::Result<Child> {
         let filter = match (self.case.cause, self.case.cause.watched()) {
             (Cause::Pacing, _) => format!("dport {IPERF_PORT}"),
+            (Cause::ThrottledSender, _) | (_, End::Guest) => format!("dport {SINK_PORT}"),
             (_, End::Server) => "sport 80".to_owned(),
             (_, End::Client) => "dport 80".to_owned(),
-            (_, End::Guest) => format!("dport {SINK_PORT}"),
         };
         let watch = format!("{}ms", watch.as_millis());
         let args = ["why", "--json", "--own-netns", "--for", &watch, &filter];
