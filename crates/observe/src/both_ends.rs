@@ -1,9 +1,10 @@
 //! One verdict from both ends of a connection.
 //!
-//! Each end knows for certain only what happens to it: the sender knows its application, its buffer and the
-//! path, the receiver its application and its window. [`Report`] is what `taut why --json` printed at the
-//! other end, [`Report::find`] joins a connection with it, and [`Joint::of`] takes from each verdict what
-//! that end knows. Text from the other end is made safe for a terminal when it is read.
+//! Each end knows for certain only what happens to it: the sender knows its application, its buffer
+//! and the path, the receiver its application and its window. [`Report`] is what `taut why --json`
+//! printed at the other end, [`Report::find`] finds a connection in it, and [`Joint::of`] takes
+//! from each verdict what that end knows. Text from the other end is made safe for a terminal when
+//! it is read.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,9 +19,9 @@ use crate::verdict::{Confidence, Factor, Verdict, confidence};
 #[derive(Debug, Default)]
 pub struct Report {
     connections: Vec<Remote>,
-    /// By this end's address and port there, then that of its peer.
+    /// Indexes by [`Remote::local`] and [`Remote::remote`].
     by_address: BTreeMap<(SocketAddr, SocketAddr), usize>,
-    /// By where the sequence numbers begin that this end receives.
+    /// Indexes by [`SequenceBase::received`].
     by_received: BTreeMap<u32, Vec<usize>>,
 }
 
@@ -59,7 +60,7 @@ struct RemoteEvidence {
     text: String,
 }
 
-/// The factors that one end finds.
+/// The factors that one end finds, without their causes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct View {
     factor: Factor,
@@ -93,7 +94,7 @@ pub struct Joint {
     pub shown_by: End,
 }
 
-/// An end of a connection, seen from this machine.
+/// One of the two machines that a connection joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
@@ -106,40 +107,43 @@ pub enum End {
 /// Why a report cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// A line is no connection.
+    /// A line is not JSON, or lacks a field of a connection.
     #[error("line {line} is not of `taut why --json`: {problem}")]
     Line {
         /// Its number, from 1.
         line: usize,
-        /// What the parser says.
+        /// The parser's error.
         problem: String,
     },
     /// There are more connections than [`CONNECTIONS_MAX`].
-    #[error("it has more than {CONNECTIONS_MAX} connections; give `taut why` there a filter")]
+    #[error(
+        "the report has more than {CONNECTIONS_MAX} connections; give `taut why` there a filter"
+    )]
     TooMany,
 }
 
 /// The maximum number of connections of a report.
 pub const CONNECTIONS_MAX: usize = 100_000;
 
-/// A claim of the sender's about the receiver that the receiver's own instruments deny counts this much.
+/// The share that remains of a sender's finding about the receiver if the receiver's own
+/// instruments deny it.
 const DENIED: f64 = 0.25;
 
-/// The difference between two ends' bases: Linux counts the acknowledgement of a SYN as a byte at the end
-/// that sent it first, and a FIN at both.
-const BASES_DIFFER: u32 = 2;
+/// The maximum difference between the bases at both ends. Linux counts the acknowledgement of a SYN
+/// as a byte at the end that sent the SYN first, and that of a FIN at both ends.
+const BASE_DIFFERENCE_MAX: u32 = 2;
 
 // === impl Report ===
 
 impl Report {
-    /// Parses the lines of `taut why --json`. Lines that are no connections (they have no `local`) are left out.
+    /// Parses the lines of `taut why --json`. Only lines of connections have a `local`; others are
+    /// skipped.
     ///
     /// # Errors
     /// [`ReportError`].
     pub fn parse(text: &str) -> Result<Self, ReportError> {
-        /// Every line is of this kind.
         #[derive(Deserialize)]
-        struct Any {
+        struct AnyLine {
             local: Option<serde::de::IgnoredAny>,
         }
         let mut report = Self::default();
@@ -151,11 +155,8 @@ impl Report {
                 line: index + 1,
                 problem: sanitize::text(error.to_string().as_bytes()),
             };
-            if serde_json::from_str::<Any>(line)
-                .map_err(problem)?
-                .local
-                .is_none()
-            {
+            let any: AnyLine = serde_json::from_str(line).map_err(problem)?;
+            if any.local.is_none() {
                 continue;
             }
             let mut remote: Remote = serde_json::from_str(line).map_err(problem)?;
@@ -163,7 +164,7 @@ impl Report {
             if report.connections.len() >= CONNECTIONS_MAX {
                 return Err(ReportError::TooMany);
             }
-            let key = (plain(remote.local), plain(remote.remote));
+            let key = (canonical(remote.local), canonical(remote.remote));
             report.by_address.insert(key, report.connections.len());
             if let Some(sequence) = remote.sequence {
                 let same = report.by_received.entry(sequence.received).or_default();
@@ -184,15 +185,15 @@ impl Report {
         self.connections.is_empty()
     }
 
-    /// Returns the other end of a connection of this machine. Sequence numbers decide where both ends know
-    /// them; addresses and ports do otherwise.
+    /// Returns the other end of a connection of this machine. Sequence numbers decide if both ends
+    /// know them, otherwise addresses and ports.
     pub fn find(
         &self,
         local: SocketAddr,
         remote: SocketAddr,
         sequence: Option<SequenceBase>,
     ) -> Option<&Remote> {
-        let by_address = self.by_address.get(&(plain(remote), plain(local)));
+        let by_address = self.by_address.get(&(canonical(remote), canonical(local)));
         let by_address = by_address.and_then(|index| self.connections.get(*index));
         let Some(here) = sequence else {
             return by_address;
@@ -202,21 +203,21 @@ impl Report {
         {
             return Some(found);
         }
-        let near = (0..=2 * BASES_DIFFER)
-            .map(|i| here.sent.wrapping_sub(BASES_DIFFER).wrapping_add(i))
+        let near = (0..=2 * BASE_DIFFERENCE_MAX)
+            .map(|i| here.sent.wrapping_sub(BASE_DIFFERENCE_MAX).wrapping_add(i))
             .filter_map(|received| self.by_received.get(&received));
         let near = near
             .flatten()
             .filter_map(|index| self.connections.get(*index));
-        let mut same =
+        let mut matching =
             near.filter(|other| other.sequence.is_some_and(|there| here.is_of_peer(there)));
-        // If two match, neither is taken.
-        same.next().filter(|_| same.next().is_none())
+        // If two match, neither is certain.
+        matching.next().filter(|_| matching.next().is_none())
     }
 }
 
-/// Returns an IPv4 address that is written as IPv6 as IPv4: which one an end shows depends on its socket.
-fn plain(addr: SocketAddr) -> SocketAddr {
+/// Converts an IPv4-mapped IPv6 address to IPv4: the form at an end depends on its socket's family.
+fn canonical(addr: SocketAddr) -> SocketAddr {
     let ip = match addr.ip() {
         IpAddr::V6(ip) => ip.to_canonical(),
         ip => ip,
@@ -227,19 +228,19 @@ fn plain(addr: SocketAddr) -> SocketAddr {
 // === impl Remote ===
 
 impl Remote {
-    /// Returns the process there, for a person.
+    /// Returns the name and the pid of the process there.
     pub fn process(&self) -> Option<String> {
         let process = self.process.as_ref()?;
         Some(format!("{}, pid {}", process.name, process.pid))
     }
 
-    /// Returns whether this is the factor of the verdict there.
+    /// Returns whether the verdict there names this factor.
     pub fn names(&self, factor: Factor) -> bool {
         let verdict = self.verdict.as_ref();
         verdict.is_some_and(|verdict| verdict.view.factor == factor)
     }
 
-    /// Returns the factor there, for a person.
+    /// Returns the name of the factor there, with a question mark if the verdict is not sure.
     pub fn factor(&self) -> String {
         self.verdict.as_ref().map_or_else(String::new, |verdict| {
             format!(
@@ -261,9 +262,9 @@ impl Remote {
         self.verdict.as_ref()?.remedy.as_deref()
     }
 
-    /// Returns whether its addresses are those that this machine sees.
+    /// Returns whether both machines see the same addresses: nothing translates them in between.
     pub fn has_addresses(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        plain(self.local) == plain(remote) && plain(self.remote) == plain(local)
+        canonical(self.local) == canonical(remote) && canonical(self.remote) == canonical(local)
     }
 
     fn sanitize(&mut self) {
@@ -284,7 +285,7 @@ impl Remote {
 // === impl SequenceBase ===
 
 impl SequenceBase {
-    /// Returns that of a connection of this machine.
+    /// Returns the base of a connection of this machine.
     pub fn of(internals: &Internals) -> Self {
         Self {
             sent: internals.sent_base,
@@ -293,7 +294,7 @@ impl SequenceBase {
     }
 
     fn is_of_peer(self, peer: Self) -> bool {
-        let near = |a: u32, b: u32| a.wrapping_sub(b).min(b.wrapping_sub(a)) <= BASES_DIFFER;
+        let near = |a: u32, b: u32| a.wrapping_sub(b).min(b.wrapping_sub(a)) <= BASE_DIFFERENCE_MAX;
         near(self.sent, peer.received) && near(self.received, peer.sent)
     }
 }
@@ -311,81 +312,73 @@ impl Joint {
             weight: here.weight,
             shares: here.shares.iter().copied().collect(),
         };
-        let (mut joint, is_receiver) = match sends {
-            true => join(&here, there),
-            false => join(there, &here),
-        };
-        joint.shown_by = match is_receiver != sends {
-            true => End::Here,
-            false => End::There,
-        };
-        Some(joint)
+        Some(match sends {
+            true => join((End::Here, &here), (End::There, there)),
+            false => join((End::There, there), (End::Here, &here)),
+        })
     }
 }
 
-/// Joins the views of sender and receiver. Returns also whether the receiver shows the factor.
-fn join(sender: &View, receiver: &View) -> (Joint, bool) {
-    let claimed: f64 = sender
-        .shares()
-        .filter(|(f, _)| is_of_receiver(*f))
-        .map(|(_, w)| w)
-        .sum();
-    let claimed = claimed.min(1.0);
-    let denies = receiver.factor == Factor::Peer && receiver.confidence >= Confidence::Likely;
-    let mut found: Vec<(Factor, f64, bool)> = Vec::new();
-    for (factor, weight) in sender.shares() {
-        match factor {
-            Factor::Peer | Factor::Unclear => {}
-            _ if is_of_receiver(factor) && denies => found.push((factor, weight * DENIED, false)),
-            // The receiver knows which of the two it is.
-            _ if is_of_receiver(factor) && receiver.names_its_own() => {}
-            _ => found.push((factor, weight, false)),
-        }
-    }
-    let own = receiver.shares();
-    let is_own = |factor| is_of_receiver(factor) || is_of_either(factor);
-    let own = own.filter(|(factor, _)| is_own(*factor));
-    let mut own: Vec<_> = own.collect();
-    own.sort_by(|a, b| b.1.total_cmp(&a.1));
-    for (index, (factor, weight)) in own.into_iter().enumerate() {
-        // What the sender's kernel counted as waiting for the receiver is exact. It is the time of what
-        // limits the receiver most.
-        let exact = if index == 0 { claimed } else { 0.0 };
-        found.push((factor, weight.max(exact), true));
-    }
-    let agreed = |factor| sender.factor == factor && receiver.factor == factor;
-    let weight_of = |factor: Factor| {
-        let of = found.iter().filter(|(f, ..)| *f == factor);
-        of.map(|(_, weight, _)| *weight).fold(0.0, f64::max)
-    };
-    // Of two with the same weight the sender's, and then the receiver's first.
-    let heaviest = found
-        .iter()
-        .rev()
-        .max_by(|a, b| a.1.total_cmp(&b.1))
-        .copied();
-    let Some((factor, weight, by_receiver)) = heaviest else {
-        let unclear = Joint {
+/// Joins the views of the two ends.
+fn join((sending, sender): (End, &View), (receiving, receiver): (End, &View)) -> Joint {
+    let mut found = sender_findings(sender, receiver, sending);
+    found.extend(receiver_findings(sender, receiver, receiving));
+    // On a tie, the first one wins: the sender's, then the receiver's largest.
+    let heaviest = found.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1));
+    let Some(&(factor, weight, shown_by)) = heaviest else {
+        return Joint {
             factor: Factor::Unclear,
             confidence: Confidence::Unclear,
             weight: 0.0,
-            shown_by: End::Here,
+            shown_by: sending,
         };
-        return (unclear, false);
     };
-    let others = Factor::ALL.into_iter().filter(|other| *other != factor);
-    let next = others.map(weight_of).fold(0.0, f64::max);
+    let others = found.iter().filter(|(other, ..)| *other != factor);
+    let next = others.map(|(_, weight, _)| *weight).fold(0.0, f64::max);
     let mut confidence = confidence(weight, next);
-    if agreed(factor) {
+    if sender.factor == factor && receiver.factor == factor {
         confidence = confidence.max(sender.confidence).max(receiver.confidence);
     }
-    let joint = Joint {
+    Joint {
         factor,
         confidence,
         weight,
-        shown_by: End::Here,
-    };
-    (joint, by_receiver)
+        shown_by,
+    }
+}
+
+/// Returns the factors that the sender contributes, with their weights.
+fn sender_findings(sender: &View, receiver: &View, end: End) -> Vec<(Factor, f64, End)> {
+    let denies = receiver.factor == Factor::Peer && receiver.confidence >= Confidence::Likely;
+    let findings = sender.shares().filter_map(|(factor, weight)| match factor {
+        Factor::Peer | Factor::Unclear => None,
+        _ if is_of_receiver(factor) && denies => Some((factor, weight * DENIED, end)),
+        // The receiver knows which of its own factors it is.
+        _ if is_of_receiver(factor) && receiver.names_its_own() => None,
+        _ => Some((factor, weight, end)),
+    });
+    findings.collect()
+}
+
+/// Returns the factors that the receiver contributes, with their weights, the largest first.
+fn receiver_findings(sender: &View, receiver: &View, end: End) -> Vec<(Factor, f64, End)> {
+    let mut findings: Vec<_> = receiver
+        .shares()
+        .filter(|(factor, _)| is_of_receiver(*factor) || is_of_either(*factor))
+        .map(|(factor, weight)| (factor, weight, end))
+        .collect();
+    findings.sort_by(|a, b| b.1.total_cmp(&a.1));
+    // The sender's kernel has measured exactly for how long it waited for the receiver. That time
+    // belongs to the receiver's largest factor.
+    let waited = sender
+        .shares()
+        .filter(|(factor, _)| is_of_receiver(*factor))
+        .map(|(_, weight)| weight)
+        .sum::<f64>();
+    if let Some((_, weight, _)) = findings.first_mut() {
+        *weight = weight.max(waited.min(1.0));
+    }
+    findings
 }
 
 /// Whether only the receiver's instruments show the factor for certain.
@@ -393,7 +386,7 @@ fn is_of_receiver(factor: Factor) -> bool {
     matches!(factor, Factor::ReceiverApplication | Factor::ReceiveBuffer)
 }
 
-/// Whether the instruments of the end at which the factor is show it.
+/// Whether either end can have the factor, and only the instruments of that end show it for certain.
 fn is_of_either(factor: Factor) -> bool {
     matches!(factor, Factor::Descheduled | Factor::CpuQuota)
 }
@@ -403,22 +396,21 @@ fn is_of_either(factor: Factor) -> bool {
 impl View {
     /// Returns the factors with their shares, from 0 to 1.
     fn shares(&self) -> impl Iterator<Item = (Factor, f64)> {
+        // An older version reports no shares.
         let only = self.shares.is_empty().then_some((self.factor, self.weight));
         let all = self
             .shares
             .iter()
             .map(|(factor, weight)| (*factor, *weight));
-        let valid = |weight: f64| {
-            if weight.is_nan() {
-                0.0
-            } else {
-                weight.clamp(0.0, 1.0)
-            }
+        let valid = |weight: f64| match weight.is_nan() {
+            true => 0.0,
+            false => weight.clamp(0.0, 1.0),
         };
         all.chain(only)
             .map(move |(factor, weight)| (factor, valid(weight)))
     }
 
+    /// Whether the verdict of a receiver is about the receiver itself.
     fn names_its_own(&self) -> bool {
         let is_own = is_of_receiver(self.factor) || self.factor == Factor::CpuQuota;
         is_own && self.confidence >= Confidence::Likely

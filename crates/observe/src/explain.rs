@@ -29,11 +29,13 @@ pub struct Explanation<'a> {
     other: Option<Other<'a>>,
 }
 
-/// The other end of a connection, and what both ends say.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
 struct Other<'a> {
+    /// The name of the machine.
     name: &'a str,
     remote: &'a Remote,
+    /// The verdict of both ends; `None` if one of them has none.
     joint: Option<Joint>,
 }
 
@@ -50,9 +52,9 @@ struct Line<'a> {
     both_ends: Option<Joint>,
 }
 
-/// Explains the connections that two scans or more have found, whether they have ended or not, in
-/// descending order of payload. `tuned`: the changes that `taut tune` made to them, in sentences by
-/// cookie.
+/// Explains the connections of the last scan, and those that have ended and that at least two scans
+/// have found, in descending order of payload. `tuned`: the changes that `taut tune` made to them,
+/// in sentences by cookie.
 pub fn explanations<'a>(
     observation: &'a Observation,
     tuned: &'a HashMap<u64, Vec<String>>,
@@ -80,31 +82,22 @@ pub fn explanations<'a>(
         tuned: tuned(kept.cookie),
         other: None,
     });
-    let mut judged: Vec<_> = open.chain(ended).collect();
-    judged.sort_by_key(|judged| (Reverse(judged.carried), judged.cookie));
-    judged
+    let mut all: Vec<_> = open.chain(ended).collect();
+    all.sort_by_key(|one| (Reverse(one.carried), one.cookie));
+    all
 }
 
-/// Joins the connections with those of the other machine, `name`.
-pub fn join<'a>(judged: &mut [Explanation<'a>], name: &'a str, report: &'a Report) {
-    for judged in judged {
-        let connection = &judged.tracked.last().connection;
+/// Joins each explanation with the connection's other end in the report of the machine `name`.
+pub fn join<'a>(explanations: &mut [Explanation<'a>], name: &'a str, report: &'a Report) {
+    for explanation in explanations {
+        let connection = &explanation.tracked.last().connection;
         let sequence = connection.internals.as_ref().map(SequenceBase::of);
         let Some(remote) = report.find(connection.local, connection.remote, sequence) else {
             continue;
         };
-        let window = judged.tracked.window();
-        // Without data in the window, what it has carried so far.
-        let so_far = || {
-            let info = judged.tracked.last().info()?;
-            Some(info.bytes_acked? >= info.bytes_received?)
-        };
-        let sends = window.as_ref().and_then(verdict::sends).or_else(so_far);
-        let joint = judged
-            .verdict
-            .as_ref()
-            .and_then(|here| Joint::of(here, sends.unwrap_or(true), remote));
-        judged.other = Some(Other {
+        let here = explanation.verdict.as_ref();
+        let joint = here.and_then(|here| Joint::of(here, explanation.sends(), remote));
+        explanation.other = Some(Other {
             name,
             remote,
             joint,
@@ -116,15 +109,14 @@ pub fn join<'a>(judged: &mut [Explanation<'a>], name: &'a str, report: &'a Repor
 ///
 /// # Errors
 /// Those of serde_json.
-pub fn json(judged: &[Explanation<'_>], ended: &Groups) -> serde_json::Result<String> {
+pub fn json(explanations: &[Explanation<'_>], ended: &Groups) -> serde_json::Result<String> {
     let mut text = String::new();
-    for judged in judged {
-        let verdict = judged.verdict.clone();
+    for one in explanations {
         let line = Line {
-            record: Record::of(judged.cookie, judged.tracked, judged.process, verdict),
-            has_ended: judged.has_ended,
-            tuned: judged.tuned,
-            both_ends: judged.other.and_then(|other| other.joint),
+            record: Record::of(one.cookie, one.tracked, one.process, one.verdict.clone()),
+            has_ended: one.has_ended,
+            tuned: one.tuned,
+            both_ends: one.other.and_then(|other| other.joint),
         };
         text.push_str(&serde_json::to_string(&line)?);
         text.push('\n');
@@ -136,23 +128,23 @@ pub fn json(judged: &[Explanation<'_>], ended: &Groups) -> serde_json::Result<St
 /// Reports how many connections each factor limits, explains the first `explained` of them, and sums
 /// up those that have ended.
 pub fn text(
-    judged: &[Explanation<'_>],
+    explanations: &[Explanation<'_>],
     observation: &Observation,
     watched: Duration,
     explained: usize,
 ) -> String {
     let watched = watched.as_secs_f64();
     let ended = observation.groups();
-    let mut text = match judged.len() {
+    let mut text = match explanations.len() {
         0 if ended.is_empty() => format!("no such connection in {watched:.1} s\n"),
         0 | 1 => String::new(),
         count => format!(
             "{count} connections in {watched:.1} s: {}\n\n",
-            summary(judged)
+            summary(explanations)
         ),
     };
-    for judged in judged.iter().take(explained) {
-        text.push_str(&judged.explained());
+    for explanation in explanations.iter().take(explained) {
+        text.push_str(&explanation.text());
         text.push('\n');
     }
     if !ended.is_empty() {
@@ -161,16 +153,16 @@ pub fn text(
     }
     if !observation.sees_all_ends() {
         text.push_str(
-            "connections that come and go between two scans are not seen: that needs root, and a kernel with BTF\n",
+            "connections that open and close between two scans are not reported: run this as root, on a kernel with BTF\n",
         );
     }
     text
 }
 
 /// Reports how many connections each factor limits, in descending order of frequency.
-fn summary(judged: &[Explanation<'_>]) -> String {
+fn summary(explanations: &[Explanation<'_>]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for Explanation { verdict, .. } in judged {
+    for Explanation { verdict, .. } in explanations {
         let factor = verdict
             .as_ref()
             .map_or(Factor::Unclear, |verdict| verdict.factor);
@@ -188,15 +180,27 @@ fn summary(judged: &[Explanation<'_>]) -> String {
 // === impl Explanation ===
 
 impl Explanation<'_> {
-    fn explained(&self) -> String {
+    /// Returns whether this end sends at least as much as it receives: in the window, or else in
+    /// the connection's whole life.
+    fn sends(&self) -> bool {
+        let in_life = || {
+            let info = self.tracked.last().info()?;
+            Some(info.bytes_acked? >= info.bytes_received?)
+        };
+        let window = self.tracked.window();
+        let in_window = window.as_ref().and_then(verdict::sends);
+        in_window.or_else(in_life).unwrap_or(true)
+    }
+
+    fn text(&self) -> String {
         let connection = &self.tracked.last().connection;
-        let who = match self.process {
+        let process = match self.process {
             Some(process) => format!(" ({}, pid {})", process.name, process.pid),
             None => String::new(),
         };
         let ended = if self.has_ended { ", has ended" } else { "" };
         let mut text = format!(
-            "{} -> {}{who}{ended}\n",
+            "{} -> {}{process}{ended}\n",
             connection.local, connection.remote
         );
         let Some(verdict) = &self.verdict else {
@@ -206,40 +210,47 @@ impl Explanation<'_> {
             ));
             return text;
         };
-        let other = self.other.and_then(|other| Some((other, other.joint?)));
-        let Some((other, joint)) = other else {
-            text.push_str(&verdict_of_one_end(verdict));
-            if let Some(other) = self.other {
-                text.push_str(&format!("  {} has no verdict on it\n", other.name));
+        match self.other.and_then(|other| Some((other, other.joint?))) {
+            Some((other, joint)) => text.push_str(&self.joint_text(verdict, other, joint)),
+            None => {
+                text.push_str(&verdict_text(verdict));
+                if let Some(other) = self.other {
+                    text.push_str(&format!(
+                        "  {} has no verdict on this connection\n",
+                        other.name
+                    ));
+                }
             }
-            text.push_str(&self.tuned());
-            return text;
-        };
+        }
+        for sentence in self.tuned {
+            text.push_str(&format!("  {sentence}\n"));
+        }
+        text
+    }
+
+    /// Returns the verdict of both ends, with the factor and the evidence of each.
+    fn joint_text(&self, verdict: &Verdict, other: Other<'_>, joint: Joint) -> String {
+        let Other { name, remote, .. } = other;
         let doubt = joint.confidence.doubt();
-        text.push_str(&format!("  {}{doubt}\n", joint.factor.sentence()));
-        let process = other.remote.process();
-        let process = process.map_or(String::new(), |process| format!(" ({process})"));
-        let behind = match other
-            .remote
-            .has_addresses(connection.local, connection.remote)
-        {
-            true => String::new(),
-            false => format!(", as {} -> {}", other.remote.local, other.remote.remote),
-        };
-        text.push_str(&format!(
-            "  here: {}{}\n",
-            verdict.factor.name(),
-            verdict.confidence.doubt()
-        ));
+        let mut text = format!("  {}{doubt}\n", joint.factor.sentence());
+        let factor = verdict.factor.name();
+        let doubt = verdict.confidence.doubt();
+        text.push_str(&format!("  here: {factor}{doubt}\n"));
         for evidence in verdict.evidence() {
             text.push_str(&format!("    {}\n", evidence.text));
         }
+        let connection = &self.tracked.last().connection;
+        let process = remote.process();
+        let process = process.map_or(String::new(), |process| format!(" ({process})"));
+        let translated = match remote.has_addresses(connection.local, connection.remote) {
+            true => String::new(),
+            false => format!(", as {} -> {}", remote.local, remote.remote),
+        };
         text.push_str(&format!(
-            "  at {}{process}{behind}: {}\n",
-            other.name,
-            other.remote.factor()
+            "  at {name}{process}{translated}: {}\n",
+            remote.factor()
         ));
-        for evidence in other.remote.evidence() {
+        for evidence in remote.evidence() {
             text.push_str(&format!("    {evidence}\n"));
         }
         match joint.shown_by {
@@ -249,25 +260,18 @@ impl Explanation<'_> {
                 }
             }
             End::There => {
-                let remedy = other.remote.remedy();
-                if let Some(remedy) = remedy.filter(|_| other.remote.names(joint.factor)) {
-                    text.push_str(&format!("  what helps, at {}: {remedy}\n", other.name));
+                let remedy = remote.remedy().filter(|_| remote.names(joint.factor));
+                if let Some(remedy) = remedy {
+                    text.push_str(&format!("  what helps, at {name}: {remedy}\n"));
                 }
             }
         }
-        text.push_str(&self.tuned());
         text
-    }
-
-    fn tuned(&self) -> String {
-        self.tuned
-            .iter()
-            .map(|sentence| format!("  {sentence}\n"))
-            .collect()
     }
 }
 
-fn verdict_of_one_end(verdict: &Verdict) -> String {
+/// Returns the verdict of this end, with its evidence and the remedy.
+fn verdict_text(verdict: &Verdict) -> String {
     let doubt = verdict.confidence.doubt();
     let mut text = format!("  {}{doubt}\n", verdict.factor.sentence());
     for evidence in verdict.evidence() {
