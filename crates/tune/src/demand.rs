@@ -22,7 +22,8 @@ const GROWTH: f64 = 1.3;
 const LIMITING_USE: f64 = 0.7;
 /// A send buffer limits its connection if it is full for at least this share of the time.
 const LIMITING_TIME: f64 = 0.1;
-/// A window is as wide as its scale allows from this share on: the kernel rounds it down.
+/// A window counts as being as wide as its scale allows from this share of that width on. The
+/// kernel rounds windows down.
 const AT_WIDEST: f64 = 0.9;
 /// The memory that a byte of payload takes where it cannot be measured.
 const OVERHEAD: f64 = 1.5;
@@ -62,9 +63,9 @@ pub struct Demand {
     /// Whether the buffer limits the connection, as far as this end can tell.
     pub is_limiting: bool,
     /// The widest window that the window scale allows, in bytes of payload, for the connection's
-    /// life (RFC 7323 2.3); `None` if it is not known.
+    /// life (RFC 7323 2.3); `None` if it is unknown.
     pub widest: Option<u64>,
-    /// The offered window is as wide as the window scale allows.
+    /// Whether the offered window is as wide as the window scale allows.
     pub is_at_widest: bool,
     /// The reason for the demand.
     pub reason: Reason,
@@ -97,7 +98,7 @@ pub enum Reason {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCap {
     configured: Option<u64>,
-    /// The widest window of a connection by its window scale.
+    /// The widest window that a connection's window scale allows.
     scaled: Option<u64>,
 }
 
@@ -265,8 +266,8 @@ fn of_buffer(
     })
 }
 
-/// Returns the widest window that can be announced in this direction: 16 bits, shifted by the scale
-/// that the handshake has fixed.
+/// Returns the widest window that can be advertised in this direction: 16 bits, shifted by the
+/// scale that the handshake has fixed.
 fn widest(info: &TcpInfo, direction: Direction) -> u64 {
     let scale = match (info.window_scales, direction) {
         (None, _) => 0,

@@ -64,7 +64,8 @@ pub enum Change {
         /// The new size, in bytes with overhead.
         to: u64,
     },
-    /// Nothing: the window is as wide as its scale allows, so only a new connection can be faster.
+    /// Change nothing, because the window is as wide as its scale allows: only a new connection can
+    /// be faster.
     Reconnect {
         /// The socket's cookie.
         cookie: u64,
@@ -149,7 +150,8 @@ pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Chan
     })
 }
 
-/// Returns the advice for a connection whose window is as wide as its scale allows, and limits it.
+/// Returns the advice to reconnect, if the window limits the connection and is as wide as its scale
+/// allows.
 pub fn reconnect(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
     let is_capped = demand.is_limiting && demand.is_at_widest;
     is_capped.then_some(Change::Reconnect {
@@ -198,15 +200,16 @@ pub fn raise_maximum(direction: Direction, from: u64, cap: WindowCap) -> Option<
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::demand::Reason;
 
-    #[test]
-    fn a_fixed_buffer_that_limits_its_connection_is_unlocked() {
-        let fixed = Demand {
+    /// The demand of a buffer of 128 KiB that its application has fixed, and that limits its
+    /// connection.
+    pub(crate) fn limiting() -> Demand {
+        Demand {
             size: 128 << 10,
             queued: 0,
             committed: 0,
@@ -221,7 +224,12 @@ mod tests {
                 window: 64 << 10,
                 round_trip: Duration::from_millis(100),
             },
-        };
+        }
+    }
+
+    #[test]
+    fn a_fixed_buffer_that_limits_its_connection_is_unlocked() {
+        let fixed = limiting();
         let to = |demand: Demand| match unlock(1, Direction::Receive, &demand) {
             Some(Change::Unlock { to, .. }) => Some(to),
             _ => None,
@@ -269,19 +277,10 @@ mod tests {
     fn only_a_new_connection_helps_one_at_its_widest_window() {
         let demand = Demand {
             size: 400_000,
-            queued: 0,
-            committed: 0,
-            segment: 0,
             wanted: 393_210,
-            useful: 393_210,
-            is_fixed: Some(true),
-            is_limiting: true,
             widest: Some(131_070),
             is_at_widest: true,
-            reason: Reason::Growing {
-                window: 131_070,
-                round_trip: Duration::from_millis(100),
-            },
+            ..limiting()
         };
         assert_eq!(unlock(1, Direction::Receive, &demand), None);
         assert!(reconnect(1, Direction::Receive, &demand).is_some());

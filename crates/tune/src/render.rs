@@ -96,8 +96,8 @@ pub(crate) fn reason(change: &Change) -> String {
             "TCP uses nearly as much memory as net.ipv4.tcp_mem allows before the kernel slows every connection, and {IDLE}"
         ),
         Change::Reconnect { demand, .. } => format!(
-            "its window scale allows no window beyond {}: {}; the handshake fixed it, from the buffer that the \
-             application had set or the kernel's maximum",
+            "its window scale allows no window beyond {}: {}; the handshake fixed the scale, by the buffer that the \
+             application had set or by the kernel's maximum",
             size(demand.widest.unwrap_or_default()),
             limit(demand)
         ),
@@ -167,7 +167,8 @@ pub(crate) fn expected(change: &Change) -> String {
     }
 }
 
-/// Whether the widest window by scale is not far from what the connection has shown.
+/// Whether the window scale may end the growth soon: it allows at most four times the present
+/// window.
 fn is_bounded_by_scale(demand: &Demand) -> bool {
     let window = match demand.reason {
         Reason::Idle => return false,
@@ -275,28 +276,14 @@ fn initial_windows(from: Metrics, to: Metrics) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::tests::limiting;
 
     #[test]
     fn a_change_is_reported_with_its_reason_and_its_expected_effect() {
         let of = Change::Unlock {
             cookie: 1,
             direction: Direction::Receive,
-            demand: Demand {
-                size: 131_072,
-                queued: 0,
-                committed: 0,
-                segment: 0,
-                wanted: 1 << 20,
-                useful: 1 << 20,
-                is_fixed: Some(true),
-                is_limiting: true,
-                widest: None,
-                is_at_widest: false,
-                reason: Reason::Growing {
-                    window: 65_536,
-                    round_trip: Duration::from_millis(100),
-                },
-            },
+            demand: limiting(),
             to: 1 << 20,
         };
         assert_eq!(
@@ -316,20 +303,8 @@ mod tests {
     #[test]
     fn growth_is_not_promised_beyond_the_window_scale() {
         let demand = Demand {
-            size: 131_072,
-            queued: 0,
-            committed: 0,
-            segment: 0,
-            wanted: 393_210,
-            useful: 393_210,
-            is_fixed: Some(true),
-            is_limiting: true,
             widest: Some(131_070),
-            is_at_widest: false,
-            reason: Reason::Growing {
-                window: 65_536,
-                round_trip: Duration::from_millis(100),
-            },
+            ..limiting()
         };
         let (cookie, direction) = (1, Direction::Receive);
         let unlock = Change::Unlock {

@@ -43,7 +43,7 @@ pub struct Connection {
 pub enum Outcome {
     /// The change was only advised.
     Advised,
-    /// No change helps this connection.
+    /// No change helps this connection; only a new one would be faster.
     OutOfReach,
     /// The change was made.
     Applied,

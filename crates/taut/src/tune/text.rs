@@ -1,11 +1,12 @@
-//! The text of reports.
+//! Renders reports as lines of text or JSON.
 
 use taut_tune::report::{ChangeReport, Outcome};
 
-/// Returns the text of each report. In text, equal changes of several namespaces are one.
+/// Returns a line of JSON for each report; or a text for each, in which equal changes of several
+/// namespaces are one.
 pub(super) fn lines(reports: &[ChangeReport], json: bool) -> Vec<String> {
     if json {
-        // A report serialises always: JSON has all of its types.
+        // Serialising cannot fail: JSON has all types of a report.
         let text = |report| serde_json::to_string(report).unwrap_or_default();
         return reports.iter().map(text).collect();
     }
@@ -27,10 +28,10 @@ pub(super) fn lines(reports: &[ChangeReport], json: bool) -> Vec<String> {
     groups.iter().map(line).collect()
 }
 
-/// The number of namespaces that a line names.
+/// The maximum number of namespaces that a line names.
 const NAMED: usize = 3;
 
-/// Returns the names of namespaces, as many as a line has room for.
+/// Returns the names of the first namespaces, and the number of the others.
 fn named(namespaces: &[&str]) -> String {
     let name = |name: &&str| match *name {
         "-" => "this machine".to_owned(),
@@ -87,16 +88,16 @@ mod tests {
         let reports = ["-", "a", "b", "c", "d"].map(|netns| report(netns, "x: 1 -> 2"));
         let mut reports = reports.to_vec();
         reports.insert(1, report("-", "y: 1 -> 2"));
-        let told = lines(&reports, false);
-        assert_eq!(told.len(), 2);
+        let texts = lines(&reports, false);
+        assert_eq!(texts.len(), 2);
         assert!(
-            told[0]
+            texts[0]
                 .starts_with("this machine, namespace a, namespace b and 2 more: would change: x"),
-            "{told:?}"
+            "{texts:?}"
         );
         assert!(
-            told[1].starts_with("this machine: would change: y"),
-            "{told:?}"
+            texts[1].starts_with("this machine: would change: y"),
+            "{texts:?}"
         );
         assert_eq!(lines(&reports, true).len(), 6);
     }

@@ -40,7 +40,8 @@ impl Tuner {
                 }
                 self.attempts.insert(key, self.scans);
                 let change = Planned::new(change, &seen);
-                // Without an owner, the buffer may already have the largest possible size.
+                // Without an owner, the buffer may already have the largest possible size, and the
+                // change would be none.
                 if change.change.grows() || matches!(change.change, Change::Reconnect { .. }) {
                     planned.push(change);
                 }
