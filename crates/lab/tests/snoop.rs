@@ -1,5 +1,6 @@
-//! The short forms of the experiments with `taut snoop`. What they check holds however slow the
-//! machine is, so they may run at the same time; they have their own file, so that no others do.
+//! The short forms of the experiments with `taut snoop`. Their checks hold however slow the machine
+//! is, so they may run at the same time. They have their own file, so that no other experiment runs
+//! beside them.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/binaries.rs"]

@@ -235,8 +235,8 @@ impl World {
         self.links.iter().map(|link| self.report(link)).collect()
     }
 
-    /// Returns the counters of the link between the hosts called `a` and `b`. Its first end is the host that
-    /// was named first when the link was added, whatever the order here.
+    /// Returns the counters of the link between the hosts `a` and `b`. The report's first end is
+    /// the host that was named first when the link was added, not necessarily `a`.
     ///
     /// # Errors
     /// If a device's counters cannot be read.
@@ -255,7 +255,10 @@ impl World {
         let mut links = self.links.iter().filter(joins);
         match (links.next(), links.next()) {
             (Some(link), None) => self.report(link),
-            _ => panic!("world {}: there is not one link {a}-{b}", self.name),
+            _ => panic!(
+                "world {}: there must be exactly one link {a}-{b}",
+                self.name
+            ),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which flows a contest has, and on which link.
+//! The cases: the flows of a contest, and their link.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use taut_netlab::units::{BitsPerSecond, Bytes};
 
 /// The rate of the link.
 pub(super) const LINK: BitsPerSecond = BitsPerSecond::mega(100);
-/// Its round trip, unless it is short: as between Europe and the US East Coast in `internet`.
+/// The round trip of the long paths: as between Europe and the US East Coast in `internet`.
 const RTT: Duration = Duration::from_millis(90);
 const SHORT_RTT: Duration = Duration::from_millis(20);
 
@@ -36,7 +36,7 @@ pub(super) enum Path {
     Short,
 }
 
-/// Equally many Cubic flows and flows that join.
+/// A number of Cubic flows and as many flows that join, on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Case {
     pub(super) path: Path,
@@ -64,7 +64,8 @@ impl Kind {
 impl Path {
     pub(super) const ALL: [Self; 4] = [Self::Long, Self::HalfQueue, Self::DoubleQueue, Self::Short];
 
-    /// Returns what distinguishes the link in the name of a series.
+    /// Returns the words that distinguish the link in the name of a series; `None` for the usual
+    /// link.
     pub(super) fn label(self) -> Option<&'static str> {
         match self {
             Self::Long => None,
@@ -104,13 +105,13 @@ impl Path {
 impl Case {
     /// Returns the cases of a run.
     pub(super) fn all(quick: bool) -> Vec<Self> {
-        let contrast = [Kind::Cubic, Kind::Turbo];
+        let compared = [Kind::Cubic, Kind::Turbo];
         if quick {
-            return Self::of(Path::Long, &[2], &contrast);
+            return Self::of(Path::Long, &[2], &compared);
         }
         let mut all = Self::of(Path::Long, &[1, 2, 4], &Kind::ALL);
         for path in &Path::ALL[1..] {
-            all.extend(Self::of(*path, &[2], &contrast));
+            all.extend(Self::of(*path, &[2], &compared));
         }
         all
     }
@@ -125,12 +126,12 @@ impl Case {
             .collect()
     }
 
-    /// Returns the case's name in the series, and the part that `--only` selects.
+    /// Returns the case's name in the series, in which `--only` searches.
     pub(super) fn name(self) -> String {
         format!("{}/{}", self.kind.label(), self.group())
     }
 
-    /// Returns what the case has in common with those of the other kinds.
+    /// Returns the part of the name that the case shares with those of the other kinds.
     pub(super) fn group(self) -> String {
         let flows = format!("{0} + {0} Cubic", self.flows);
         match self.path.label() {

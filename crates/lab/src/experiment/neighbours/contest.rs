@@ -19,7 +19,7 @@ const APART: Duration = Duration::from_millis(50);
 /// How long after the join the measurement begins: a handover of the link takes a few round trips.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// The flows that join, or those that were there before.
+/// A side of a contest: the flows that join, or the Cubic flows that were there before.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Side {
     Joined,
@@ -104,7 +104,8 @@ impl Contest {
         ends.max().unwrap_or_default()
     }
 
-    /// Returns the rate of all flows of a side together in each of `bins` parts of `width`, in Mbit/s.
+    /// Returns the sum of the rates of a side's flows in each of `bins` intervals of `width`, in
+    /// Mbit/s.
     pub(super) fn rates_over_time(&self, side: Side, width: Duration, bins: u32) -> Vec<f64> {
         let flows = match side {
             Side::Joined => &self.joined,

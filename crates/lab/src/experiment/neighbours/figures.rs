@@ -14,9 +14,9 @@ use crate::experiment::{Request, stats};
 /// The number of flows of each side in the headline.
 const FLOWS: [usize; 2] = [4, 2];
 
-/// The width of a bin of the rates over time, as in the paper's figure 13.
+/// The width of a bin in the rates over time, as in the paper's figure 13.
 const BIN: Duration = Duration::from_secs(1);
-/// The maximum number of bins; later bytes are left out.
+/// The maximum number of bins. Later bytes are left out.
 const MOST_BINS: u32 = 60;
 
 /// A figure's name, its unit, and its value of a contest.
@@ -53,14 +53,15 @@ fn median(contests: &Contests, case: Case, figure: fn(&Contest) -> Option<f64>) 
     stats::median(&samples(contests, case, figure))
 }
 
-/// Returns what the Cubic flows have beside those of a case, as a share of what they have beside as
-/// many further Cubic flows.
+/// Returns the rate of the Cubic flows beside the flows of a case, over their rate beside as many
+/// further Cubic flows.
 fn share_left(contests: &Contests, case: Case) -> Option<f64> {
     let rate = |case| median(contests, case, Contest::others_rate);
     Some(rate(case)? / rate(case.with(Kind::Cubic))?)
 }
 
-/// The contests of the headline: four flows, else two, else any, on the long path if it was measured.
+/// Returns the case of the headline: four flows on the long path, else two on it, else any case of
+/// this kind.
 fn headline_case(contests: &Contests, kind: Kind) -> Option<Case> {
     let of_kind = || contests.keys().filter(|case| case.kind == kind).copied();
     let long = |flows| move |case: &Case| case.path == Path::Long && case.flows == flows;

@@ -57,7 +57,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(figures::outcome(&contests, environment, request))
 }
 
-/// Returns the cases of the form; of all, those that `--only` selects, and what they are compared with.
+/// Returns the cases to run: those of the short or the long form; with `--only`, the selected ones
+/// of all and the Cubic case that each is compared with.
 fn cases(request: &Request) -> Result<Vec<Case>, ExperimentError> {
     let Some(only) = &request.only else {
         return Ok(Case::all(request.quick));

@@ -9,8 +9,9 @@ use serde::Deserialize;
 use super::option::Route;
 use super::sites::{self, Pair};
 
-/// The addresses of the client and the server in the planner's file (RFC 5737). The world, which has others, is
-/// built after the planner has been asked: the choice is one of the routes that it needs links for.
+/// The addresses of the client and the server in the planner's file (RFC 5737). The world has other
+/// addresses. It is built after the planner has chosen, because it needs links for the chosen
+/// route.
 const CLIENT: &str = "192.0.2.1";
 const SERVER: &str = "198.51.100.1";
 

@@ -143,7 +143,7 @@ fn calibration(pairs: &[Compared<'_>], measured: &Measured) -> Calibration {
         ),
         (
             "routes_with_too_many_late_downloads",
-            Check::none(measured.unsure),
+            Check::none(measured.too_few),
         ),
     ])
 }

@@ -1,8 +1,8 @@
 //! Measures every route of every pair, in worlds side by side: a download mostly waits for the path.
 //!
-//! Building a world and starting its relays does not wait: it keeps the processors busy, partly in the kernel,
-//! which then lets no link's thread run. So no download is made meanwhile, in any world. A download during which
-//! one of its links delivered late is made again.
+//! Building a world and starting its relays keeps the processors busy, partly in the kernel, so
+//! that the threads of links run late. So no download is made in any world meanwhile. A download
+//! during which one of its links delivered late is made again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError, RwLock};
@@ -41,8 +41,8 @@ pub(super) struct Measured {
     pub(super) sites: usize,
     /// The number of downloads during which a link delivered late at every attempt. They do not count.
     pub(super) late: u64,
-    /// The number of routes of which fewer than half of the downloads count.
-    pub(super) unsure: u64,
+    /// The number of routes by which fewer than half of the downloads count.
+    pub(super) too_few: u64,
     /// The number of downloads that were made again.
     pub(super) repeated: u64,
 }
@@ -82,7 +82,7 @@ pub(super) fn measure(
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.pop_front()
     };
-    // Held for writing by a lane that keeps the machine busy, and for reading by downloads.
+    // A lane that keeps the machine busy holds it for writing, and downloads hold it for reading.
     let machine = RwLock::new(());
     let lane = || -> Result<(), ExperimentError> {
         let mut retry = Retry::new(false);
@@ -95,7 +95,7 @@ pub(super) fn measure(
             measured.late += late;
             let routes = rig.routes().map(|route| samples.get(route));
             let counted = routes.map(|times| times.map_or(0, Vec::len));
-            measured.unsure += counted.filter(|counted| 2 * counted < plan.runs).count() as u64;
+            measured.too_few += counted.filter(|counted| 2 * counted < plan.runs).count() as u64;
             measured.times.insert((pair, mode), samples);
             measured
                 .predicted
@@ -133,8 +133,9 @@ fn alone<T>(machine: &RwLock<()>, job: impl FnOnce() -> T) -> T {
     job()
 }
 
-/// Returns the downloads by every route, and the number of those that links disturbed at every attempt, which are
-/// left out. Lateness is a property of the links, so this does not select among results.
+/// Returns the downloads by every route, and the number of those that are left out because a link
+/// delivered late at every attempt. Leaving them out does not select among results: it depends on
+/// the links alone.
 fn downloads(
     rig: &Rig,
     runs: usize,

@@ -61,7 +61,8 @@ pub(super) fn all(pair: Pair, sites: usize) -> Vec<Route> {
     routes
 }
 
-/// Returns the links of a route, each with its end of the lower order first.
+/// Returns the links of a route. The ends of each are sorted, so that a link is the same in both
+/// directions.
 pub(super) fn links(route: &[Site]) -> Vec<[Stop; 2]> {
     let relays = route.iter().map(|&site| Stop::Relay(site));
     let stops: Vec<_> = std::iter::once(Stop::Client)

@@ -44,10 +44,10 @@ pub(super) struct Rig {
     world: World,
 }
 
-/// A download.
+/// A download by a route.
 pub(super) struct Download {
     pub(super) times: Times,
-    /// One of the links of its route delivered late.
+    /// Whether a link of the route delivered late during the download.
     pub(super) was_late: bool,
 }
 
@@ -152,7 +152,8 @@ impl Stage<'_> {
     fn start(&self) -> Result<Vec<Service>, PeerError> {
         let used: BTreeSet<Site> = self.routes.iter().flatten().copied().collect();
         self.write_files(&used)?;
-        // A relay dials those after it at once, and again only after a pause if they do not listen yet.
+        // A relay dials its next relays at once; if they do not listen yet, it dials again only
+        // after a pause. So relays with fewer next relays start first.
         let mut order: Vec<Site> = used.iter().copied().collect();
         order.sort_by_key(|&site| self.next(site).len());
         let mut relays = Vec::new();
@@ -264,7 +265,7 @@ impl Stage<'_> {
     }
 }
 
-/// Builds a world with the links of these routes, and no others: each has a thread.
+/// Builds a world with the links of these routes, and no others, because each link has a thread.
 fn world(pair: Pair, routes: &[Route], seed: u64) -> Result<World, WorldError> {
     let mut builder = WorldBuilder::new("routes").host("client").host("server");
     let relays: BTreeSet<Site> = routes.iter().flatten().copied().collect();

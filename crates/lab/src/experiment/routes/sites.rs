@@ -54,7 +54,7 @@ pub(super) const CLIENT_RATE: BitsPerSecond = BitsPerSecond::mega(200);
 pub(super) const RATE: BitsPerSecond = BitsPerSecond::giga(1);
 pub(super) const QUEUE: Bytes = Bytes::mega(6);
 
-/// A host of a world.
+/// A host on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stop {
     Client,
@@ -165,7 +165,7 @@ impl Pair {
         }
     }
 
-    /// Returns the file of round trips that `taut mesh plan` reads: every path.
+    /// Returns the content of the file that `taut mesh plan` reads: the round trip of every path.
     pub(super) fn table(self, sites: usize, client: &str, server: &str) -> String {
         let mut text = String::new();
         let mut add = |(a, a_name): (Stop, &str), (b, b_name): (Stop, &str)| {

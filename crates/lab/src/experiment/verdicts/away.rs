@@ -29,7 +29,7 @@ pub(super) struct Away {
 
 impl Away {
     /// Boots a guest on a bridge with the link of `client`. `sharers` guests share its core, itself
-    /// included, and each has it for a `slice` in its turn. At first the guest runs all the time.
+    /// included; each has the core for a `slice` in its turn. At first the guest runs all the time.
     pub(super) fn boot(
         world: &World,
         sharers: usize,

@@ -1,4 +1,4 @@
-//! The runs: a cause, and parameters that a seed draws.
+//! The runs: a cause in a family of worlds, and parameters that a seed determines.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::cause::Cause;
 use super::family::{Family, Part};
 use super::reader::Pace;
 
-/// One run: a cause and its parameters, which the seed determines.
+/// One run: a cause in a family, and its parameters, which the seed determines.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Case {
     pub(super) family: Family,
@@ -30,9 +30,9 @@ pub(super) struct Case {
     pub(super) knob: u64,
     /// The number of flows that share the bottleneck.
     pub(super) flows: u64,
-    /// The mean time from one part to the next of a reader that reads in parts.
+    /// The mean time between two reads of a reader that reads in parts.
     pub(super) period: Duration,
-    /// The slice of a core that a guest has in its turn.
+    /// The time for which a guest has its core in its turn.
     pub(super) slice: Duration,
 }
 
@@ -66,7 +66,8 @@ impl Case {
         let rate = BitsPerSecond((rate * 1e6) as u64);
         let path = rate.in_time(round_trip).0;
         let queue = match cause {
-            // Shorter than the path, and long for those who wait.
+            // About as long as the path: long, although the mean round trip is less than twice the
+            // shortest.
             Cause::Queue if near => rate.in_time(round_trip.mul_f64(draw.within(0.9, 1.2))).0,
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
             // CUBIC needs this queue to keep a path full (it reduces its window by 0.3). It is less

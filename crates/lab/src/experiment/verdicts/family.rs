@@ -2,8 +2,8 @@
 
 use super::cause::Cause;
 
-/// A set of conditions. The verdicts' thresholds were set on some families; the others show how the
-/// rules do in worlds that nobody set them on.
+/// A set of conditions. The thresholds of the verdicts were set on some families. The others, which
+/// were left out, show how often the rules are right in new worlds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Family {
     /// One flow with Cubic, parameters clear of every boundary.
@@ -14,7 +14,7 @@ pub(super) enum Family {
     Reno,
     /// Two to four flows with Cubic share the bottleneck.
     Shared,
-    /// Another flow's queue stands at the bottleneck before the connection begins.
+    /// Another flow has filled the queue of the bottleneck before the connection begins.
     Standing,
     /// Parameters near the boundaries between causes.
     Boundaries,
@@ -74,7 +74,7 @@ impl Family {
         }
     }
 
-    /// Whether no threshold was set on the family's worlds.
+    /// Whether the family was left out when thresholds were set.
     pub(super) fn is_left_out(self) -> bool {
         matches!(
             self,
@@ -192,7 +192,8 @@ impl Part {
     pub(super) fn expected_use(self) -> (f64, f64) {
         match (self.family, self.cause) {
             (Family::Bbr, Cause::Loss) => (0.7, 1.05),
-            // Two thirds of what the buffers hold, and a limiter's burst, are more than the share.
+            // The buffers hold up to two thirds of the path and a limiter lets bursts pass, so the
+            // use may exceed the drawn share.
             (family, cause) if family.is_near() || family.reads_in_parts() => {
                 let (least, most) = cause.expected_use();
                 (least, f64::max(most, 0.95))

@@ -41,8 +41,8 @@ impl Matrix {
         share(right, runs)
     }
 
-    /// Returns the group with the smallest share of right verdicts, and that share. `group` gives
-    /// the group of each part; parts without one do not count.
+    /// Returns the group with the smallest share of right verdicts, and that share. `group` returns
+    /// the group of a part; parts without one do not count.
     pub(super) fn worst<G: Ord + Copy>(
         &self,
         group: impl Fn(Part) -> Option<G>,

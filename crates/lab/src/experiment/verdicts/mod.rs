@@ -62,7 +62,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         program::NFT,
         uml::KERNEL,
     ])?;
-    // Other work of the machine affects all parts equally.
+    // One run of each part after the other, so that other work of the machine affects all parts
+    // equally.
     let plan: Vec<(usize, Part)> = (0..runs)
         .flat_map(|number| parts.iter().map(move |part| (number, *part)))
         .collect();
@@ -72,8 +73,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &done))
 }
 
-/// Returns the parts to run: those whose names contain one of the requested texts, which commas
-/// separate; or all, of which the short form has one for each cause, from another family each time.
+/// Returns the parts to run: with `--only`, those whose names contain one of its texts, which
+/// commas separate; otherwise all, or in the short form one part for each cause, with varying
+/// families.
 fn parts(request: &Request) -> Vec<Part> {
     let all = Part::all();
     match &request.only {
@@ -198,7 +200,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     }
 }
 
-/// Returns the figures of the matrix, and adds notes on the worst.
+/// Returns the figures of the matrix, and adds notes that name the worst causes and families.
 fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<String, f64> {
     let is_left_out = |part: Part| part.family.is_left_out();
     let said = |confidence: &str| matrix.accuracy(|_, said| said.confidence == confidence);

@@ -10,7 +10,7 @@ use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
 
 use taut_netlab::world::Host;
 
-/// The program that reads. Dropping it ends the connection.
+/// A thread that reads a download. Dropping this ends the connection and the thread.
 pub(super) struct Reader {
     stream: TcpStream,
     thread: Option<JoinHandle<()>>,
@@ -65,7 +65,7 @@ fn read(mut stream: TcpStream, pace: Pace) {
     let mut buffer = vec![0; 1 << 16];
     let mut due = Instant::now();
     loop {
-        // From half of the mean to one and a half.
+        // A period is between half and one and a half of the mean.
         let drawn = 0.5 + random.next_u64() as f64 / u64::MAX as f64;
         let period = pace.period.mul_f64(drawn);
         let mut left = (pace.rate as f64 * period.as_secs_f64()) as usize;

@@ -28,9 +28,10 @@ const LARGE: u64 = 4 << 30;
 /// The number of small files that curl requests one after another. It is more than curl can request
 /// during the observation.
 const QUESTIONS: u32 = 100_000;
-/// The second port of nginx, for a flow that is not observed.
+/// The second port of nginx, for another flow that is not observed.
 const OTHER_PORT: u16 = 8080;
-/// How long that flow runs before the observed one begins, so that its queue stands by then.
+/// The time for which the other flow runs before the observed one begins, so that it has filled the
+/// queue.
 const OTHER_FIRST: Duration = Duration::from_secs(3);
 /// iperf3's port.
 const IPERF_PORT: u16 = 5201;
