@@ -35,7 +35,8 @@ const SLOTS_MAP: &str = "slots";
 /// The sections of the programs' variables.
 const SCAN: &str = ".bss";
 const COUNTED_SECTION: &str = ".data.counted";
-/// The programs that note the process that accepts a connection, best first. The kernel loads one.
+/// The programs that note the process that accepts a connection, the best first. One of them is
+/// loaded: the first that the kernel accepts.
 const ACCEPT: [&str; 3] = [
     "taut_accept_of_two",
     "taut_accept_of_four",
@@ -45,12 +46,12 @@ const ACCEPT: [&str; 3] = [
 /// a connection keeps its slot until it ends.
 const COUNTED: i64 = 100_000;
 
-/// The data that a caller wants besides what the iterators report.
+/// The data that a caller wants in addition to that of the iterators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// Events between scans, which cost some time for each segment.
     pub events: bool,
-    /// The ends of connections, with their owners. They need events.
+    /// The ends of connections, with their owners. Requires `events`.
     pub ends: bool,
 }
 
@@ -78,10 +79,10 @@ pub(crate) struct TcpIter {
 
 /// The attached programs at tracepoints. Dropping this value detaches them.
 struct Counting {
-    /// The programs' variable that a scan sets, and the one that only they write.
+    /// The variable that each scan sets, and the one that only the programs write.
     scan: Map<u32, raw::ConnectionScan>,
     counted: Map<u32, raw::ConnectionCounted>,
-    /// Connections without a slot until the last scan began.
+    /// The count of connections without a slot when the last scan began.
     missed_before: AtomicU64,
     /// Whether the programs report the ends of connections.
     writes_ends: bool,
@@ -104,7 +105,7 @@ pub(crate) struct List {
 // === impl TcpIter ===
 
 impl TcpIter {
-    /// Loads what the caller wants, as far as the kernel supports it.
+    /// Loads the programs for what the caller wants, as far as the kernel supports them.
     ///
     /// # Errors
     /// [`Error`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
@@ -131,7 +132,8 @@ impl TcpIter {
         self.problem.as_deref()
     }
 
-    /// `accept`: the program that notes which process accepts; `None`: events are not counted.
+    /// Loads the walk, and with `accept` also the programs that count events, of which `accept`
+    /// notes the process that accepts a connection.
     fn load_with(wants: Wants, accept: Option<&str>) -> Result<Self, Error> {
         let mut open = Open::new("taut_observe", PROGRAM)?;
         for mut program in open.programs() {

@@ -1,10 +1,11 @@
 //! Connections that have ended: what each carried, where its time went, and the sums by process and
 //! peer. Pure.
 //!
-//! A scan finds the connections of a moment; most connections of most machines live for less. BPF
-//! programs report each end with the process that connected or accepted, and with the kernel's
-//! account of its time. [`Ended`] is one of them, [`Phases`] its time, and [`Groups`] sums them up:
-//! "212 connections of nginx from 10.0.0.9, median 38 ms: 31 % handshake, 52 % slow start".
+//! A scan finds the connections of a moment, and most connections are shorter than the time between
+//! two scans. BPF programs report each end with the process that connected or accepted, and with
+//! the kernel's account of its time. [`Ended`] is such a connection, [`Phases`] its time, and
+//! [`Groups`] sums them up: "212 connections of nginx from 10.0.0.9 ended, median 38 ms: 52 % slow
+//! start, 31 % handshake".
 
 mod groups;
 mod histogram;
@@ -61,7 +62,7 @@ pub struct Ended {
     pub opener: Opener,
     /// Its handshake was completed.
     pub is_established: bool,
-    /// The time of its whole life; `None` if it was open before it was followed.
+    /// The time from its first segment to its end; `None` if it was open before Taut started.
     pub lasted: Option<Duration>,
     /// Where that time went.
     pub phases: Phases,

@@ -23,8 +23,8 @@ pub(crate) struct Spread {
 // === impl EventDelta ===
 
 impl EventDelta {
-    /// Returns the events between two samples. The longest round trips are those of the second
-    /// sample.
+    /// Returns the events between two samples. The longest round trips are not differences, but
+    /// those of the second sample.
     pub(crate) fn between(first: &Events, last: &Events) -> Self {
         Self(Events {
             rtts: last.rtts.wrapping_sub(first.rtts),

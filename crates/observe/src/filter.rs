@@ -93,9 +93,7 @@ impl<'a> Subject<'a> {
             process,
         }
     }
-}
 
-impl<'a> Subject<'a> {
     /// Returns the properties of a connection that has ended.
     pub fn of_ended(ended: &'a Ended) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Observes for some time, and keeps what ended meanwhile.
+//! Observes connections for some time, including those that end meanwhile.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
 use crate::verdict::Verdict;
 
-/// The maximum number of ended connections that are kept with a verdict, 2 kB each: those that
-/// carried most. The sums have all.
+/// The number of ended connections that are kept with a verdict, 2 kB each: those that carried
+/// most. Up to as many more are kept until the next sorting. The sums include all that ended.
 const KEPT: usize = 1000;
 
 /// An observer, and the connections that have ended since it began.
@@ -23,7 +23,7 @@ pub struct Observation {
     sees_all_ends: bool,
 }
 
-/// A connection that two scans or more have found, and that has ended.
+/// A connection that at least two scans have found, and that has ended.
 #[derive(Debug)]
 pub struct Kept {
     /// The socket's cookie.
@@ -52,7 +52,7 @@ impl Observation {
         }
     }
 
-    /// Scans, and takes the connections that have ended.
+    /// Scans, and adds the connections that have ended.
     ///
     /// # Errors
     /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
@@ -68,12 +68,12 @@ impl Observation {
             self.keep(cookie, tracked, process);
         }
         if self.kept.len() > 2 * KEPT {
-            self.shorten();
+            self.keep_largest();
         }
         Ok(summary)
     }
 
-    /// Takes the connections that have ended since the last call.
+    /// Adds the connections that have ended since the last call to the sums.
     pub fn poll(&mut self) {
         let (filter, groups) = (&self.filter, &mut self.groups);
         let missed = self.observer.poll_ended(|ended| {
@@ -106,7 +106,7 @@ impl Observation {
     }
 
     /// Keeps the connections that carried most.
-    fn shorten(&mut self) {
+    fn keep_largest(&mut self) {
         self.kept
             .sort_by_key(|kept| std::cmp::Reverse(kept.carried));
         self.kept.truncate(KEPT);
@@ -127,12 +127,12 @@ impl Observation {
         &self.kept
     }
 
-    /// Returns the sums of all that ended and that the filter matches.
+    /// Returns the sums of all ended connections that the filter matches.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Whether connections that come and go between two scans are seen, too.
+    /// Whether connections that open and close between two scans are included.
     pub fn sees_all_ends(&self) -> bool {
         self.sees_all_ends
     }

@@ -24,9 +24,9 @@ use crate::window::Window;
 /// A connection of the table. Remembers its limit while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
 
-/// How long an ended connection is remembered, at least.
+/// The minimum time for which an ended connection is remembered.
 const REMEMBERED: Duration = Duration::from_secs(3);
-/// The maximum number of ended connections to remember for [`REMEMBERED`].
+/// The maximum number of ended connections to remember in each period of [`REMEMBERED`].
 const MAX_REMEMBERED: usize = 20_000;
 
 /// Observes the connections of the machine, scan by scan.
@@ -47,7 +47,7 @@ pub struct Observer {
     remembered: [FxHashMap<u64, Ended>; 2],
     /// When the current period began.
     remembered_since: Duration,
-    /// Ends for which the kernel had no room.
+    /// Ends that were lost because the kernel's ring buffer was full.
     ends_missed: u64,
 }
 
@@ -65,8 +65,8 @@ pub struct Observed<'a> {
 // === impl Observer ===
 
 impl Observer {
-    /// Returns an observer that has not scanned yet. `wants`: the data that needs programs
-    /// in the kernel.
+    /// Returns an observer that has not scanned yet. `wants`: the data that BPF programs have to
+    /// collect.
     pub fn new(scope: Scope, keep: Retention, wants: Wants) -> Self {
         Self {
             scanner: Scanner::new(scope, wants),
@@ -136,8 +136,8 @@ impl Observer {
     }
 
     /// Passes the connections that have ended since the last call to `each`. Returns the number of
-    /// others, for which the kernel had no room: call this every second at least if many connections
-    /// end. `None` if ends are not recorded: they were not wanted, or BPF is not available.
+    /// ends that were lost because the kernel's ring buffer was full; so call this at least once a
+    /// second. `None` if ends are not recorded: they were not wanted, or BPF is not available.
     pub fn poll_ended(&mut self, mut each: impl FnMut(&Ended)) -> Option<u64> {
         let mut records = Vec::new();
         let missed = self.scanner.ends(|record| records.push(record))?;
@@ -160,8 +160,7 @@ impl Observer {
         Some(missed)
     }
 
-    /// Returns the connection that a program reports; `None` if it is in a namespace that is not
-    /// observed.
+    /// Returns the connection that a BPF program reports; `None` if its namespace is not observed.
     fn ended(&mut self, record: &EndRecord) -> Option<Ended> {
         let netns = self.scanner.name_of(record.netns)?;
         let process = match &record.owner {
@@ -171,7 +170,7 @@ impl Observer {
         Some(Ended::of(record, netns, process))
     }
 
-    /// Returns a connection that has ended in the last seconds, if a program has reported it.
+    /// Returns a connection that has ended in the last seconds, if a BPF program has reported it.
     pub(crate) fn remembered(&self, cookie: u64) -> Option<&Ended> {
         recall(&self.remembered, cookie)
     }
@@ -265,7 +264,7 @@ impl Observer {
         self.scanner.may_have_changed()
     }
 
-    /// Returns why BPF, or a part of it, is not available; `None` if all that is wanted is.
+    /// Returns why BPF, or a part of it, is not available; `None` if everything wanted is.
     pub fn problem(&self) -> Option<&str> {
         self.scanner.problem()
     }
@@ -310,8 +309,8 @@ impl Observer {
         self.table.left_out()
     }
 
-    /// Returns the number of ended connections for which the kernel had no room, because they were
-    /// not read in time.
+    /// Returns the number of ends that were lost because they were not read before the kernel's
+    /// ring buffer was full.
     pub fn ends_missed(&self) -> u64 {
         self.ends_missed
     }

@@ -30,8 +30,8 @@ const CHECKS: usize = 500;
 /// connection that another process keeps.
 const RENEW: u32 = 30;
 
-/// The maximum number of processes that BPF programs recorded to remember. Beyond it all are
-/// forgotten, and read again when they are recorded again.
+/// The maximum number of recorded processes to remember. Beyond it all are forgotten, and each is
+/// read again when a BPF program records it again.
 const RECORDED: usize = 4096;
 
 /// The owners of connections.
@@ -47,7 +47,7 @@ pub struct Owners {
     unchecked: Vec<Arc<Process>>,
     denied: usize,
     recorded: FxHashMap<OwnerRecord, Arc<Process>>,
-    /// Nanoseconds in a unit of a process's start time.
+    /// The unit of start times in `/proc`, in nanoseconds.
     start_unit: u64,
 }
 

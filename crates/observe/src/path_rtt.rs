@@ -1,8 +1,8 @@
 //! The shortest round trip to each peer, over all connections to it.
 //!
-//! A connection knows only the round trips since it began. If a queue of somebody else's traffic
-//! stood in the path by then, the connection takes the queue for a part of the path. Another
-//! connection to the same peer may have seen the path without it.
+//! A connection measures only the round trips since it began. If other traffic had filled a queue
+//! by then, the connection's shortest round trip includes that queue. Another connection to the
+//! same peer may have measured the path without it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use taut_sys::sock_diag::Connection;
 
-/// The maximum number of peers, some 10 MB of memory. The round trips to others are not compared.
+/// The maximum number of peers, some 10 MB of memory. The round trips to further peers are not
+/// compared.
 const PEERS: usize = 100_000;
-/// A round trip is forgotten if no connection has had one that short for this long: routes change.
-/// The kernel forgets a connection's own after the same time (`net.ipv4.tcp_min_rtt_wlen`).
+/// A round trip is forgotten if no connection has had one that short for this long, because routes
+/// change. The kernel forgets a connection's own after the same time (`net.ipv4.tcp_min_rtt_wlen`).
 const KEPT: Duration = Duration::from_secs(300);
 
 /// The shortest round trip to each peer.

@@ -277,7 +277,7 @@ impl Scanner {
     }
 
     /// Passes the connections that have ended since the last call to `each`. Returns the number of
-    /// others, for which the kernel had no room; `None` if ends are not recorded.
+    /// ends that were lost because the ring buffer was full; `None` if ends are not recorded.
     pub(crate) fn ends(&mut self, each: impl FnMut(EndRecord)) -> Option<u64> {
         Some(self.ends.as_mut()?.read(each))
     }
@@ -287,8 +287,8 @@ impl Scanner {
         self.problem.as_deref()
     }
 
-    /// Returns the name of the namespace with this inode. A namespace that no scan has found yet is
-    /// named by its inode; `None` if it is not to be scanned.
+    /// Returns the name of the namespace with this inode: the inode itself if no scan has found the
+    /// namespace yet. `None` if the namespace is not observed.
     pub(crate) fn name_of(&self, inode: u32) -> Option<Arc<str>> {
         let mut all = self.namespaces.iter();
         let known = all.find(|namespace| namespace.id.inode() == u64::from(inode));
@@ -348,7 +348,7 @@ impl Scanner {
 }
 
 /// Loads the BPF programs. Returns `None` on failure: the scanner works without them, but provides
-/// less data. Also returns why something is missing.
+/// less data. Also returns why something is missing, if something is.
 fn load(wants: Wants) -> (Option<TcpIter>, Option<String>) {
     match TcpIter::load(wants) {
         Ok(bpf) => {

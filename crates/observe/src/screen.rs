@@ -90,7 +90,7 @@ fn show(
     let events = events();
     let mut next = Instant::now();
     while !ends.load(Ordering::Relaxed) {
-        // The kernel's room for ends is limited, so they are also read between scans.
+        // The kernel's ring buffer of ends has a limit, so it is also read between scans.
         observer.poll_ended(|ended| state.add_ended(ended));
         if next <= Instant::now() {
             if !state.paused() {

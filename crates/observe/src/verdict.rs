@@ -31,8 +31,8 @@ pub struct Verdict {
     pub confidence: Confidence,
     /// The share of the time that the factor accounts for, from 0 to 1.
     pub weight: f64,
-    /// All factors that the rules found, each with the share of the time that it accounts for, from 0
-    /// to 1, the largest first.
+    /// All factors that the rules found, each with its share of the time, from 0 to 1; the largest
+    /// first.
     pub shares: Vec<(Factor, f64)>,
     /// The causes that the rules found, with figures.
     pub causes: Vec<Cause>,
@@ -67,7 +67,8 @@ const SURE: f64 = 0.75;
 const LEAST_DESCHEDULED: f64 = 0.25;
 /// The maximum weight of a finding that may be `likely` but never `sure`.
 const LIKELY_MOST: f64 = 0.74;
-/// The window counts as being as wide as its scale allows from this share of that width on.
+/// A window counts as being as wide as its scale allows from this share of that width on. The
+/// kernel rounds windows down.
 const NEAR_SCALE: f64 = 0.9;
 
 /// Returns what limits the connection in this window.
@@ -231,7 +232,7 @@ pub(crate) fn sends(window: &Window<'_>) -> Option<bool> {
 }
 
 /// Returns the widest window, in bytes, that a connection with this window scale can offer for its
-/// life (RFC 7323 2.2); `None` means that the ends do not scale windows.
+/// life (RFC 7323 2.3); `None` means that the ends do not scale windows.
 fn widest_window(scale: Option<u8>) -> f64 {
     f64::from(u16::MAX) * f64::from(scale.unwrap_or(0)).exp2()
 }

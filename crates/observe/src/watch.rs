@@ -69,7 +69,7 @@ pub struct Report<'a> {
     pub life: Option<&'a Life>,
     /// The verdict on its last samples; `None` if there is only one sample.
     pub verdict: Option<Verdict>,
-    /// Its whole life, if it has ended and BPF programs recorded that.
+    /// Its end, if it has ended and BPF programs recorded that.
     pub ended: Option<&'a Ended>,
 }
 
@@ -198,7 +198,8 @@ impl Watcher {
         self.counts.missed += self
             .listeners
             .poll(|netns, connection| ends.push((netns.clone(), connection)));
-        // Read after the kernel's reports, each of which follows its record.
+        // The program writes its record before the kernel reports the end, so the record of each
+        // end that was read above is there.
         self.counts.missed += self.observer.poll_ended(|_| {}).unwrap_or(0);
         for (netns, connection) in ends {
             self.ended(&netns, began, connection, to);

@@ -227,10 +227,10 @@ impl<'a> Window<'a> {
         filled.as_secs_f64() / self.elapsed().as_secs_f64()
     }
 
-    /// Returns how far the peer's window is below the widest that the peer has offered until then,
-    /// on average, as a share of the widest. That much of the peer's buffer holds data that waits to
-    /// be read. Samples during loss recovery do not count, as in [`Window::filled`]. `None` if the
-    /// kernel does not report the window (before Linux 5.4).
+    /// Returns the mean share of the peer's buffer that holds unread data: how far its window is
+    /// below the widest that it has offered so far, as a share of the widest. Samples during loss
+    /// recovery do not count, as in [`Window::filled`]. `None` if the kernel does not report the
+    /// window (before Linux 5.4).
     pub fn unread_share(&self) -> Option<f64> {
         let (mut widest, mut sum, mut count) = (0, 0.0, 0.0);
         for sample in &self.samples {

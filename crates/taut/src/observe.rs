@@ -11,7 +11,7 @@ use taut_observe::table::Retention;
 
 use crate::Failure;
 
-/// The syntax of filters, for the end of a command's help.
+/// The syntax of filters, for the end of the help of a command.
 macro_rules! filter_help {
     () => {
         "\
@@ -21,28 +21,29 @@ A FILTER is one or more tests, joined by and, or, not and parentheses:
   src ...   dst ...                       one of these at this end, at the peer
   host example.com                        a host's addresses, looked up once
   port 443  sport 8000-8100  dport https  a port, a range, a service
-  nginx   process 'ngin*'                 a process; bare: if it is known here
+  nginx   process 'ngin*'                 a process, by its name or a pattern
   812   pid 812                           a process by its pid
   user www-data   uid 33                  the owner of the socket
-  cgroup /system.slice/nginx.service      a cgroup, and those in it
+  cgroup /system.slice/nginx.service      a cgroup, and those below it
   container '0123*'   netns blue   cc bbr   state close-wait"
     };
 }
 pub(crate) use filter_help;
 
-/// The longest time between two readings of ended connections, for which the kernel's room is
-/// limited.
+/// The maximum time between two readings of ended connections: the kernel's ring buffer has a
+/// limit.
 const POLL_ENDED: Duration = Duration::from_millis(500);
 
-/// Waits, and calls `poll`, which reads the connections that have ended, at least twice a second.
-pub(crate) fn wait_until(at: Instant, mut poll: impl FnMut()) {
-    while let Some(pause) = next_pause(Instant::now(), at) {
+/// Waits until `until`, and at least twice a second calls `poll`, which reads the connections that
+/// have ended.
+pub(crate) fn wait_until(until: Instant, mut poll: impl FnMut()) {
+    while let Some(pause) = next_pause(Instant::now(), until) {
         std::thread::sleep(pause);
         poll();
     }
 }
 
-/// Returns the time to the next reading; `None` if it is `until`.
+/// Returns the time to the next reading; `None` from `until` on.
 fn next_pause(now: Instant, until: Instant) -> Option<Duration> {
     let left = until.saturating_duration_since(now);
     (!left.is_zero()).then(|| left.min(POLL_ENDED))
@@ -185,7 +186,7 @@ impl Missing {
             (left_out, "connections are left out: raise --connections".to_owned()),
             (
                 usize::try_from(observer.ends_missed()).unwrap_or(usize::MAX),
-                "connections have ended that were not read in time, and are missing in the sums".to_owned(),
+                "ended connections were not read in time, and are missing in the sums".to_owned(),
             ),
             (
                 observer.paths_left_out(),
@@ -207,21 +208,21 @@ impl Missing {
                 usize::from(summary.without_bpf),
                 format!(
                     "source is missing, BPF, so it is unknown which applications set their buffer sizes, and connections \
-                     that come and go between two scans are not seen: {bpf}"
+                     that open and close between two scans are not reported: {bpf}"
                 ),
             ),
             (
                 usize::from(summary.without_events && !summary.without_bpf),
                 format!(
                     "source is missing, the TCP tracepoints (Linux 5.19), so events between scans are not counted, and \
-                     connections that come and go between two scans are not seen (--no-events does without): {bpf}"
+                     connections that open and close between two scans are not reported (--no-events does without): {bpf}"
                 ),
             ),
             (
                 usize::from(summary.without_ends),
                 format!(
-                    "source is missing, the ring buffer of ended connections, so connections that come and go between two \
-                     scans are not seen: {bpf}"
+                    "source is missing, the ring buffer of ended connections, so connections that open and close between two \
+                     scans are not reported: {bpf}"
                 ),
             ),
         ];

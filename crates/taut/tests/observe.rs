@@ -177,6 +177,17 @@ fn request(to: SocketAddr, request: &[u8]) -> u64 {
     client.read_to_end(&mut Vec::new()).unwrap() as u64
 }
 
+/// Starts `taut top --json` in the namespace, and waits until it shows the open connection
+/// `client`.
+fn top_that_shows(host: &Host, interval: &str, client: &TcpStream) -> Running {
+    let netns = ["--netns", host.name()];
+    let mut top =
+        Running::start(&[&["top", "--json", "--interval", interval][..], &netns].concat());
+    let near = client.local_addr().unwrap().to_string();
+    while !top.line().expect("it goes on").contains(&near) {}
+    top
+}
+
 /// The processor time of a process, in seconds.
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -203,16 +214,7 @@ fn connections_that_come_and_go_are_summed_up_with_their_process_and_none_is_mis
     let host = Host::new("short");
     let listener = host.listener();
     let open = host.connection(&listener);
-    let near = open.0.local_addr().unwrap().to_string();
-    let mut top = Running::start(&[
-        "top",
-        "--json",
-        "--interval",
-        "100ms",
-        "--netns",
-        host.name(),
-    ]);
-    while !top.line().expect("it goes on").contains(&near) {}
+    let mut top = top_that_shows(&host, "100ms", &open.0);
     let to = listener.local_addr().unwrap();
     // What the server has sent and received, by its own account.
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -282,16 +284,7 @@ fn the_process_that_connects_and_the_one_that_accepts_are_told_apart_after_both_
     let listener = host.listener();
     let to = listener.local_addr().unwrap();
     let open = host.connection(&listener);
-    let near = open.0.local_addr().unwrap().to_string();
-    let mut top = Running::start(&[
-        "top",
-        "--json",
-        "--interval",
-        "50ms",
-        "--netns",
-        host.name(),
-    ]);
-    while !top.line().expect("it goes on").contains(&near) {}
+    let mut top = top_that_shows(&host, "50ms", &open.0);
     for _ in 0..MANY {
         let mut client = Command::new("ip");
         client.args(["netns", "exec", host.name(), "bash", "-c"]);

@@ -10,9 +10,9 @@
  * large; so most scans visit only the slots (taut_slots). Two programs count
  * events. They run with the socket locked and ignore connections without a slot.
  *
- * The slot also has the life of a connection (life.h): which process connected or
- * accepted, and when. At its end taut_state writes that, and the final figures,
- * to a ring buffer.
+ * The slot also has the life of a connection (life.h): the process that connected or
+ * accepted, and the times of the handshake and of losses. When the connection ends,
+ * taut_state writes them, with the final figures, to a ring buffer.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -225,12 +225,12 @@ struct slot {
 	 * counting a round trip twice.
 	 */
 	__u64 rtt_of;
-	/* The longest round trip since that scan began, and between the scan before
-	 * it and that one.
+	/* The last scan in which a round trip was noted, the longest round trip since
+	 * it began, and the longest between the beginnings of the scan before and of it.
 	 */
-	__u64 most_scan;
-	__u32 most;
-	__u32 most_before;
+	__u64 longest_scan;
+	__u32 longest;
+	__u32 longest_before;
 	__u64 signal_at;
 	__u32 delivered;	/* at the last signal */
 	__u32 version;		/* of counts; odd during a write */
@@ -267,7 +267,9 @@ static __always_inline struct slot *slot_of(struct sock_common *common)
 	return bpf_sk_storage_get(&slots, common, NULL, 0);
 }
 
-/* Counts a slot, once a scan: a socket keeps its slot when it connects again. */
+/* Counts a slot only once a scan, because a socket keeps its slot when it connects
+ * again.
+ */
 static __always_inline void take_room(struct slot *slot)
 {
 	__u64 scan = this_scan.number;
@@ -386,13 +388,13 @@ static __always_inline void note_longest(struct slot *slot, __u32 rtt)
 {
 	__u64 scan = this_scan.number;
 
-	if (slot->most_scan != scan) {
-		slot->most_before = slot->most_scan + 1 == scan ? slot->most : 0;
-		slot->most_scan = scan;
-		slot->most = 0;
+	if (slot->longest_scan != scan) {
+		slot->longest_before = slot->longest_scan + 1 == scan ? slot->longest : 0;
+		slot->longest_scan = scan;
+		slot->longest = 0;
 	}
-	if (rtt > slot->most)
-		slot->most = rtt;
+	if (rtt > slot->longest)
+		slot->longest = rtt;
 	if (rtt > slot->counts.rtt_most)
 		slot->counts.rtt_most = rtt;
 }
@@ -402,9 +404,9 @@ static __always_inline __u32 recent_longest(const struct slot *slot)
 {
 	__u64 scan = this_scan.number;
 
-	if (slot->most_scan == scan && slot->most_before > slot->most)
-		return slot->most_before;
-	return slot->most_scan + 1 >= scan ? slot->most : 0;
+	if (slot->longest_scan == scan && slot->longest_before > slot->longest)
+		return slot->longest_before;
+	return slot->longest_scan + 1 >= scan ? slot->longest : 0;
 }
 
 /* The maximum number of attempts to read counts that are being written. */
@@ -541,7 +543,7 @@ int taut_state(__u64 *ctx)
 	case STATE_SYN_SENT:
 	case STATE_ESTABLISHED:
 		break;
-	/* The process closes the connection, unless it has before. */
+	/* Runs in the context of the process that closes the connection. */
 	case STATE_FIN_WAIT1:
 	case STATE_LAST_ACK:
 		slot = slot_of(common);
@@ -606,8 +608,8 @@ int taut_accept_of_four(__u64 *ctx)
 	return accepted((struct sock *)ctx[4]);
 }
 
-/* Runs when a process reads: for kernels in which a function's end cannot be
- * traced.
+/* Runs when a process reads. Used on kernels that cannot trace the end of a
+ * function.
  */
 SEC("tp_btf/tcp_rcv_space_adjust")
 int taut_accept_by_read(__u64 *ctx)

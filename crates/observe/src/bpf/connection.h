@@ -105,7 +105,7 @@ struct connection_end {
 	__u32 rwnd_ticks;
 	__u32 sndbuf_ticks;
 	__u32 lost_ticks;	/* from a loss to the end of its recovery */
-	__u32 receiving_ticks;	/* between segments with data, without longer silences */
+	__u32 receiving_ticks;	/* between segments with data, less long silences (note_data) */
 	__u8 flags;	/* of enum connection_flags */
 	__u8 state;	/* before its end (net/tcp_states.h) */
 	__u16 pad;
@@ -125,17 +125,17 @@ struct connection_scan {
 	__u32 netns;	/* inode of the only namespace that is scanned; 0: all */
 	__u32 has_activity;	/* a segment arrived, or a connection was opened, since it began */
 	__u32 writes_ends;	/* user space reads the ring buffer */
-	__u32 pidns;	/* inode of the pid namespace in which processes are told */
+	__u32 pidns;	/* inode of the pid namespace to which reported pids belong */
 };
 
-/* Only the programs write it, so that no scan loses a count. Counts are since they
- * were loaded.
+/* Only the programs write it, so that the beginning of a scan loses no count. The
+ * counts begin when the programs are loaded.
  */
 struct connection_counted {
 	__u64 missed;	/* connections without a slot, each time that one was wanted */
 	__u64 ends_missed;	/* ends for which the ring buffer had no room */
-	__u64 at;	/* ns (CLOCK_MONOTONIC) and ticks at the same time, */
-	__u64 ticks;	/* when a walk or a list ended last */
+	__u64 at;	/* when an iterator ended last, in ns (CLOCK_MONOTONIC) ... */
+	__u64 ticks;	/* ... and in ticks */
 };
 
 /* Flags for buffers whose size the application set (SO_SNDBUF, SO_RCVBUF), which

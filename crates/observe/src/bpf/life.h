@@ -28,7 +28,9 @@ struct task_struct {
 	char comm[16];
 } __attribute__((preserve_access_index));
 
-/* Pid namespaces nest up to 32 deep; Taut looks at the outermost. */
+/* The levels of pid namespaces that are searched, from the outermost. The kernel
+ * allows 32.
+ */
 #define PID_LEVELS 8
 
 /* The kernel's enum sock_flags: set when a FIN has arrived. */
@@ -52,7 +54,7 @@ static __always_inline __u32 ticks_now(void)
 	return bpf_jiffies64();
 }
 
-/* Pairs the two clocks, from which user space derives the length of a tick. */
+/* Reads both clocks. User space derives the length of a tick from two readings. */
 static __always_inline void note_time(void)
 {
 	counted.at = bpf_ktime_get_ns();
@@ -114,8 +116,8 @@ static __always_inline void note_established(struct life *life,
 	}
 }
 
-/* Adds up the time from each loss to the end of its recovery. A time-out follows
- * the segment that was sent last.
+/* Adds up the time from each loss to the end of its recovery. A loss that only a
+ * time-out detects began when the last segment was sent.
  */
 static __always_inline void note_loss(struct life *life, struct tcp_sock *tp,
 				      __u8 from, __u8 to)
@@ -129,7 +131,8 @@ static __always_inline void note_loss(struct life *life, struct tcp_sock *tp,
 }
 
 /* Adds up the times between segments with data. A silence longer than `longest`
- * (in ticks) is an application's: nothing arrived, not even a retransmission.
+ * (in ticks) does not count: not even a retransmission arrived, so it was an
+ * application's turn.
  */
 static __always_inline void note_data(struct life *life, struct tcp_sock *tp,
 				      __u32 longest)
@@ -164,8 +167,8 @@ static __always_inline __u8 flags_of(const struct life *life, struct tcp_sock *t
 	return flags;
 }
 
-/* Whether this end has closed before its peer. tcp_probe is not passed since then,
- * so the silences between segments are not known.
+/* Whether this end has closed before its peer. The kernel does not pass tcp_probe
+ * after that, so the silences between later segments are unknown.
  */
 static __always_inline bool has_closed_first(int state)
 {
@@ -173,7 +176,7 @@ static __always_inline bool has_closed_first(int state)
 	       state == STATE_CLOSING;
 }
 
-/* Writes the record of a connection that ends, and gives its room to others. */
+/* Writes the record of a connection that ends, and frees its room for others. */
 static __always_inline void write_end(struct slot *slot, struct tcp_sock *tp,
 				      struct sock_common *common, int from)
 {

@@ -1,4 +1,4 @@
-//! The ring buffer through which the programs report the ends of connections (bpf/life.h).
+//! Reads the ring buffer in which the programs report the ends of connections (bpf/life.h).
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -12,7 +12,7 @@ use taut_bpf::{CEnum as _, Error, Map, Object, Open, bytes, read_prefix};
 use super::raw::{self, ConnectionFlags};
 
 const RING: &str = "ends";
-/// The size of the ring buffer if nobody reads it, in bytes: the smallest that every kernel takes.
+/// The size of a ring buffer that is not read, in bytes: the smallest that every kernel accepts.
 const UNUSED: u32 = 64 << 10;
 
 /// The lengths of a tick (CONFIG_HZ), in ticks per second.
@@ -24,26 +24,27 @@ const CLOCK_SPAN: Duration = Duration::from_millis(100);
 
 const FAMILY_INET: u16 = 2;
 
-/// The ring buffer, and what is needed to understand its records.
+/// The ring buffer, and the length of a tick, in which its records count.
 pub(crate) struct Ends {
     ring: RingBuffer<'static>,
     read: Rc<RefCell<Vec<raw::ConnectionEnd>>>,
-    /// What only the programs write.
+    /// The variable that only the programs write.
     counted: Map<u32, raw::ConnectionCounted>,
-    /// Ends for which the ring buffer had no room, until the last call.
+    /// The count of lost ends at the last call.
     missed: u64,
     clock: Clock,
 }
 
-/// The length of a tick, as far as it is known.
+/// Derives the length of a tick from two readings of the kernel's clocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clock {
-    /// Time and ticks of the first reading.
+    /// The first reading: nanoseconds and ticks.
     first: Option<(u64, u64)>,
+    /// Ticks per second, one of [`TICK_RATES`]; `None` before the second reading.
     rate: Option<u32>,
 }
 
-/// What a program reports of a connection that has ended.
+/// A connection that has ended, as a program reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EndRecord {
     /// The socket's cookie.
@@ -58,14 +59,15 @@ pub(crate) struct EndRecord {
     pub(crate) flags: EndFlags,
     /// The state before its end, as the kernel's number.
     pub(crate) state: u8,
-    /// From the SYN of this end to the end; `None` unless this end opened it and it was followed.
+    /// The time since this end sent its SYN; `None` if the peer opened the connection, or if it was
+    /// not followed by then.
     pub(crate) since_opened: Option<Duration>,
-    /// From the end of the handshake to the end; `None` if there was none, or before it was followed.
+    /// The time since the end of the handshake; `None` if the handshake did not end, or if the
+    /// connection was not followed by then.
     pub(crate) since_established: Option<Duration>,
     /// The round trip of a handshake that the peer began.
     pub(crate) handshake: Duration,
-    /// The time between segments with data, without silences longer than a retransmission
-    /// time-out.
+    /// The time between segments with data, less silences longer than a retransmission time-out.
     pub(crate) receiving: Duration,
     /// The time with data in flight, and the parts of it in which the peer's window or the send
     /// buffer limited the sender.
@@ -105,7 +107,7 @@ pub(crate) struct EndFlags {
     pub(crate) all_acked: bool,
 }
 
-/// Makes the ring buffer small if nobody reads it.
+/// Makes the ring buffer small unless it is read.
 ///
 /// # Errors
 /// The object has no ring buffer.
@@ -146,7 +148,7 @@ impl Ends {
     }
 
     /// Passes the connections that have ended since the last call to `each`. Returns the number of
-    /// others, for which the ring buffer had no room.
+    /// ends that were lost because the ring buffer was full.
     pub(crate) fn read(&mut self, mut each: impl FnMut(EndRecord)) -> u64 {
         let counted = self.counted.get(&0).ok().flatten().unwrap_or_default();
         self.clock.read(counted.at, counted.ticks);

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::histogram::Histogram;
 use super::{Ended, Opener, Phases};
 
-/// The default number of groups; further ones share one.
+/// The default maximum number of groups. Connections beyond it are summed up in one.
 const GROUPS: usize = 10_000;
 
 /// What the connections of a group have in common.
@@ -30,10 +30,10 @@ pub struct Key {
 pub struct Group {
     /// Number of connections.
     pub count: u64,
-    /// Those whose handshake was never completed.
+    /// Connections whose handshake was never completed.
     pub failed: u64,
-    /// Those that were open before they were followed: their time is known in part.
-    pub earlier: u64,
+    /// Connections that were open before Taut started, so that only a part of their time is known.
+    pub open_before: u64,
     /// Payload that was acknowledged, in bytes.
     pub sent: u64,
     /// Payload that arrived, in bytes.
@@ -82,12 +82,12 @@ impl Group {
         self.phases.add_all(&ended.phases);
         match ended.lasted {
             Some(time) => self.lasted.add(time),
-            None => self.earlier += 1,
+            None => self.open_before += 1,
         }
     }
 
     /// Returns the time that this share of the connections lasted at most, within 5 %. `None` if
-    /// all were open before they were followed.
+    /// all were open before Taut started.
     pub fn lasted(&self, share: f64) -> Option<Duration> {
         self.lasted.quantile(share)
     }
@@ -102,7 +102,7 @@ impl Default for Groups {
 }
 
 impl Groups {
-    /// Returns no groups, of which there may be `limit`.
+    /// Returns an empty collection of at most `limit` groups.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -139,7 +139,7 @@ impl Groups {
         groups
     }
 
-    /// Returns the connections beyond the limit of groups; `None` if there are none.
+    /// Returns the sums of the connections beyond the limit of groups; `None` if there are none.
     pub fn others(&self) -> Option<&Group> {
         (self.others.count > 0).then_some(&self.others)
     }

@@ -24,7 +24,7 @@ impl Histogram {
         *self.0.entry(bucket).or_default() += 1;
     }
 
-    /// Returns the duration below which this share of all is; `None` if there are none.
+    /// Returns the duration that this share of all durations does not exceed; `None` without any.
     pub(super) fn quantile(&self, share: f64) -> Option<Duration> {
         let all: u64 = self.0.values().sum();
         let rank = (all as f64 * share).ceil().max(1.0);

@@ -1,4 +1,4 @@
-//! Where the time of a connection went.
+//! Divides the time of a connection into phases.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const INITIAL_WINDOW: u32 = 10;
 pub enum Phase {
     /// From the first segment to the end of the handshake.
     Handshake,
-    /// Data was in flight that fits into the first window: only the round trip counts.
+    /// Data was in flight that fits into the initial window: only the round trip limits it.
     RoundTrip,
     /// Data was in flight, and the congestion window had not yet filled the path.
     SlowStart,
@@ -24,10 +24,10 @@ pub enum Phase {
     ReceiveWindow,
     /// The send buffer held the sender back.
     SendBuffer,
-    /// The peer's data was arriving: what limited it, the peer can tell.
+    /// The peer's data was arriving. Only the peer can tell what limited it.
     Receiving,
-    /// Nothing was in flight, and nothing arrived for longer than a retransmission time-out: an
-    /// application at either end had its turn.
+    /// Nothing was in flight, and nothing arrived for longer than a retransmission time-out: it was
+    /// an application's turn, at either end.
     Waiting,
 }
 
@@ -83,8 +83,8 @@ impl Phase {
 // === impl Phases ===
 
 impl Phases {
-    /// Divides the time of a connection. All of it if the connection was followed from its
-    /// beginning; otherwise only the time with data in flight.
+    /// Divides the time of a connection: all of it if the connection was followed from its
+    /// beginning, otherwise only the time with data in flight.
     pub(crate) fn of(end: &EndRecord) -> Self {
         let mut phases = Self::default();
         let open = end.since_established.unwrap_or_default();
@@ -97,7 +97,7 @@ impl Phases {
                 _ => Duration::ZERO,
             },
         );
-        // The kernel counts in ticks, so short times may come out too long.
+        // The kernel counts in ticks, so a short time may exceed the connection's duration.
         let busy = if is_followed {
             end.busy.min(open)
         } else {

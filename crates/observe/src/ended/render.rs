@@ -1,4 +1,4 @@
-//! Groups of ended connections in English and JSON.
+//! Renders groups of ended connections in English and JSON.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use serde::ser::{SerializeMap as _, Serializer};
 
 use super::{Group, Groups, Key, Opener, Phase, Phases};
 
-/// A phase with less than this share is left out of the sentence.
-const LEAST_SHARE: f64 = 0.01;
-/// A remedy is named for a phase with at least this share.
-const MAIN_SHARE: f64 = 0.25;
+/// The minimum share of a phase that the sentence names.
+const NAMED_SHARE: f64 = 0.01;
+/// The minimum share of the longest phase that is worth a remedy.
+const REMEDY_SHARE: f64 = 0.25;
 
 /// A group as a line of JSON.
 #[derive(Serialize)]
@@ -27,7 +27,7 @@ struct Sums<'a> {
     connections: u64,
     failed: u64,
     open_before: u64,
-    /// Of the time that they lasted, in seconds.
+    /// The time that half of them lasted at most, in seconds.
     median: Option<f64>,
     /// The time that 90 % of them lasted at most, in seconds.
     p90: Option<f64>,
@@ -63,7 +63,8 @@ impl Groups {
         text
     }
 
-    /// Returns a line about all that ended: their number, and the largest group. `None` if none did.
+    /// Returns a line with the number of ended connections and the largest group; `None` without
+    /// any.
     pub fn line(&self) -> Option<String> {
         let count = self.count();
         let sorted = self.sorted();
@@ -114,7 +115,7 @@ impl Group {
             text.push_str(&format!(", median {}", time(median)));
         }
         let shares = self.phases.shares();
-        let shares = shares.iter().filter(|(_, share)| *share >= LEAST_SHARE);
+        let shares = shares.iter().filter(|(_, share)| *share >= NAMED_SHARE);
         let shares: Vec<_> = shares
             .map(|(phase, share)| format!("{:.0} % {}", share * 100.0, phase.words()))
             .collect();
@@ -131,16 +132,17 @@ impl Group {
         if self.failed > 0 {
             text.push_str(&format!(", {} never opened", self.failed));
         }
-        if self.earlier > 0 {
-            text.push_str(&format!(", {} open before", self.earlier));
+        if self.open_before > 0 {
+            text.push_str(&format!(", {} open before", self.open_before));
         }
         text
     }
 
-    /// Returns what shortens the longest phase; `None` if it is short, or nothing here does.
+    /// Returns what shortens the longest phase; `None` if that phase is short, or nothing at this
+    /// end shortens it.
     fn remedy(&self) -> Option<&'static str> {
         let (phase, share) = *self.phases.shares().first()?;
-        (share >= MAIN_SHARE).then_some(())?;
+        (share >= REMEDY_SHARE).then_some(())?;
         Some(match phase {
             Phase::Handshake => {
                 "keep connections open and reuse them, or `taut relay` near the clients"
@@ -170,7 +172,7 @@ impl<'a> Sums<'a> {
             opened_by: key.map(|key| key.opener),
             connections: group.count,
             failed: group.failed,
-            open_before: group.earlier,
+            open_before: group.open_before,
             median: group.lasted(0.5).map(|time| time.as_secs_f64()),
             p90: group.lasted(0.9).map(|time| time.as_secs_f64()),
             sent: group.sent,

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// How long the addresses of a host name may take.
+/// The time that the resolver has to answer.
 const LOOKUP: Duration = Duration::from_secs(5);
 /// The maximum number of cgroups below one.
 const CGROUPS: usize = 4096;
@@ -17,12 +17,12 @@ const FILE: u64 = 4 << 20;
 /// The maximum number of processes whose names are compared.
 const PROCESSES: usize = 100_000;
 
-/// Answers what a filter asks about the machine.
+/// Looks up the names in a filter.
 pub trait Names {
     /// Returns the addresses of a host, of both families.
     ///
     /// # Errors
-    /// Why there are none.
+    /// A sentence that says why there are none.
     fn host(&self, name: &str) -> Result<Vec<IpAddr>, String>;
 
     /// Returns the port of a TCP service.
@@ -48,10 +48,10 @@ pub struct Machine;
 impl Names for Machine {
     fn host(&self, name: &str) -> Result<Vec<IpAddr>, String> {
         let (sender, receiver) = mpsc::sync_channel(1);
-        let asked = name.to_owned();
-        // The resolver has no time limit of its own; a thread that waits for it ends with the process.
+        let host = name.to_owned();
+        // The resolver has no time limit, so the thread may wait until the process ends.
         std::thread::spawn(move || {
-            let found = (&*asked, 0).to_socket_addrs();
+            let found = (&*host, 0).to_socket_addrs();
             let found = found.map(|all| all.map(|one| one.ip()).collect::<BTreeSet<_>>());
             let _ = sender.send(found);
         });
@@ -86,10 +86,11 @@ impl Names for Machine {
         let mut left: Vec<PathBuf> = root.map(|root| root.join(inside)).into_iter().collect();
         while let Some(directory) = left.pop().filter(|_| ids.len() < CGROUPS) {
             // The ID of a cgroup is the inode of its directory.
-            let Some(id) = fs::metadata(&directory).ok().filter(fs::Metadata::is_dir) else {
+            let metadata = fs::metadata(&directory).ok();
+            let Some(metadata) = metadata.filter(fs::Metadata::is_dir) else {
                 continue;
             };
-            ids.insert(id.ino());
+            ids.insert(metadata.ino());
             let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
             let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             left.extend(below.map(|entry| entry.path()));
@@ -112,16 +113,17 @@ impl Names for Machine {
     fn is_installed(&self, name: &str) -> bool {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let usual = ["/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-        let folders = std::env::split_paths(&path).chain(usual.map(PathBuf::from));
+        let mut folders = std::env::split_paths(&path).chain(usual.map(PathBuf::from));
         let is_program = |folder: PathBuf| {
             let file = fs::metadata(folder.join(name));
             file.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
         };
         // A name with a slash would leave the folder.
-        !name.is_empty() && !name.contains('/') && { folders }.any(is_program)
+        !name.is_empty() && !name.contains('/') && folders.any(is_program)
     }
 }
 
+/// Reads a file of names, unless it is too large.
 fn text(path: &str) -> Option<String> {
     let size = fs::metadata(path).ok()?.len();
     let bytes = (size <= FILE).then(|| fs::read(path).ok())??;
@@ -135,8 +137,8 @@ fn service_in(services: &str, name: &str) -> Option<u16> {
         let mut words = line.split_ascii_whitespace();
         let (service, port) = (words.next()?, words.next()?);
         let (port, protocol) = port.split_once('/')?;
-        let is_it = protocol == "tcp" && (service == name || words.any(|alias| alias == name));
-        is_it.then(|| port.parse().ok())?
+        let matches = protocol == "tcp" && (service == name || words.any(|alias| alias == name));
+        matches.then(|| port.parse().ok())?
     })
 }
 

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! A quoted word is never an operator or a keyword. A bare word is an address, an address with a
-//! port, a pid, or the name of a process that runs or of a program that is installed; any other is
-//! refused with the nearest word, because a filter that matches nothing looks like an idle machine.
+//! port, a pid, or the name of a running process or an installed program. Any other word is an
+//! error that suggests the most similar known word, because a filter that matches nothing looks
+//! like an idle machine.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -25,8 +26,9 @@ const LENGTH: usize = 4096;
 /// The maximum nesting of parentheses and `not`.
 const DEPTH: usize = 32;
 
-/// From this likeness on, a word is taken for a mistyped one (Jaro-Winkler, at most 1).
-const LIKENESS: f64 = 0.85;
+/// The minimum similarity of a known word that is suggested for a mistyped one (Jaro-Winkler, at
+/// most 1).
+const SIMILARITY: f64 = 0.85;
 
 const A_NET: &str = "an address, a network such as 10.0.0.0/8, or the name of a host";
 const A_PORT: &str = "a port such as 443, a range such as 8000-8100, or a service such as https";
@@ -388,8 +390,8 @@ impl<'a> Reader<'a> {
         Ok(Test::Endpoint(side, self.networks(address, word)?, ports))
     }
 
-    /// Returns the network that `text` is, or the addresses of the host of this name. `word` is the
-    /// whole word.
+    /// Parses a network, or looks up the addresses of a host. `word` is the whole word, for the
+    /// error.
     fn networks(&self, text: &str, word: &str) -> Result<Vec<IpNet>, FilterError> {
         if let Some(net) = network(text) {
             return Ok(vec![net]);
@@ -417,7 +419,7 @@ impl<'a> Reader<'a> {
         Ok(Test::Port(side, ports))
     }
 
-    /// Parses a port, a range or a service. `word` is the whole word.
+    /// Parses a port or a range, or looks up a service. `word` is the whole word, for the error.
     fn ports(&self, text: &str, word: &str) -> Result<RangeInclusive<u16>, FilterError> {
         let service = || self.names.service(text).map(|port| port..=port);
         ports(text).or_else(service).ok_or_else(|| {
@@ -457,10 +459,10 @@ fn wrong(what: String, word: &str, advice: Option<String>) -> FilterError {
     }
 }
 
-/// Returns the known word that is most like `word`; `None` if none is.
+/// Returns the known word that is most similar to `word`; `None` if none is similar.
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.map(|one| (strsim::jaro_winkler(word, one), one));
-    let near = near.filter(|(likeness, _)| *likeness >= LIKENESS);
+    let near = near.filter(|(similarity, _)| *similarity >= SIMILARITY);
     near.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 

@@ -63,8 +63,8 @@ impl Process {
         now().is_some_and(|(name, began)| began == self.began && *name == *self.name)
     }
 
-    /// Returns a process that a BPF program has recorded. It may have ended: its container is known
-    /// only if it has not.
+    /// Returns a process that a BPF program has recorded. Its container is known only while it
+    /// runs.
     pub(super) fn recorded(root: &Path, pid: u32, began: u64, name: &[u8]) -> Self {
         let now = || {
             let directory = open(CWD, &root.join(pid.to_string())).ok()?;

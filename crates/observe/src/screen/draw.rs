@@ -43,14 +43,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
         frame.render_widget("too small", area);
         return;
     }
-    let lines = lines(state);
-    // A small terminal shows the table first.
-    let room = usize::from(area.height).saturating_sub(SMALLEST);
-    let lines = &lines[..lines.len().min(room + 1)];
-    let [head, body, foot] = rows(area, lines.len());
+    let header = header(state);
+    // On a small terminal the table has priority.
+    let room = usize::from(area.height).saturating_sub(HEADING_ONLY);
+    let header = &header[..header.len().min(room + 1)];
+    let [head, body, foot] = rows(area, header.len());
     state.fit(usize::from(body.height.saturating_sub(1)));
     let buffer = frame.buffer_mut();
-    for (text, line) in lines.iter().zip(0..) {
+    for (text, line) in header.iter().zip(0..) {
         let style = if line == 0 { bold() } else { Style::new() };
         put(buffer, line_of(head, line), text, style);
     }
@@ -64,12 +64,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
     put(buffer, foot, &footing(state), Style::new());
 }
 
-/// The smallest height at which there are lines below the heading.
-const SMALLEST: usize = 8;
+/// The maximum height at which only the heading is above the table.
+const HEADING_ONLY: usize = 8;
 
-/// Splits the area into the first lines, the body and the last line.
-fn rows(area: Rect, lines: usize) -> [Rect; 3] {
-    let lines = u16::try_from(lines)
+/// Splits the area into the header of this many lines, the body and the last line.
+fn rows(area: Rect, header: usize) -> [Rect; 3] {
+    let lines = u16::try_from(header)
         .unwrap_or(u16::MAX)
         .min(area.height - 2);
     let of = |y, height| Rect { y, height, ..area };
@@ -80,8 +80,8 @@ fn rows(area: Rect, lines: usize) -> [Rect; 3] {
     ]
 }
 
-/// Returns the lines above the table: the heading, what is missing, and what has ended.
-fn lines(state: &State) -> Vec<String> {
+/// Returns the lines above the table: the heading, the notice, and the ended connections.
+fn header(state: &State) -> Vec<String> {
     let heading = heading(state);
     let below = [&state.notice, &state.ended_line];
     [heading]

@@ -93,11 +93,11 @@ pub(super) struct State {
     pub(super) filter_input: Option<String>,
     /// The message in the last line.
     pub(super) message: Option<String>,
-    /// What the scans cannot collect, below the heading until the next key.
+    /// A sentence on what the scans cannot collect, shown below the heading until the next key.
     pub(super) notice: Option<String>,
     /// The connections that have ended since the last scan.
     ended: Groups,
-    /// Those that had ended before it, in a line.
+    /// A line on the connections that ended between the last two scans.
     pub(super) ended_line: Option<String>,
     paused: bool,
     pub(super) help: bool,

@@ -39,7 +39,7 @@ pub enum Factor {
     Link,
     /// The other end limits the connection; only the instruments there show how.
     Peer,
-    /// No rule detected a factor, or it is one of a later version.
+    /// No rule detected a factor, or another version of Taut reported one that is unknown here.
     #[serde(other)]
     Unclear,
 }

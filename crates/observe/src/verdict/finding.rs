@@ -44,7 +44,7 @@ pub enum Cause {
         /// The file that sets the quota.
         file: Arc<Path>,
     },
-    /// The application had nothing to send, or waited for an answer first.
+    /// The application gave the sender no more data, or waited for an answer first.
     NothingToSend {
         /// Share of the time with nothing to send and nothing in flight.
         idle: f64,
@@ -213,17 +213,18 @@ pub enum Cause {
         /// Shortest round trip.
         min_rtt: f64,
     },
-    /// The sender delivers what its model of the path says that the path can carry.
+    /// The sender delivers the bandwidth that its congestion control has measured.
     BandwidthReached {
         /// The rate of this connection.
         rate: f64,
-        /// The bandwidth of the path, as the sender's congestion control has measured it.
+        /// The bandwidth of the path: as BBR has measured it, or the rate at which `taut_pipe`
+        /// paces.
         bandwidth: f64,
         /// Mean round trip.
         rtt: f64,
         /// Shortest round trip.
         min_rtt: f64,
-        /// BBR has measured it; otherwise `taut_pipe`.
+        /// The sender uses BBR; otherwise `taut_pipe`.
         has_bbr: bool,
     },
     /// The congestion window is used up and the queue is short.

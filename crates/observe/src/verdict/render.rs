@@ -39,7 +39,7 @@ impl Verdict {
     }
 }
 
-/// The share of each factor, by its name.
+/// Serialises the share of each factor by the factor's name.
 struct Shares<'a>(&'a [(Factor, f64)]);
 
 impl Serialize for Shares<'_> {
@@ -150,8 +150,8 @@ impl Cause {
                 evidence.extend(waiting.map(|waiting| {
                     Evidence::new(
                         format!(
-                            "for {} of the time everything was sent and the congestion window was not full: the application \
-                             waited for an answer",
+                            "for {} of the time less than a segment was left to send, with room in the congestion window: the \
+                             application gave no more data, or waited for an answer",
                             percent(waiting)
                         ),
                         &[("waiting_share", waiting)],
@@ -446,7 +446,8 @@ impl Cause {
                 min_rtt,
             } => vec![Evidence::new(
                 format!(
-                    "a queue of the path marked {} of the segments, which slowed the sender to {}; the round trip is {}, at least {}",
+                    "queues on the path marked {} of the segments (ECN), which slowed the sender to {}; the round trip is {} on \
+                     average, {} at best",
                     percent(share),
                     rate(sent),
                     time(rtt),
@@ -467,9 +468,12 @@ impl Cause {
                 has_bbr,
             } => vec![Evidence::new(
                 format!(
-                    "it sends {}, and {} measures that the path carries {} for it; the round trip is {}, at least {}",
+                    "it sends {}, and {} {}; the round trip is {} on average, {} at best",
                     rate(sent),
-                    if has_bbr { "BBR" } else { "taut_pipe" },
+                    match has_bbr {
+                        true => "BBR has measured the bandwidth of the path as",
+                        false => "taut_pipe paces at",
+                    },
                     rate(bandwidth),
                     time(rtt),
                     time(min_rtt)
@@ -645,8 +649,8 @@ impl Cause {
 fn scale_remedy(bound: f64) -> Cow<'static, str> {
     let bound = bytes(bound);
     format!(
-        "only a new connection can have a wider window than {bound}: the window scale is fixed in the handshake, by the receive buffer of \
-         that moment (SO_RCVBUF, net.ipv4.tcp_rmem)"
+        "only a new connection can have a wider window than {bound}: the handshake fixes the window scale by the receive buffer at \
+         that time (SO_RCVBUF, net.ipv4.tcp_rmem)"
     )
     .into()
 }

@@ -76,7 +76,7 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
     findings
 }
 
-/// Returns the share of the samples in which the application had given the sender no more to send.
+/// Returns the share of the samples in which the application gave the sender no more data.
 fn asks(window: &Window<'_>) -> f64 {
     window.often_of_samples(|sample, info| {
         let has_room = in_flight(info) < info.snd_cwnd && info.lost <= info.retrans;
@@ -84,11 +84,11 @@ fn asks(window: &Window<'_>) -> f64 {
     })
 }
 
-/// Whether data waits to be sent: a segment or more, as the kernel judges it
-/// (`tcp_rate_check_app_limited()`); the Nagle algorithm may hold back less. The kernel's flag is not
-/// enough, because one earlier sample at a higher rate keeps it clear. While it is set, all samples
-/// since were limited by the application: a sender that paces spreads the application's last write
-/// over some time, and more than a segment of it may be unsent.
+/// Whether data waits to be sent: a segment or more, as in `tcp_rate_check_app_limited()`; the
+/// Nagle algorithm may hold back less. The kernel's own flag is not enough, because an earlier
+/// sample at a higher rate keeps it clear. But while it is set, the application has limited all
+/// samples since. So it decides for a sender that paces, which spreads the application's last write
+/// over some time and may have more than a segment of it unsent.
 fn has_unsent(sample: &Sample, info: &TcpInfo) -> bool {
     if info.delivery_rate_app_limited && control::has_model(sample) {
         return false;
@@ -99,7 +99,7 @@ fn has_unsent(sample: &Sample, info: &TcpInfo) -> bool {
     }
 }
 
-/// Returns the segments on the path (`tcp_packets_in_flight()`).
+/// Returns the number of segments on the path, as `tcp_packets_in_flight()` does.
 fn in_flight(info: &TcpInfo) -> u32 {
     let left = info.sacked.saturating_add(info.lost);
     info.unacked
@@ -116,9 +116,9 @@ fn full(window: &Window<'_>) -> f64 {
 }
 
 /// Whether a program would wait for room: the kernel wakes the program when a third of the buffer
-/// is free (`sk_stream_is_writeable()`). A program that has closed its end waits for nothing. A buffer
-/// that the application has fixed counts as full from half on, because the program writes only some
-/// time after it was woken.
+/// is free (`sk_stream_is_writeable()`). A program that has closed its end does not wait. A buffer
+/// whose size the application has fixed counts as full from half on, because the program writes
+/// only some time after it was woken.
 fn is_full(sample: &Sample) -> bool {
     let connection = &sample.connection;
     let may_write = matches!(connection.state, State::Established | State::CloseWait);

@@ -22,16 +22,16 @@ const LOOKS: u64 = 11;
 /// Samples of a sender over five seconds at 1 MB/s, with a round trip of 20 ms, limited by the
 /// network only. `set` changes each sample and receives the number of the scan.
 fn sender(set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
-    let looks = (0..LOOKS).map(|look| {
-        sample(look * 500, |info| {
-            let millis = look * 500;
+    let looks = (0..LOOKS).map(|scan| {
+        sample(scan * 500, |info| {
+            let millis = scan * 500;
             info.busy_time = Some(Duration::from_millis(millis));
             info.rwnd_limited = Some(Duration::ZERO);
             info.sndbuf_limited = Some(Duration::ZERO);
             info.bytes_acked = Some(millis * 1000);
             info.bytes_received = Some(0);
             info.notsent_bytes = Some(50_000);
-            info.data_segs_out = Some(look as u32 * 350);
+            info.data_segs_out = Some(scan as u32 * 350);
             info.dsack_dups = Some(0);
             info.snd_wnd = Some(1 << 20);
             info.window_scales = Some((7, 7));
@@ -40,7 +40,7 @@ fn sender(set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
             info.snd_cwnd = 14;
             info.unacked = 14;
             info.snd_ssthresh = Some(10);
-            set(look, info);
+            set(scan, info);
         })
     });
     looks.collect()
@@ -54,8 +54,8 @@ fn found(samples: &[Sample]) -> Verdict {
     verdict
 }
 
-fn of_half_seconds(look: u64, share: f64) -> Option<Duration> {
-    Some(Duration::from_millis(look * 500).mul_f64(share))
+fn of_half_seconds(scan: u64, share: f64) -> Option<Duration> {
+    Some(Duration::from_millis(scan * 500).mul_f64(share))
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn a_path_that_is_used_fully_needs_no_repair() {
 
 #[test]
 fn an_application_with_pauses_is_the_cause() {
-    let found = found(&sender(|look, info| {
-        info.busy_time = of_half_seconds(look, 0.1)
+    let found = found(&sender(|scan, info| {
+        info.busy_time = of_half_seconds(scan, 0.1)
     }));
     assert_eq!(
         (found.factor, found.confidence),
@@ -107,8 +107,8 @@ fn one_request_after_the_other_is_the_applications_too() {
 
 #[test]
 fn the_kernel_accounts_for_a_full_send_buffer() {
-    let found = found(&sender(|look, info| {
-        info.sndbuf_limited = of_half_seconds(look, 0.9)
+    let found = found(&sender(|scan, info| {
+        info.sndbuf_limited = of_half_seconds(scan, 0.9)
     }));
     assert_eq!(
         (found.factor, found.confidence),
@@ -159,8 +159,8 @@ fn a_program_that_has_closed_its_end_does_not_wait_for_room() {
 
 #[test]
 fn a_window_that_grows_without_loss_is_slow_start() {
-    let found = found(&sender(|look, info| {
-        info.snd_cwnd = 10 << look;
+    let found = found(&sender(|scan, info| {
+        info.snd_cwnd = 10 << scan;
         info.unacked = info.snd_cwnd;
         info.snd_ssthresh = None;
     }));
@@ -200,10 +200,10 @@ fn a_long_queue_is_named_also_on_a_long_path() {
 
 #[test]
 fn a_queue_that_was_there_before_the_connection_is_known_from_others_to_the_same_peer() {
-    let samples = sender(|look, info| {
+    let samples = sender(|scan, info| {
         info.min_rtt = Some(Duration::from_millis(100));
         info.rtt = Some(Duration::from_millis(105));
-        info.total_retrans = look as u32;
+        info.total_retrans = scan as u32;
     });
     let of = |shortest: Option<u64>| {
         let window = Window::of(&samples).unwrap();
@@ -218,10 +218,10 @@ fn a_queue_that_was_there_before_the_connection_is_known_from_others_to_the_same
 
 #[test]
 fn marks_of_congestion_are_a_full_path_also_without_a_queue_that_shows() {
-    let found = found(&sender(|look, info| {
+    let found = found(&sender(|scan, info| {
         info.rtt = Some(Duration::from_micros(20_200));
-        info.delivered = Some(look as u32 * 350);
-        info.delivered_ce = Some(look as u32 * 2);
+        info.delivered = Some(scan as u32 * 350);
+        info.delivered_ce = Some(scan as u32 * 2);
     }));
     assert_eq!(
         (found.factor, found.confidence),
@@ -240,11 +240,11 @@ fn a_pacing_limit_is_named_when_it_is_reached() {
 #[test]
 fn a_round_trip_that_comes_and_goes_is_a_descheduled_peer() {
     let round_trip = |rtt: u64, deviates: u64| {
-        let found = found(&sender(|look, info| {
+        let found = found(&sender(|scan, info| {
             info.rtt = Some(Duration::from_millis(rtt));
             info.rttvar = Some(Duration::from_millis(deviates));
             info.min_rtt = Some(Duration::from_micros(300));
-            info.rwnd_limited = of_half_seconds(look, 0.6);
+            info.rwnd_limited = of_half_seconds(scan, 0.6);
         }));
         (found.factor, found.confidence)
     };
@@ -302,11 +302,11 @@ fn no_data_in_either_direction_is_idle() {
 
 #[test]
 fn an_unanswered_handshake_is_timeouts() {
-    let mut samples = sender(|look, info| {
+    let mut samples = sender(|scan, info| {
         info.busy_time = Some(Duration::ZERO);
         info.bytes_acked = Some(0);
         info.unacked = 1;
-        info.retransmits = look.min(3) as u8;
+        info.retransmits = scan.min(3) as u8;
     });
     for sample in &mut samples {
         sample.connection.state = State::SynSent;
@@ -340,14 +340,14 @@ proptest! {
         let samples: Vec<_> = looks
             .iter()
             .enumerate()
-            .map(|(look, bytes)| {
-                let mut sample = sample(look as u64 * apart, |_| {});
+            .map(|(scan, bytes)| {
+                let mut sample = sample(scan as u64 * apart, |_| {});
                 sample.connection.info = TcpInfo::parse(bytes);
                 (sample.connection.state, sample.connection.recv_queue) = (state, recv_queue);
                 if let (true, Some(info)) = (calm, &mut sample.connection.info) {
                     (info.retransmits, info.backoff, info.total_retrans) = (0, 0, 0);
                     info.max_pacing_rate = None;
-                    info.busy_time = Some(Duration::from_millis(look as u64 * apart));
+                    info.busy_time = Some(Duration::from_millis(scan as u64 * apart));
                     (info.rwnd_limited, info.sndbuf_limited) = (None, None);
                 }
                 sample
@@ -369,7 +369,7 @@ fn a_path_without_a_queue_is_not_full() {
 
 #[test]
 fn a_descheduled_machine_limits_whatever_else_seems_to() {
-    let samples = sender(|look, info| info.busy_time = of_half_seconds(look, 0.3));
+    let samples = sender(|scan, info| info.busy_time = of_half_seconds(scan, 0.3));
     let window = Window::of(&samples).unwrap();
     let with = |share| {
         let context = Context {

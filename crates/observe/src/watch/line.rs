@@ -25,9 +25,10 @@ pub(super) struct Line<'a> {
     pub(super) seconds: Option<f64>,
     /// Seconds for which each factor limited it, by the factor's name.
     pub(super) limited: BTreeMap<&'static str, f64>,
-    /// Seconds of its whole life; `None` if it has not ended, or was open before.
+    /// Seconds from its first segment to its end; `None` if it has not ended, or was open before
+    /// Taut started.
     pub(super) lasted: Option<f64>,
-    /// Seconds of each phase of its life.
+    /// Seconds of each phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) phases: Option<Seconds<'a>>,
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! `--with`: what `taut why` says at the other end, over ssh or from a file.
+//! `--with`: the report of `taut why` at the other end, over ssh or from a file.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
@@ -16,12 +16,12 @@ use crate::Failure;
 /// Arguments that name the other end.
 #[derive(ClapArgs)]
 pub(crate) struct WithArgs {
-    /// Look at the other end as well: a host for ssh, or a file (a path with a `/`) that
+    /// Observe the other end as well: a host for ssh, or a file (a path with a `/`) that
     /// `taut why --json` wrote there during the same time
     #[arg(long, value_name = "HOST|FILE")]
     with: Option<String>,
 
-    /// The command that runs taut on that host, `sudo taut` for instance
+    /// The command that runs taut on that host, such as `sudo taut`
     #[arg(
         long,
         value_name = "COMMAND",
@@ -43,7 +43,7 @@ enum Source {
     Ssh(Ssh),
 }
 
-/// ssh, which is ended with this.
+/// A running ssh. Dropping it ends ssh.
 struct Ssh {
     child: Child,
     output: Option<JoinHandle<io::Result<Vec<u8>>>>,
@@ -51,9 +51,9 @@ struct Ssh {
 
 /// The maximum size of a report, in bytes.
 const REPORT_MAX: u64 = 256 << 20;
-/// The maximum size of what ssh, and taut there, write to standard error, in bytes.
+/// The maximum size of the messages of ssh, and of taut there, on standard error, in bytes.
 const MESSAGES_MAX: u64 = 64 << 10;
-/// How much longer than this end the other one may take, ssh's own set-up included.
+/// The time that the other end may take longer than this one, ssh's connection set-up included.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The interval at which ssh is polled.
 const POLL: Duration = Duration::from_millis(20);
@@ -61,7 +61,7 @@ const POLL: Duration = Duration::from_millis(20);
 // === impl WithArgs ===
 
 impl WithArgs {
-    /// Has the other end begin to observe, for `time`. `None` without `--with`.
+    /// Starts the observation at the other end, for `time`. `None` without `--with`.
     ///
     /// # Errors
     /// If ssh cannot be started.
@@ -70,7 +70,7 @@ impl WithArgs {
             return Ok(None);
         };
         let path = Path::new(name);
-        // A bare word is a host, whatever files lie about where this is started.
+        // A bare word is a host, even if the current directory has a file of that name.
         if name.contains('/') {
             if !path.is_file() {
                 return Err(Failure::Usage(format!(
@@ -95,7 +95,7 @@ impl WithArgs {
             .stderr(Stdio::piped())
             .spawn();
         let mut child = child.map_err(|error| {
-            Failure::Run(format!("--with {name}: cannot start ssh: {error}; a file that `taut why --json` wrote there does without"))
+            Failure::Run(format!("--with {name}: cannot start ssh: {error}; or give a file that `taut why --json` wrote there"))
         })?;
         let output = child.stdout.take();
         let output =
@@ -116,10 +116,10 @@ impl WithArgs {
 // === impl Other ===
 
 impl Other {
-    /// Waits for the other end's report.
+    /// Waits for the report of the other end.
     ///
     /// # Errors
-    /// If it does not come in time, or is no report.
+    /// If it does not come in time, or is not a report.
     pub(crate) fn finish(self) -> Result<Report, Failure> {
         let name = self.name;
         let fail = |what: String| Failure::Run(format!("--with {name}: {what}"));
@@ -146,7 +146,7 @@ impl Ssh {
             if Instant::now() >= until {
                 let seconds = PATIENCE.as_secs();
                 return Err(format!(
-                    "no report {seconds} s after this end was done; try `ssh {name} taut why`"
+                    "no report {seconds} s after this end had finished; try `ssh {name} taut why`"
                 ));
             }
             std::thread::sleep(POLL);
@@ -157,7 +157,7 @@ impl Ssh {
         let bytes = bytes.map_err(|e| e.to_string())?;
         if !status.success() {
             return Err(format!(
-                "{status}, as it says above; taut must be installed there and run as root (--with-command \"sudo taut\")"
+                "{status} of ssh, whose messages are above; taut must be installed there and run as root (--with-command \"sudo taut\")"
             ));
         }
         Ok(bytes)
@@ -166,27 +166,31 @@ impl Ssh {
 
 impl Drop for Ssh {
     fn drop(&mut self) {
-        // If it has ended, there is nothing to end.
+        // An error means that it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Writes what ssh, and taut at the other end, say to standard error, safe for a terminal.
+/// Writes the messages of ssh, and of taut at the other end, to standard error, safe for a
+/// terminal.
 fn pass_on(name: &str, stderr: impl Read) {
     let lines = BufReader::new(stderr.take(MESSAGES_MAX)).split(b'\n');
     for line in lines.map_while(Result::ok).filter(|line| !line.is_empty()) {
-        // The reader may be gone; the error is ignored.
+        // Nobody may read standard error any more.
         let _ = writeln!(io::stderr(), "{name}: {}", sanitize::text(&line));
     }
 }
 
+/// Reads a report of at most `max` bytes.
 fn read(from: &mut impl Read, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > max {
-        let what = "it says more than can be right; give `taut why` there a filter";
-        return Err(io::Error::other(what));
+        let mib = max >> 20;
+        return Err(io::Error::other(format!(
+            "the report has more than {mib} MiB; give `taut why` there a filter"
+        )));
     }
     Ok(bytes)
 }

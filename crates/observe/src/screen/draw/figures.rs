@@ -19,7 +19,7 @@ pub(super) fn bits(rate: f64) -> String {
     scaled(rate * 8.0, 1000.0, ["", "k", "M", "G", "T"])
 }
 
-/// Formats a number of bytes: of sizes of segments, all digits.
+/// Formats a number of bytes. Small numbers, such as segment sizes, keep all digits.
 pub(super) fn bytes(bytes: f64) -> String {
     if bytes < 9999.5 {
         return format!("{bytes:.0}");

@@ -1,20 +1,19 @@
-//! What the state of the congestion control says about the path.
+//! Reads the state of the congestion control.
 //!
-//! Cubic and Reno keep a window that they widen until segments are lost. BBR keeps a model of the
-//! path, its bandwidth and its round trip, and paces at that bandwidth. Its window is twice what the
-//! path holds, so it is never used up; its slow start threshold stays infinite; and it keeps no
-//! queue. So the window tells nothing about a sender with BBR, and the model tells whether the path
-//! is full.
+//! Cubic and Reno widen a window until segments are lost. BBR keeps a model of the path, its
+//! bandwidth and its round trip, and paces at that bandwidth. Its window is twice what the path
+//! holds, so it is never used up; its slow start threshold stays infinite; and it keeps no queue.
+//! So for a sender with BBR, the model shows whether the path is full, and the window does not.
 
 use taut_sys::sock_diag::Bbr;
 
 use crate::window::{Sample, Window};
 
-/// BBR starts with a pacing gain of 2.89 (2.77 in its third version), and later probes with at most
-/// 1.25, in units of [`Bbr::UNIT`].
+/// The minimum pacing gain in STARTUP, in units of [`Bbr::UNIT`]. BBR starts with 2.89 (2.77 in its
+/// third version), and later probes with at most 1.25.
 const STARTUP_GAIN: u32 = Bbr::UNIT * 2;
 
-/// The congestion control of turbo start. A second relay of a machine has a name that begins so.
+/// The congestion control of turbo start. A second relay on a machine appends a suffix to the name.
 const TAUT_PIPE: &str = "taut_pipe";
 
 /// The model of the path that a sender keeps.
@@ -52,10 +51,10 @@ pub(super) fn model(window: &Window<'_>) -> Option<Model> {
     })
 }
 
-/// Returns the rate at which `taut_pipe` paces, in bytes a second on average: what it takes for the
-/// bandwidth of the path. Its window is twice what the path holds, except while it shares a full link,
-/// when it is a window like Cubic's and the pacing a quarter faster. `None` with other congestion
-/// controls. It reports nothing else, so whether it still searches is not known.
+/// Returns the mean rate at which `taut_pipe` paces, in bytes a second: its estimate of the path's
+/// bandwidth. `None` with other congestion controls. Like BBR it has a window of twice what the
+/// path holds; but while it shares a full link, its window is like Cubic's, and it paces a quarter
+/// faster. It does not report whether it is still searching for the bandwidth.
 pub(super) fn paced_rate(window: &Window<'_>) -> Option<f64> {
     let last = window.samples().last()?;
     let name = last.connection.congestion_control?;
@@ -73,7 +72,7 @@ pub(super) fn is_model_based(window: &Window<'_>) -> bool {
         .is_some_and(|sample| has_model(sample))
 }
 
-/// The same of one sample.
+/// Whether the congestion control of a sample keeps a model of the path.
 pub(super) fn has_model(sample: &Sample) -> bool {
     let connection = &sample.connection;
     let name = connection.congestion_control;

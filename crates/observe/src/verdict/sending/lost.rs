@@ -33,9 +33,9 @@ const STEADY: f64 = 0.1;
 const LIMITER_DROPS: f64 = 0.005;
 /// A queue drops this much only on a path that holds just a few segments.
 const LIMITER_DROPS_MUCH: f64 = 0.02;
-/// The minimum share of segments that a policer drops of a sender that paces at the bandwidth it has
-/// measured. Bursts that the bucket lets through make it measure more than the policer's rate, again
-/// and again. Random losses are fewer on paths that are in use.
+/// The minimum share of segments that a policer drops if the sender paces at the bandwidth that it
+/// has measured. Bursts that pass the token bucket make the sender measure more than the policer's
+/// rate, again and again. Usable paths lose fewer segments at random.
 const LIMITER_DROPS_PACED: f64 = 0.06;
 /// The minimum window, in segments, whose round trips show queues. With a smaller window, delayed
 /// acknowledgements make every answer late.
@@ -123,7 +123,7 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     if loss < LOSS_MATTERS || is_lost_at_a_queue(window, min_rtt) {
         return None;
     }
-    // A sender that paces loses evenly whatever drops its segments.
+    // A sender with a model paces, so its losses are even whatever drops its segments.
     let model = control::is_model_based(window);
     if model && (loss < LIMITER_DROPS_PACED || shows_queue(window)?) {
         return None;
@@ -166,7 +166,7 @@ fn limiter_by_signals(window: &Window<'_>, delta: &EventDelta, network: f64) -> 
     let (is_limiter, certain) = match delta.0.between {
         ENOUGH.. => (
             is_even && (mean_window < SMALL || !is_queued(window, NO_QUEUE)?),
-            // A sender with a constant rate, like BBR, loses evenly whatever the cause, but random
+            // A sender that paces, like `taut_pipe`, loses evenly whatever the cause, but random
             // loss drops one segment at a time.
             match lost_per_signal > TOGETHER {
                 true => NOT_CERTAIN,

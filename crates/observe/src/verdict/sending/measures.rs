@@ -13,9 +13,9 @@ pub(super) const NOT_CERTAIN: f64 = 0.7;
 /// On a full path, which has at least a short queue, the round trip exceeds this multiple of the
 /// shortest.
 pub(super) const LINK_QUEUE: f64 = 1.1;
-/// The path is full if a sender that keeps a model of it delivers this share of the model's bandwidth
-/// or more. Below 1, because the model keeps the highest of the last ten round trips, and because
-/// segments are lost.
+/// The path is full if a sender delivers at least this share of the bandwidth that its congestion
+/// control has measured. Below 1, because the measurement is the highest of the last ten round
+/// trips, and because segments are lost.
 pub(super) const NEAR_BANDWIDTH: f64 = 0.7;
 /// The minimum number of segments in flight for timing rules. With fewer, delayed acknowledgements
 /// make every answer late.
@@ -37,8 +37,8 @@ pub(super) fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
     Some((shortest, window.mean_seconds(|info| info.rtt)?))
 }
 
-/// Like [`round_trips`], but the shortest is this connection's own: some of its round trips were that
-/// short, so what made others longer comes and goes.
+/// Like [`round_trips`], but with the shortest round trip of this connection alone. Some of its
+/// round trips were that short, so the cause of longer ones comes and goes.
 pub(super) fn own_round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
     let shortest = window.range(|info| info.min_rtt)?.0.as_secs_f64();
     let mean = window.mean_seconds(|info| info.rtt)?;

@@ -21,28 +21,28 @@ const BURSTS: f64 = 2.0;
 const LATE_SECONDS: f64 = 0.01;
 /// The application reads slowly if the window falls below this share of its widest.
 const WINDOW_FALLS: f64 = 0.7;
-/// If the mean is known, too, a single fall counts only below this share: a buffer holds more or less
-/// data as the overhead of its segments changes.
+/// If the widest window that the peer ever offered is known, a single fall counts only below this
+/// share: a buffer holds more or less data as the overhead of its segments changes.
 const WINDOW_CLOSES: f64 = 0.35;
-/// A sender is limited by a window of which it uses this share in each round trip.
+/// The window limits a sender that uses this share of it in each round trip.
 const WINDOW_USED: f64 = 0.7;
 /// The maximum mean share of the peer's buffer that holds unread data if its application keeps up.
 const UNREAD: f64 = 1.0 - WINDOW_FALLS;
-/// Acknowledgements are delayed for unread data only if that makes the window narrower. On a path
-/// that several flows share, bursts of acknowledgements leave the window as it is.
+/// The minimum mean share of the peer's buffer that holds unread data if the reader delays
+/// acknowledgements. On a path that several flows share, acknowledgements come in bursts, too, but
+/// the window stays as it is.
 const UNREAD_LITTLE: f64 = 0.02;
 
 /// Explains the time in which the peer's window was full: the peer's buffer is small, or its
-/// application does not read. `paced`: the share of the time for which the window limits a sender
-/// that paces.
+/// application does not read. `paced`: the result of [`paced_by_window`].
 pub(super) fn window(window: &Window<'_>, shares: Shares, paced: f64) -> Finding {
     let limited = shares.receiver + paced;
     let range = window.range(|info| info.snd_wnd);
     let probes = window.range(|info| Some(info.probes)).unwrap_or_default().1;
     // A window smaller than a segment is closed, even if it never changes.
     let is_closed = range.is_some_and(|(least, _)| least < window.last().snd_mss);
-    // Only the widest window that the peer ever offered tells a reader that keeps its buffer full from
-    // a small buffer: both make the window steady.
+    // A small buffer and a reader that keeps its buffer full both make the window steady. Only the
+    // widest window that the peer ever offered tells them apart.
     let is_known = window.samples().last().is_some_and(|sample| {
         let internals = sample.connection.internals;
         internals.is_some_and(|internals| internals.max_window > 0)
@@ -75,16 +75,17 @@ pub(super) fn is_filled(window: &Window<'_>, shares: Shares) -> bool {
     shares.receiver > USED_UP && window.filled() > FILLED
 }
 
-/// Whether the window was far below the widest that the peer ever offered, on average, and used up at
-/// times: a reader that reads in parts leaves a part of its buffer full. A descheduled peer does so,
-/// too.
+/// Whether the window was on average far below the widest that the peer ever offered, and used up
+/// at times: a reader that reads in parts leaves a part of its buffer full. So does a descheduled
+/// peer.
 pub(super) fn is_unread(window: &Window<'_>, shares: Shares) -> bool {
     let is_narrow = || window.unread_share().is_some_and(|share| share > UNREAD);
     shares.receiver > USED_UP && is_narrow()
 }
 
-/// Returns the share of the network's time for which the peer's window limits a sender that paces at
-/// the bandwidth it has measured: what it measured is then what the window lets through.
+/// Returns the share of the time in which the peer's window limits a sender that paces at the
+/// bandwidth that it has measured: all of `network`, or nothing. Such a sender never fills the
+/// window, because it measures as bandwidth what the window lets through.
 pub(super) fn paced_by_window(window: &Window<'_>, shares: Shares, network: f64) -> f64 {
     let carried = || {
         let in_flight = window.sent_rate() * window.mean_seconds(|info| info.rtt)?;

@@ -19,8 +19,8 @@ const LINK_QUEUE_SECONDS: f64 = 0.004;
 const LONG_QUEUE: f64 = 2.0;
 /// The delay that a person on a call notices, in seconds.
 const LONG_QUEUE_SECONDS: f64 = 0.03;
-/// A queue is long on any path, however long the path itself is, if it takes this long, in seconds: a
-/// tenth of the 400 ms that ITU-T G.114 allows for a call in both directions.
+/// A queue of this many seconds is long on a path of any length: a tenth of the 400 ms that ITU-T
+/// G.114 allows for a call in one direction.
 const LONG_QUEUE_ALWAYS_SECONDS: f64 = 0.04;
 /// The minimum share of delivered segments with a congestion mark. Below it even Reno reaches windows
 /// of a hundred segments and more.
@@ -96,8 +96,8 @@ pub(super) fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let waits = rtt - min_rtt;
     let is_long = rtt > min_rtt * LONG_QUEUE && waits > LONG_QUEUE_SECONDS;
-    // A sender that has nothing more to send waits for delayed acknowledgements, whether its
-    // application or its send buffer keeps it from sending.
+    // If a sender has no more to send, because of its application or its send buffer, delayed
+    // acknowledgements lengthen its round trips.
     let has_unsent = window.often_of_samples(super::has_unsent) > OFTEN;
     let paces = control::is_model_based(window) || control::paced_rate(window).is_some();
     let uses_window = paces || window_used_up(window) > OFTEN;
@@ -113,8 +113,8 @@ pub(super) fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
     })
 }
 
-/// Detects a path whose queues mark segments instead of dropping them (RFC 3168): a queue was there,
-/// also if it is kept too short to show in the round trip.
+/// Detects a path whose queues mark segments instead of dropping them (RFC 3168). A mark shows a
+/// queue, even one that is too short to show in the round trip.
 pub(super) fn marks(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let delivered = window.more_wrapping(|info| info.delivered);
@@ -141,7 +141,7 @@ pub(super) fn link(window: &Window<'_>, network: f64) -> Option<Finding> {
     }
 }
 
-/// Whether the congestion window is used up and a queue stands in the path.
+/// Detects a full path by a used-up congestion window and a queue.
 fn full_by_window(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let full = window_used_up(window);
@@ -156,8 +156,8 @@ fn full_by_window(window: &Window<'_>, network: f64) -> Option<Finding> {
     })
 }
 
-/// Whether the sender delivers what its model says that the path can carry. Such a sender keeps no
-/// queue, but asks the path for more again and again.
+/// Detects a full path by a sender that delivers the bandwidth of its model. It keeps no queue, but
+/// probes for more bandwidth again and again.
 fn full_by_model(window: &Window<'_>, network: f64, model: control::Model) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let rate = window.sent_rate();
@@ -173,8 +173,8 @@ fn full_by_model(window: &Window<'_>, network: f64, model: control::Model) -> Op
     })
 }
 
-/// The same of `taut_pipe`, which does not report whether it still searches for the bandwidth: so
-/// never sure.
+/// Detects a full path by a `taut_pipe` that sends at the rate at which it paces. Never sure,
+/// because `taut_pipe` does not report whether it is still searching for the bandwidth.
 fn full_by_pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
     let bandwidth = control::paced_rate(window)?;
     let (min_rtt, rtt) = round_trips(window)?;

@@ -7,10 +7,10 @@ use super::*;
 /// Samples of a sender with BBR that has half of its window in flight, on a path whose bandwidth it
 /// takes for `bandwidth` bytes a second.
 fn bbr(bandwidth: u64, gain: f64, set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
-    let mut samples = sender(|look, info| {
+    let mut samples = sender(|scan, info| {
         info.rtt = Some(Duration::from_micros(20_400));
         (info.snd_cwnd, info.unacked, info.snd_ssthresh) = (28, 14, None);
-        set(look, info);
+        set(scan, info);
     });
     for sample in &mut samples {
         sample.connection.bbr = Some(Bbr {
@@ -39,8 +39,8 @@ fn a_path_is_full_if_as_much_is_delivered_as_the_model_allows() {
 #[test]
 fn a_model_that_a_window_limits_is_no_full_path() {
     let limited = |window: u32| {
-        let samples = bbr(1_100_000, 1.0, |look, info| {
-            info.rwnd_limited = of_half_seconds(look, 0.3);
+        let samples = bbr(1_100_000, 1.0, |scan, info| {
+            info.rwnd_limited = of_half_seconds(scan, 0.3);
             info.snd_wnd = Some(window);
         });
         found(&samples).factor
@@ -52,7 +52,7 @@ fn a_model_that_a_window_limits_is_no_full_path() {
 
 #[test]
 fn random_losses_do_not_slow_a_sender_with_a_model() {
-    let loses = |look: u64, info: &mut TcpInfo| info.total_retrans = look as u32 * 4;
+    let loses = |scan: u64, info: &mut TcpInfo| info.total_retrans = scan as u32 * 4;
     assert_eq!(found(&bbr(1_100_000, 1.0, loses)).factor, Factor::Link);
     let slowed = found(&bbr(3_000_000, 1.0, loses));
     assert_eq!(slowed.factor, Factor::Loss);
@@ -63,8 +63,8 @@ fn random_losses_do_not_slow_a_sender_with_a_model() {
 #[test]
 fn many_losses_without_a_queue_are_a_policer() {
     let policed = |lost: u32, rtt: u64, in_flight: u32| {
-        let found = found(&bbr(1_100_000, 1.0, |look, info| {
-            info.total_retrans = look as u32 * lost;
+        let found = found(&bbr(1_100_000, 1.0, |scan, info| {
+            info.total_retrans = scan as u32 * lost;
             info.rtt = Some(Duration::from_millis(rtt));
             info.unacked = in_flight;
         }));
@@ -81,8 +81,8 @@ fn many_losses_without_a_queue_are_a_policer() {
 #[test]
 fn an_infinite_threshold_is_slow_start_only_while_the_bandwidth_is_searched_for() {
     let grows = |gain| {
-        let samples = bbr(1_100_000, gain, |look, info| {
-            info.snd_cwnd = 28 << look.min(6)
+        let samples = bbr(1_100_000, gain, |scan, info| {
+            info.snd_cwnd = 28 << scan.min(6)
         });
         let found = found(&samples);
         (found.factor, found.confidence)

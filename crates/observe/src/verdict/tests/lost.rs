@@ -5,18 +5,18 @@ use super::*;
 #[test]
 fn loss_is_loss_without_a_queue_and_a_full_link_with_one() {
     // A sawtooth window, as random losses produce it.
-    let loses = |look: u64, info: &mut TcpInfo| {
-        info.total_retrans = look as u32 * 4;
-        let rate = |look: u64| 350_000 + 100_000 * (look % 4);
-        info.bytes_acked = Some((0..look).map(rate).sum());
+    let loses = |scan: u64, info: &mut TcpInfo| {
+        info.total_retrans = scan as u32 * 4;
+        let rate = |scan: u64| 350_000 + 100_000 * (scan % 4);
+        info.bytes_acked = Some((0..scan).map(rate).sum());
     };
     let empty = found(&sender(loses));
     assert_eq!(
         (empty.factor, empty.confidence),
         (Factor::Loss, Confidence::Sure)
     );
-    let full = found(&sender(|look, info| {
-        loses(look, info);
+    let full = found(&sender(|scan, info| {
+        loses(scan, info);
         info.rtt = Some(Duration::from_millis(38));
     }));
     assert_eq!(full.factor, Factor::Link);
@@ -24,21 +24,21 @@ fn loss_is_loss_without_a_queue_and_a_full_link_with_one() {
 
 #[test]
 fn segments_that_shrink_after_loss_are_the_paths_mtu() {
-    let found = found(&sender(|look, info| {
-        info.total_retrans = look.min(4) as u32;
-        info.retransmits = u8::from(look < 7);
-        info.snd_mss = if look < 7 { 1448 } else { 1024 };
+    let found = found(&sender(|scan, info| {
+        info.total_retrans = scan.min(4) as u32;
+        info.retransmits = u8::from(scan < 7);
+        info.snd_mss = if scan < 7 { 1448 } else { 1024 };
     }));
     assert_eq!(found.factor, Factor::PathMtu);
 }
 
 #[test]
 fn unanswered_retransmissions_are_timeouts() {
-    let found = found(&sender(|look, info| {
+    let found = found(&sender(|scan, info| {
         info.bytes_acked = Some(1);
         info.ca_state = CaState::Loss;
-        info.retransmits = look.min(6) as u8;
-        info.total_retrans = look.min(6) as u32;
+        info.retransmits = scan.min(6) as u8;
+        info.total_retrans = scan.min(6) as u32;
     }));
     assert_eq!(
         (found.factor, found.confidence),
@@ -49,12 +49,12 @@ fn unanswered_retransmissions_are_timeouts() {
 #[test]
 fn unanswered_full_segments_are_a_path_mtu() {
     let stuck = |acked, queued| {
-        let mut samples = sender(|look, info| {
+        let mut samples = sender(|scan, info| {
             info.bytes_acked = Some(acked);
-            info.bytes_received = Some(if look == 0 { 0 } else { 400 });
+            info.bytes_received = Some(if scan == 0 { 0 } else { 400 });
             info.ca_state = CaState::Loss;
-            info.retransmits = look.min(6) as u8;
-            info.total_retrans = look.min(6) as u32;
+            info.retransmits = scan.min(6) as u8;
+            info.total_retrans = scan.min(6) as u32;
         });
         for sample in &mut samples {
             sample.connection.send_queue = queued;
@@ -74,23 +74,23 @@ fn unanswered_full_segments_are_a_path_mtu() {
 fn losses_at_a_short_queue_are_a_full_link() {
     // A sawtooth window that loses one segment in a thousand at its widest point.
     let lossy = |rtt: fn(u64) -> u64| {
-        let found = found(&sender(|look, info| {
-            info.snd_cwnd = 14 + 2 * (look % 4) as u32;
+        let found = found(&sender(|scan, info| {
+            info.snd_cwnd = 14 + 2 * (scan % 4) as u32;
             info.unacked = info.snd_cwnd;
-            info.rtt = Some(Duration::from_micros(rtt(look)));
-            info.data_segs_out = Some(look as u32 * 1000);
-            info.total_retrans = look as u32;
+            info.rtt = Some(Duration::from_micros(rtt(scan)));
+            info.data_segs_out = Some(scan as u32 * 1000);
+            info.total_retrans = scan as u32;
         }));
         found.factor
     };
     // Two additional segments take 2.9 ms at 1 MB/s.
-    assert_eq!(lossy(|look| 20_200 + look % 4 * 2900), Factor::Link);
+    assert_eq!(lossy(|scan| 20_200 + scan % 4 * 2900), Factor::Link);
     // A burst that only waits for itself, on a path that is twice as fast.
-    assert_eq!(lossy(|look| 20_200 + look % 4 * 1200), Factor::Loss);
-    assert_eq!(lossy(|look| 20_200 + look % 3), Factor::Loss);
+    assert_eq!(lossy(|scan| 20_200 + scan % 4 * 1200), Factor::Loss);
+    assert_eq!(lossy(|scan| 20_200 + scan % 3), Factor::Loss);
     // The round trip varies independently of the window.
     assert_eq!(
-        lossy(|look| 20_200 + (look * 5 + 3) % 7 * 700),
+        lossy(|scan| 20_200 + (scan * 5 + 3) % 7 * 700),
         Factor::Loss
     );
 }
@@ -98,9 +98,9 @@ fn losses_at_a_short_queue_are_a_full_link() {
 #[test]
 fn a_steady_rate_with_many_drops_is_a_rate_limit() {
     let limited = |rate: fn(u64) -> u64| {
-        let found = found(&sender(|look, info| {
-            info.bytes_acked = Some((0..look).map(rate).sum());
-            info.total_retrans = look as u32 * 10;
+        let found = found(&sender(|scan, info| {
+            info.bytes_acked = Some((0..scan).map(rate).sum());
+            info.total_retrans = scan as u32 * 10;
         }));
         (found.factor, found.confidence)
     };
@@ -108,14 +108,14 @@ fn a_steady_rate_with_many_drops_is_a_rate_limit() {
         limited(|_| 500_000),
         (Factor::RateLimit, Confidence::Likely)
     );
-    let saw = limited(|look| 350_000 + 100_000 * (look % 4));
+    let saw = limited(|scan| 350_000 + 100_000 * (scan % 4));
     assert_eq!(saw, (Factor::Loss, Confidence::Sure));
 }
 
 /// Returns the verdict on a sender that loses one segment in fifty, with the given number of
 /// signals, a round trip of `millis` before each, and the given segments between signals.
 fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
-    let mut samples = sender(|look, info| info.total_retrans = look as u32 * 7);
+    let mut samples = sender(|scan, info| info.total_retrans = scan as u32 * 7);
     let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
     let events = Events {
         signals,

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
-    let limited = |look: u64, info: &mut TcpInfo| info.rwnd_limited = of_half_seconds(look, 0.95);
+    let limited = |scan: u64, info: &mut TcpInfo| info.rwnd_limited = of_half_seconds(scan, 0.95);
     // The widest window that the peer ever offered is unknown.
     assert_eq!(found(&sender(limited)).confidence, Confidence::Likely);
     let offered = |widest: u32| {
@@ -24,28 +24,28 @@ fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
         (stands.factor, stands.confidence),
         (Factor::ReceiveBuffer, Confidence::Sure)
     );
-    let moves = found(&sender(|look, info| {
-        limited(look, info);
-        info.snd_wnd = Some(if look % 3 == 0 { 0 } else { 1 << 18 });
+    let moves = found(&sender(|scan, info| {
+        limited(scan, info);
+        info.snd_wnd = Some(if scan % 3 == 0 { 0 } else { 1 << 18 });
     }));
     assert_eq!(
         (moves.factor, moves.confidence),
         (Factor::ReceiverApplication, Confidence::Sure)
     );
     // The window grows as the kernel enlarges the buffer.
-    let grows = found(&sender(|look, info| {
-        limited(look, info);
-        info.snd_wnd = Some(65536 << look.min(3));
+    let grows = found(&sender(|scan, info| {
+        limited(scan, info);
+        info.snd_wnd = Some(65536 << scan.min(3));
     }));
     assert_eq!(grows.factor, Factor::ReceiveBuffer);
-    let unscaled = found(&sender(|look, info| {
-        limited(look, info);
+    let unscaled = found(&sender(|scan, info| {
+        limited(scan, info);
         (info.snd_wnd, info.window_scales) = (Some(65535), None);
     }));
     assert!(unscaled.remedy().unwrap().contains("no window scaling"));
     let scaled = |scale: u8| {
-        let found = found(&sender(|look, info| {
-            limited(look, info);
+        let found = found(&sender(|scan, info| {
+            limited(scan, info);
             (info.snd_wnd, info.window_scales) = (Some(130_000), Some((scale, 7)));
         }));
         found.remedy().unwrap()
@@ -56,8 +56,8 @@ fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
 
 #[test]
 fn a_window_that_stays_closed_is_a_slow_reader() {
-    let found = found(&sender(|look, info| {
-        info.rwnd_limited = of_half_seconds(look, 1.0);
+    let found = found(&sender(|scan, info| {
+        info.rwnd_limited = of_half_seconds(scan, 1.0);
         info.bytes_acked = Some(1);
         info.snd_wnd = Some(0);
     }));
@@ -70,8 +70,8 @@ fn a_window_that_stays_closed_is_a_slow_reader() {
 #[test]
 fn a_window_far_below_the_widest_is_a_reader_that_keeps_a_part_of_its_buffer_full() {
     let of = |widest: u32, limited: f64| {
-        let mut samples = sender(|look, info| {
-            info.rwnd_limited = of_half_seconds(look, limited);
+        let mut samples = sender(|scan, info| {
+            info.rwnd_limited = of_half_seconds(scan, limited);
             info.snd_wnd = Some(300_000);
         });
         for sample in &mut samples {
@@ -91,10 +91,10 @@ fn a_window_far_below_the_widest_is_a_reader_that_keeps_a_part_of_its_buffer_ful
 /// Samples of a sender whose peer reads every fifth scan all data that has arrived since;
 /// `receiver` is the share of the time in which the window is full.
 fn late(receiver: f64) -> Vec<Sample> {
-    sender(|look, info| {
-        info.rwnd_limited = of_half_seconds(look, receiver);
-        info.bytes_acked = Some(look * 500_000);
-        info.snd_wnd = Some(2_000_000 - look as u32 % 5 * 500_000);
+    sender(|scan, info| {
+        info.rwnd_limited = of_half_seconds(scan, receiver);
+        info.bytes_acked = Some(scan * 500_000);
+        info.snd_wnd = Some(2_000_000 - scan as u32 % 5 * 500_000);
         info.rtt = Some(Duration::from_millis(50));
         info.rttvar = Some(Duration::from_millis(20));
     })
@@ -117,12 +117,12 @@ fn a_window_that_fills_and_is_used_up_is_a_slow_reader_also_while_the_network_li
 #[test]
 fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_descheduled_peer() {
     let late = |longest: u64, silent: u64, unread: u32| {
-        let mut samples = sender(|look, info| {
+        let mut samples = sender(|scan, info| {
             info.unacked = 40;
             info.rtt = Some(Duration::from_millis(longest));
             info.rttvar = Some(Duration::from_millis(longest / 2));
             info.last_ack_recv = Duration::from_millis(silent);
-            info.snd_wnd = Some((1 << 20) - look as u32 % 2 * unread);
+            info.snd_wnd = Some((1 << 20) - scan as u32 % 2 * unread);
         });
         let events = Events {
             rtts: 100,
@@ -130,8 +130,8 @@ fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_deschedule
             rtt_most_recent: Duration::from_millis(longest),
             ..Events::default()
         };
-        for (look, sample) in samples.iter_mut().enumerate() {
-            let events = if look == 0 { Events::default() } else { events };
+        for (scan, sample) in samples.iter_mut().enumerate() {
+            let events = if scan == 0 { Events::default() } else { events };
             sample.connection.internals = Some(Internals {
                 events: Some(events),
                 ..Internals::default()

@@ -4,10 +4,10 @@ use super::*;
 
 /// Samples of a receiver over five seconds, at 1 MB/s.
 fn receiver(set: impl Fn(u64, &mut Sample)) -> Vec<Sample> {
-    let looks = (0..LOOKS).map(|look| {
-        let mut sample = sample(look * 500, |info| {
+    let looks = (0..LOOKS).map(|scan| {
+        let mut sample = sample(scan * 500, |info| {
             info.bytes_acked = Some(1);
-            info.bytes_received = Some(look * 500_000);
+            info.bytes_received = Some(scan * 500_000);
             info.busy_time = Some(Duration::ZERO);
             info.window_scales = Some((7, 7));
         });
@@ -20,7 +20,7 @@ fn receiver(set: impl Fn(u64, &mut Sample)) -> Vec<Sample> {
             wmem_queued: 0,
             drops: 0,
         });
-        set(look, &mut sample);
+        set(scan, &mut sample);
         sample
     });
     looks.collect()

@@ -61,7 +61,7 @@ pub(super) fn report(
 ) -> Result<String, Failure> {
     let filter: Filter = filter.parse().map_err(|e| {
         Failure::Usage(format!(
-            "filter {filter:?}: {e} (docs/observe.md has the syntax)"
+            "filter {filter:?}: {e} (`taut top --help` has the syntax)"
         ))
     })?;
     let retention = Retention {
