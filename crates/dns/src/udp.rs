@@ -5,7 +5,7 @@
 //! | a query | [`QUERY`] bytes | the rest is cut off, and the query is malformed |
 //! | queries that wait | the receive buffer, [`RECEIVE_BUFFER`] or the kernel's maximum | the kernel drops further ones |
 //! | answers that wait | the send buffer | `taut_dns_dropped_total{cause="send"}` |
-//! | answers to a network, but for clients whose cookie proves their address | `rate_limit` | `taut_dns_truncated_total{cause="rate"}`, `taut_dns_dropped_total{cause="rate"}` |
+//! | answers to a network | `rate_limit`, and ten times as many beyond it to queries whose cookie proves their address | `taut_dns_truncated_total{cause="rate"}`, `taut_dns_dropped_total{cause="rate"}` |
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use taut_sys::datagram::{Received, UdpPort};
 
 use crate::answer::{Asker, Transport};
 use crate::cookie::Proof;
-use crate::rate_limit::{RateLimit, Verdict};
+use crate::rate_limit::{Admission, RateLimits, Verdict};
 use crate::state::{Shared, seconds_since_1970};
 
 /// The longest query: a question and an OPT record with every option that resolvers send are shorter.
@@ -45,16 +45,16 @@ pub(crate) fn run(mut ports: Vec<UdpPort>, shared: &Shared, workers: usize) -> R
                 };
                 let source = received.source.ip().to_canonical();
                 let Received { len, sent_to, .. } = received;
-                let verdict = limit.admit(source, &current.config.unlimited, started);
                 let now = seconds_since_1970();
-                let is_proven = verdict != Verdict::Answer
-                    && current.answers.proof(&query[..len], source, now) == Some(Proof::Proven);
-                if is_proven {
+                let is_proven =
+                    || current.answers.proof(&query[..len], source, now) == Some(Proof::Proven);
+                let Admission { verdict, is_spared } =
+                    limit.admit(source, &current.config.unlimited, started, is_proven);
+                if is_spared {
                     shared.metrics.spared.inc();
                 }
                 let transport = match verdict {
                     Verdict::Answer => Transport::Udp,
-                    _ if is_proven => Transport::Udp,
                     Verdict::Truncate => Transport::UdpTruncated,
                     Verdict::Drop => {
                         shared.metrics.count_rate_limited();
@@ -92,7 +92,7 @@ fn wait(ports: &[UdpPort]) -> Result<(), Errno> {
 /// have different ports, over the threads.
 struct Limit {
     rate: Option<f64>,
-    table: Option<RateLimit>,
+    tables: Option<RateLimits>,
 }
 
 // === impl Limit ===
@@ -101,7 +101,7 @@ impl Limit {
     fn new(shared: &Shared, workers: usize) -> Self {
         let mut limit = Self {
             rate: None,
-            table: None,
+            tables: None,
         };
         limit.follow(shared.current.load().config.rate_limit, workers);
         limit
@@ -113,16 +113,25 @@ impl Limit {
             self.rate = rate;
             #[expect(clippy::cast_precision_loss, reason = "few threads")]
             let share = rate.map(|rate| rate / workers.max(1) as f64);
-            self.table = share.map(RateLimit::new);
+            self.tables = share.map(RateLimits::new);
         }
     }
 
-    fn admit(&mut self, source: IpAddr, unlimited: &[ipnet::IpNet], since: Instant) -> Verdict {
-        match &mut self.table {
-            Some(table) if !unlimited.iter().any(|net| net.contains(&source)) => {
-                table.admit(source, since.elapsed())
+    fn admit(
+        &mut self,
+        source: IpAddr,
+        unlimited: &[ipnet::IpNet],
+        since: Instant,
+        is_proven: impl FnOnce() -> bool,
+    ) -> Admission {
+        match &mut self.tables {
+            Some(tables) if !unlimited.iter().any(|net| net.contains(&source)) => {
+                tables.admit(source, since.elapsed(), is_proven)
             }
-            _ => Verdict::Answer,
+            _ => Admission {
+                verdict: Verdict::Answer,
+                is_spared: false,
+            },
         }
     }
 }
