@@ -59,6 +59,9 @@ pub(crate) enum LiveError {
     /// The relay refused the request.
     #[error("the relay says: {0}")]
     Refused(String),
+    /// The relay says that times are unchanged of which this server has another version, or none.
+    #[error("the relay says that version {0} of its times is unchanged, which was not asked about")]
+    OtherVersion(String),
 }
 
 #[derive(Serialize)]
@@ -124,8 +127,11 @@ impl Live {
             Answer::Rtt(times) => times,
             Answer::Error(why) => return Err(LiveError::Refused(why)),
         };
+        if times.unchanged && self.version.as_ref() != Some(&times.version) {
+            return Err(LiveError::OtherVersion(times.version));
+        }
         self.confirmed = Some(now);
-        if times.unchanged && self.version.as_ref() == Some(&times.version) {
+        if times.unchanged {
             return Ok(false);
         }
         let heard = times.paths.into_iter().filter_map(|path| {
@@ -201,6 +207,21 @@ mod tests {
         let unchanged = r#"{"rtt":{"version":"1f","unchanged":true,"paths":[],"left_out":0}}"#;
         assert!(!live.adopt(unchanged, &config, now).unwrap());
         assert_eq!(live.times().len(), 1);
+    }
+
+    #[test]
+    fn a_version_that_was_not_asked_about_cannot_be_unchanged() {
+        let (mut live, config, now) = (Live::default(), config(), Instant::now());
+        let other = r#"{"rtt":{"version":"20","unchanged":true,"paths":[],"left_out":0}}"#;
+        assert!(live.adopt(other, &config, now).is_err());
+        assert_eq!(live.age(now), None);
+        live.adopt(ANSWER, &config, now).unwrap();
+        let later = now + Duration::from_secs(10);
+        let error = live.adopt(other, &config, later).unwrap_err();
+        assert!(matches!(error, LiveError::OtherVersion(version) if version == "20"));
+        // The times stay, and are not confirmed.
+        assert_eq!(live.times().len(), 1);
+        assert_eq!(live.age(later), Some(Duration::from_secs(10)));
     }
 
     #[test]
