@@ -29,8 +29,19 @@ pub(super) struct Renewal {
     seen: Vec<Stamp>,
 }
 
-/// The time of the last change, the length and the inode of a file; `None` if it cannot be read.
-type Stamp = Option<(SystemTime, u64, u64)>;
+/// The version of a file; `None` if it cannot be read.
+type Stamp = Option<Version>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Version {
+    device: u64,
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+    /// The time at which the kernel saw the last change, in seconds and nanoseconds. A program cannot set
+    /// it: `cp -p` may leave all others as they were.
+    changed: (i64, i64),
+}
 
 // === impl Renewal ===
 
@@ -66,7 +77,13 @@ fn stamps(etcd: &EtcdConfig) -> Vec<Stamp> {
     ];
     let stamp = |path: &Path| {
         let metadata = std::fs::metadata(path).ok()?;
-        Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
+        Some(Version {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
     };
     files.into_iter().flatten().map(stamp).collect()
 }
@@ -139,5 +156,60 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     match all.is_empty() {
         true => Err(Failure::file(path, "contains no certificate in PEM")),
         false => Ok(all),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Writes the file until the kernel's clock for timestamps has advanced past `before`.
+    fn replace_with_same_mtime(path: &Path, text: &str, before: &fs::Metadata) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            fs::write(path, text).unwrap();
+            let file = File::options().write(true).open(path).unwrap();
+            file.set_modified(before.modified().unwrap()).unwrap();
+            let now = fs::metadata(path).unwrap();
+            if (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec()) {
+                return;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "the clock stands still"
+            );
+        }
+    }
+
+    #[test]
+    fn a_renewed_file_with_the_mtime_length_and_inode_of_the_former_is_noticed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        fs::write(&path, "former").unwrap();
+        let etcd = EtcdConfig {
+            endpoints: Vec::new(),
+            prefix: "/taut".to_owned(),
+            ca_file: Some(path.clone()),
+            client: None,
+            login: None,
+            timeout: Duration::from_secs(5),
+            interval: Duration::from_secs(60),
+            lease: None,
+        };
+        let mut renewal = Renewal::new(&etcd);
+        assert!(!renewal.is_complete(&etcd));
+        let before = fs::metadata(&path).unwrap();
+        replace_with_same_mtime(&path, "latter", &before);
+        let after = fs::metadata(&path).unwrap();
+        assert_eq!(
+            (before.modified().unwrap(), before.len(), before.ino()),
+            (after.modified().unwrap(), after.len(), after.ino())
+        );
+        // The first call sees a change that may go on, the second that it is complete.
+        let seen = [(); 3].map(|()| renewal.is_complete(&etcd));
+        assert_eq!(seen, [false, true, false]);
     }
 }
