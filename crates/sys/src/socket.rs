@@ -119,6 +119,16 @@ impl Listener {
         options.replace(self.0.as_fd(), self.local_addr()?)
     }
 
+    /// Sets the buffers of streams whose SYN arrives from now on ([`LegOptions::send_buffer`],
+    /// [`LegOptions::receive_buffer`]).
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn set_buffers(&self, send: usize, receive: usize) -> Result<(), Errno> {
+        leg::set_send_buffer(self.0.as_fd(), send)?;
+        leg::set_receive_buffer(self.0.as_fd(), receive)
+    }
+
     /// Returns the listening address, with the port that the kernel chose if the bound port was 0.
     ///
     /// # Errors

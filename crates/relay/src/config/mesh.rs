@@ -74,6 +74,9 @@ pub struct MeshConfig {
     pub congestion: Option<String>,
     /// The highest rate of such a leg in bytes a second; `None`: no limit.
     pub max_rate: Option<u64>,
+    /// The kernel memory, in bytes, that windows which follow the need should not exceed; `None`: as the
+    /// machine allows.
+    pub window_budget: Option<u64>,
 }
 
 /// How connections between this relay and another are used for sending.
@@ -119,16 +122,27 @@ pub enum Removed {
 pub struct Turbo {
     /// The initial rate of a leg, in bytes a second.
     pub rate: u64,
-    /// Bytes that may be in flight on a new leg: its initial window and its socket buffers.
-    pub window: u32,
+    /// Bytes that may be in flight on a new leg: its initial window and its socket buffers. `None`: they
+    /// begin at [`INITIAL_WINDOW`] and follow what the peer needs.
+    pub window: Option<u32>,
+}
+
+/// The window of a leg whose peer is not known to need more: 1 Gbit/s over 32 ms, or 150 Mbit/s over
+/// 215 ms.
+pub const INITIAL_WINDOW: u32 = 4 << 20;
+
+impl Turbo {
+    /// Returns the window of a leg to a peer of which nothing is known.
+    pub fn initial_window(&self) -> u32 {
+        self.window.unwrap_or(INITIAL_WINDOW)
+    }
 }
 
 impl Default for Turbo {
     fn default() -> Self {
         Self {
             rate: 125_000_000,
-            // 1 Gbit/s over 32 ms, or 150 Mbit/s over 215 ms.
-            window: 4 << 20,
+            window: None,
         }
     }
 }
@@ -161,6 +175,7 @@ impl MeshConfig {
             turbo: Some(Turbo::default()),
             congestion: None,
             max_rate: None,
+            window_budget: None,
             kernel_tls: true,
         }
     }
@@ -196,6 +211,11 @@ impl MeshConfig {
 // === impl LegConfig ===
 
 impl LegConfig {
+    /// Returns whether the windows of such legs follow what the peer needs.
+    pub(crate) fn sizes_window(&self) -> bool {
+        self.turbo.is_some_and(|turbo| turbo.window.is_none())
+    }
+
     /// Returns whether such legs use `taut_pipe`, if the kernel accepts it.
     pub(crate) fn wants_pipe(&self) -> bool {
         self.turbo.is_some() && self.congestion.is_none()
@@ -239,6 +259,7 @@ pub(super) struct MeshSection {
     rate: Option<Spanned<String>>,
     max_rate: Option<Spanned<String>>,
     window: Option<Spanned<ByteSize>>,
+    window_budget: Option<Spanned<ByteSize>>,
 }
 
 /// The keys of a leg, in `[relay.mesh]` and in `[[relay.mesh.peer]]`. (serde cannot flatten a section
@@ -286,7 +307,10 @@ const POOL_AGE: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
 /// The range of windows that the kernel accepts both as congestion window and as buffer, within
 /// reason.
-const WINDOW: std::ops::RangeInclusive<u64> = (64 << 10)..=(256 << 20);
+pub(crate) const WINDOW: std::ops::RangeInclusive<u64> = (64 << 10)..=(256 << 20);
+
+/// The smallest `window_budget`.
+const LEAST_BUDGET: u64 = 16 << 20;
 
 impl MeshSection {
     /// Returns whether the section makes the node listen.
@@ -348,6 +372,7 @@ impl MeshSection {
         let legs = keys.over(LegDefaults::default(), "relay.mesh")?;
         let leg = legs.clone().leg();
         (mesh.turbo, mesh.congestion, mesh.max_rate) = (leg.turbo, leg.congestion, leg.max_rate);
+        mesh.window_budget = self.window_budget.map(budget_of).transpose()?;
         for (i, peer) in self.peer.into_iter().enumerate() {
             let at = peer.span().start;
             let rule = peer.into_inner().check(i, &legs)?;
@@ -465,13 +490,13 @@ impl LegKeys {
             let fits = u32::try_from(bytes)
                 .ok()
                 .filter(|_| WINDOW.contains(&bytes));
-            legs.turbo.window = fits.ok_or_else(|| {
+            legs.turbo.window = Some(fits.ok_or_else(|| {
                 let message = format!(
                     "{section}.window: `{}` is not from 64 KiB to 256 MiB",
                     window.get_ref()
                 );
                 (window.span().start, message)
-            })?;
+            })?);
         }
         if let Some(name) = self.congestion_control {
             let at = name.span().start;
@@ -486,6 +511,18 @@ impl LegKeys {
         }
         Ok(legs)
     }
+}
+
+fn budget_of(budget: Spanned<ByteSize>) -> Result<u64, (usize, String)> {
+    let bytes = budget.get_ref().as_u64();
+    if bytes < LEAST_BUDGET {
+        let message = format!(
+            "relay.mesh.window_budget: `{}` is less than 16 MiB, which a few connections need",
+            budget.get_ref()
+        );
+        return Err((budget.span().start, message));
+    }
+    Ok(bytes)
 }
 
 fn rate_of(rate: &Spanned<String>, field: &str) -> Result<u64, (usize, String)> {

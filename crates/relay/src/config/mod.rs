@@ -24,7 +24,8 @@ mod transparent;
 
 pub use etcd::{ClientCertificate, Endpoint, EndpointError, EtcdConfig, Login, MAX_ENDPOINTS};
 pub use limits::{InboundLimits, PoolLimits};
-pub use mesh::{LegConfig, MeshConfig, PeerRule, Removed, Turbo};
+pub(crate) use mesh::WINDOW;
+pub use mesh::{INITIAL_WINDOW, LegConfig, MeshConfig, PeerRule, Removed, Turbo};
 pub use server_name::{Named, ServerName, ServerNameError};
 pub use transparent::{InterceptConfig, Transparent};
 

@@ -315,6 +315,21 @@ fn source_lists_are_parsed_and_a_bad_prefix_is_named() {
 }
 
 #[test]
+fn a_window_that_is_not_configured_follows_the_need_within_a_budget() {
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":1\"\n";
+    let parsed = |more: &str| parse(&format!("{mesh}{more}\n")).unwrap().mesh.unwrap();
+    let default = parsed("");
+    assert!(default.leg().sizes_window());
+    assert_eq!(default.window_budget, None);
+    let fixed = parsed("window = \"24MiB\"");
+    assert!(!fixed.leg().sizes_window());
+    assert_eq!(fixed.turbo.unwrap().initial_window(), 24 << 20);
+    assert!(!parsed("turbo = false").leg().sizes_window());
+    let budget = parsed("window_budget = \"512MiB\"").window_budget;
+    assert_eq!(budget, Some(512 << 20));
+}
+
+#[test]
 fn a_leg_to_one_relay_has_the_settings_of_the_mesh_and_its_own() {
     let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":1\"\n";
     let peer = "[[relay.mesh.peer]]\nname = \"a\"\n";
@@ -341,7 +356,7 @@ fn a_leg_to_one_relay_has_the_settings_of_the_mesh_and_its_own() {
         a,
         LegConfig {
             max_rate: Some(500_000_000),
-            ..turbo(250_000_000, 1 << 20)
+            ..turbo(250_000_000, Some(1 << 20))
         }
     );
     assert_eq!(b.turbo.unwrap().window, default.window);
@@ -360,6 +375,11 @@ fn a_leg_to_one_relay_has_the_settings_of_the_mesh_and_its_own() {
         ("max_rate = \"fast\"", "", "relay.mesh.max_rate: `fast`"),
         ("", "rate = \"1\"", "relay.mesh.peer[0].rate: `1`"),
         ("", "window = \"1KiB\"", "relay.mesh.peer[0].window"),
+        (
+            "window_budget = \"1MiB\"",
+            "",
+            "relay.mesh.window_budget: `1.0 MiB`",
+        ),
         (
             "",
             "turbo = false\ncongestion_control = \"turbo\"",

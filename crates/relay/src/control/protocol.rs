@@ -126,6 +126,9 @@ pub struct Status {
     /// The list of members; `None` without a mesh.
     #[serde(default)]
     pub members: Option<MembersStatus>,
+    /// The memory of connections between relays; `None` if no window follows the need.
+    #[serde(default)]
+    pub window_memory: Option<WindowMemory>,
 }
 
 /// The state of the list of members.
@@ -210,6 +213,21 @@ pub struct PeerStatus {
     /// Connections with data under way to it.
     #[serde(default)]
     pub active: u32,
+    /// The window of the next connection to it, in bytes; `None` if the configuration has it, or without
+    /// turbo start.
+    #[serde(default)]
+    pub window: Option<u32>,
+}
+
+/// The kernel memory of connections between relays whose windows follow the need, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowMemory {
+    /// What they have.
+    pub used: u64,
+    /// Sum of what their windows exceed 4 MiB by.
+    pub promised: u64,
+    /// What they should not exceed.
+    pub budget: u64,
 }
 
 /// Something that is broken.

@@ -51,6 +51,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pool_dead: Counter,
     pub(crate) pool_withdrawn: Counter,
     pub(crate) pool_surplus: Counter,
+    pub(crate) pool_outgrown: Counter,
     pub(crate) pool_dials_failed: Counter,
     pub(crate) pool_dials_slow: Counter,
     pub(crate) pool_dials_postponed: Counter,

@@ -5,6 +5,7 @@
 //! dials the connections, watches them while idle, replaces old ones and hands them to sessions. Nothing
 //! blocks on a connect.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -97,6 +98,8 @@ struct Conn {
     /// The key of this relay when the connection was dialled.
     own: PublicKey,
     begun: Instant,
+    /// Its window, if that follows what the peer needs.
+    window: Option<u32>,
     deadline: Option<Instant>,
     /// Its segments that samples have counted.
     segment_counts: SegmentCounts,
@@ -365,7 +368,8 @@ impl Pools {
                 continue;
             }
             pool.set_bounds(bounds(terms.limits, peer));
-            let pool = &*pool;
+            self.replace_outgrown(i, terms);
+            let pool = &self.pools[i].pool;
             let wanted = match self.closed {
                 true => 0,
                 false => pool.dials_wanted(terms.now),
@@ -374,6 +378,23 @@ impl Pools {
                 self.dial(i, terms);
             }
             self.dial_for_waiters(i, terms);
+        }
+    }
+
+    /// Closes a ready connection whose peer needs twice its window by now, one at a time.
+    fn replace_outgrown(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
+        if !self.pools[peer].peer.sizes_window {
+            return;
+        }
+        let window = terms.mesh.turbo.window_of(&self.pools[peer].peer.name);
+        let outgrown = self.conns.iter().find(|(_, conn)| {
+            conn.pool == peer
+                && matches!(conn.state, State::Ready(_))
+                && conn.window.is_some_and(|own| own <= window / 2)
+        });
+        if let Some((key, _)) = outgrown {
+            terms.metrics.pool_outgrown.add(1);
+            self.discard(Slot(u32::try_from(key).unwrap_or(u32::MAX)), terms);
         }
     }
 
@@ -463,7 +484,14 @@ impl Pools {
         let vacant = self.conns.vacant_entry();
         let slot = Slot(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
         let token = Token::Spare(slot, generation).encode();
-        let dialled = Stream::connect(addr, &peer.options).and_then(|stream| {
+        let (options, window) = match peer.sizes_window {
+            true => {
+                let (options, window) = terms.mesh.turbo.dialling(&peer.name, &peer.options);
+                (Cow::Owned(options), Some(window))
+            }
+            false => (Cow::Borrowed(&peer.options), None),
+        };
+        let dialled = Stream::connect(addr, &options).and_then(|stream| {
             terms.poller.add(&stream, token, Interest::StreamEdges)?;
             Ok(stream)
         });
@@ -479,6 +507,7 @@ impl Pools {
                     state: State::Connecting,
                     own: peer.own,
                     begun: terms.now,
+                    window,
                     deadline: Some(deadline),
                     segment_counts: SegmentCounts::default(),
                 });

@@ -189,16 +189,17 @@ pub(super) fn assemble(
     }
     let mesh = match (&config.mesh, identity) {
         (Some(mesh), Some(identity)) => {
+            let options = TurboStart::listening(&mesh_legs.default, &mesh.leg());
             let (listen, opened) = bind(
                 &mesh.listen,
                 workers,
-                &mesh_legs.default,
+                &options,
                 before,
                 &mut next,
                 false,
                 inherited,
             )?;
-            assign(&mut listeners, opened, &Purpose::Mesh, &mesh_legs.default);
+            assign(&mut listeners, opened, &Purpose::Mesh, &options);
             let locality = Locality {
                 own: &next.own,
                 nat64: &config.nat64,
@@ -230,6 +231,7 @@ pub(super) fn assemble(
                 removed: mesh.removed,
                 upstream: Arc::new(outer_leg(config, mesh.upstream_congestion.as_ref())?),
                 turbo: turbo.clone(),
+                sizes_window: mesh_legs.sizes_window,
                 legs: mesh_legs.of_members,
                 borrow: mesh.borrow,
                 listen,
@@ -298,6 +300,10 @@ struct MeshLegs {
     default: LegOptions,
     /// Those of relays with settings of their own.
     of_members: HashMap<MemberName, LegOptions>,
+    /// Whether windows follow what the peers need.
+    sizes_window: bool,
+    /// The same, of relays with settings of their own.
+    members_size_window: HashMap<MemberName, bool>,
 }
 
 /// Returns the socket options of legs between relays, after checking that the kernel accepts them.
@@ -306,6 +312,8 @@ fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartEr
         return Ok(MeshLegs {
             default: LegOptions::new(config.keepalive),
             of_members: HashMap::new(),
+            sizes_window: false,
+            members_size_window: HashMap::new(),
         });
     };
     turbo.prepare(mesh);
@@ -314,14 +322,22 @@ fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartEr
         accepted(&options)?;
         Ok::<_, StartError>(options)
     };
-    let of_members = mesh.rules.iter().filter_map(|rule| {
-        let leg = rule.leg.as_ref()?;
-        Some(options(leg).map(|options| (rule.name.clone(), options)))
-    });
+    let of_members =
+        own_legs(mesh).map(|(name, leg)| options(leg).map(|options| (name.clone(), options)));
     Ok(MeshLegs {
         of_members: of_members.collect::<Result<_, _>>()?,
         default: options(&mesh.leg())?,
+        sizes_window: mesh.leg().sizes_window(),
+        members_size_window: own_legs(mesh)
+            .map(|(name, leg)| (name.clone(), leg.sizes_window()))
+            .collect(),
     })
+}
+
+/// Returns the legs to relays with settings of their own.
+fn own_legs(mesh: &MeshConfig) -> impl Iterator<Item = (&MemberName, &LegConfig)> {
+    let rules = mesh.rules.iter();
+    rules.filter_map(|rule| Some((&rule.name, rule.leg.as_ref()?)))
 }
 
 /// Returns how the planner sees a leg.
@@ -330,7 +346,7 @@ fn planned_leg(leg: &LegConfig) -> LegSettings {
     LegSettings {
         turbo: leg.turbo.is_some(),
         rate: rate.min(leg.max_rate.unwrap_or(rate)).saturating_mul(8),
-        window: leg.turbo.map(|turbo| u64::from(turbo.window)),
+        window: leg.turbo.map(|turbo| turbo.initial_window().into()),
     }
 }
 
@@ -430,6 +446,11 @@ fn peers_of(
                 .get(&member.name)
                 .unwrap_or(&legs.default)
                 .clone(),
+            sizes_window: legs
+                .members_size_window
+                .get(&member.name)
+                .copied()
+                .unwrap_or(legs.sizes_window),
             stats: registry.peer(member.name.as_str()),
         })
     };

@@ -15,6 +15,7 @@ use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{
     Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, MeshStatus, PeerStatus, Status,
+    WindowMemory,
 };
 use crate::counters::forward::MESH;
 use crate::etcd::{EtcdState, ListState};
@@ -263,6 +264,11 @@ impl SharedHandle {
             }
         }
         let legs = self.turbo.legs();
+        let sized = |name: &str| {
+            let mut peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
+            let peer = peers.find(|peer| peer.name.as_str() == name && peer.sizes_window);
+            peer.map(|peer| self.turbo.window_of(&peer.name))
+        };
         let peers = self.registry.peers().into_iter().map(|stats| {
             let leg = legs
                 .iter()
@@ -276,6 +282,7 @@ impl SharedHandle {
                 received: stats.sum(|c| &c.received_bytes),
                 rate: leg.and_then(|(_, leg)| leg.rate),
                 active: leg.map_or(0, |(_, leg)| leg.active),
+                window: sized(&stats.name),
             }
         });
         let broken = self.broken().into_iter().map(|broken| BrokenStatus {
@@ -298,6 +305,14 @@ impl SharedHandle {
             forwards,
             peers: peers.collect(),
             broken: broken.collect(),
+            window_memory: self.turbo.sizes_windows().then(|| {
+                let windows = self.turbo.window_status();
+                WindowMemory {
+                    used: windows.used,
+                    promised: windows.promised,
+                    budget: windows.budget,
+                }
+            }),
             members: self
                 .members()
                 .map(|members| members_status(&members, &self.list.state(), now)),

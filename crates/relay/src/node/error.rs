@@ -31,6 +31,11 @@ pub enum StartError {
         "cannot measure paths to other relays: {0}; raise the limit of open files, or of threads"
     )]
     Rows(std::io::Error),
+    /// The windows of connections to other relays cannot be found.
+    #[error(
+        "cannot measure connections to other relays: {0}; raise the limit of threads, or set relay.mesh.window"
+    )]
+    Windows(std::io::Error),
     /// A destination has no address.
     #[error("{0}; check the name and /etc/resolv.conf")]
     Resolve(#[from] ResolveError),

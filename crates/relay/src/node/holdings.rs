@@ -85,6 +85,13 @@ impl Holdings {
             .collect()
     }
 
+    /// Returns the open listeners whose address `is_wanted`.
+    pub(super) fn listeners(&self, is_wanted: impl Fn(SocketAddr) -> bool) -> Vec<Arc<Listener>> {
+        let wanted = self.bound.iter().filter(|bound| is_wanted(bound.actual));
+        let all = wanted.flat_map(|bound| &bound.listeners);
+        all.filter_map(Weak::upgrade).collect()
+    }
+
     /// Returns the `nth` bound address that was written as `asked`.
     pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&BoundListener> {
         self.bound.iter().filter(|d| d.asked == asked).nth(nth)
@@ -213,6 +220,7 @@ fn is_same_peer(a: &Peer, b: &Peer) -> bool {
         && a.own == b.own
         && a.keys == b.keys
         && a.options == b.options
+        && a.sizes_window == b.sizes_window
         && same_targets
 }
 

@@ -36,6 +36,7 @@ mod next_hop;
 mod reload;
 mod start;
 mod threads;
+mod windows_thread;
 
 pub use check::{Findings, check};
 pub use check_peers::{PeerCheck, check_peers};
@@ -46,6 +47,7 @@ pub(crate) use handle::{Check, SharedHandle};
 pub use mesh::MeshError;
 
 use ended::Ended;
+use windows_thread::WindowsThread;
 
 /// The time that a stopping node waits for the session log's last records.
 const LOG_PATIENCE: Duration = Duration::from_secs(5);
@@ -56,6 +58,8 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
+    /// `None` if the node started without a mesh.
+    windows: Option<WindowsThread>,
     /// Dropped when the node accepts no more sessions.
     routes: Option<RouteMetrics>,
     /// Kept until the last session has ended, because packets of its sessions must be delivered
@@ -142,6 +146,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.stop();
+        self.windows = None;
         if let Some(rows) = &self.shared.rows {
             rows.stop();
         }

@@ -14,6 +14,7 @@ use super::holdings::Holdings;
 use super::kernel_tls::TlsPlace;
 use super::look_ups::named_relays;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
+use super::windows_thread::WindowsThread;
 use super::{Node, StartError};
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
 use crate::condition::Tracker;
@@ -176,11 +177,16 @@ impl Node {
                 .map_err(StartError::Rows)?,
             None => None,
         };
+        let windows = match &config.mesh {
+            Some(_) => Some(WindowsThread::start(shared.clone()).map_err(StartError::Windows)?),
+            None => None,
+        };
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,
             metrics,
             threads: rows_thread.into_iter().collect(),
+            windows,
             routes,
             intercept,
             ended,

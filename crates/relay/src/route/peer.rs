@@ -49,6 +49,8 @@ pub(crate) struct Peer {
     /// The key of this relay that `tls` uses.
     pub(crate) own: PublicKey,
     pub(crate) options: LegOptions,
+    /// The windows of connections to it follow what it needs; otherwise `options` has them.
+    pub(crate) sizes_window: bool,
     /// The peer's counters, and its name.
     pub(crate) stats: Arc<PeerStats>,
 }

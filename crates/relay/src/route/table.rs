@@ -208,6 +208,8 @@ pub(crate) struct Mesh {
     pub(crate) upstream: Arc<LegOptions>,
     /// What legs between relays use.
     pub(crate) turbo: Arc<TurboStart>,
+    /// The windows of accepted connections follow what the peers need.
+    pub(crate) sizes_window: bool,
     /// The socket options of legs to relays with settings of their own.
     pub(crate) legs: HashMap<MemberName, LegOptions>,
     /// Whether those legs use the client's address as their source.

@@ -1,20 +1,25 @@
 //! Turbo start (pied-piper 3.2, improvement 4): the options of legs between relays.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use taut_mesh::members::{MemberName, Members};
 use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control, receive_buffer_for};
 
-use crate::config::{LegConfig, MeshConfig, Turbo};
+use crate::config::{INITIAL_WINDOW, LegConfig, MeshConfig, Turbo};
 use crate::turbo::congestion_control::{Counters, Leg, LegStart, Pipe, PipeOptions};
 use crate::turbo::peers::{Peers, figures};
 use crate::turbo::route_metrics::segments_of;
+use crate::turbo::windows::{Scan, WindowStatus, Windows};
 
 pub mod congestion_control;
+mod memory;
 mod peers;
 pub mod route_metrics;
+pub(crate) mod windows;
 
 /// The kernel's congestion control that, like `taut_pipe`, keeps its window while a connection is
 /// idle. Used if the kernel rejects `taut_pipe`.
@@ -28,6 +33,10 @@ pub(crate) struct TurboStart {
     /// The initial window that routes to other relays must set, because no congestion control does.
     route_segments: Option<u32>,
     peers: Mutex<Peers>,
+    /// Whether any leg has none in the configuration.
+    sizes_windows: AtomicBool,
+    /// The windows of these legs.
+    windows: Mutex<Windows>,
 }
 
 impl TurboStart {
@@ -37,6 +46,8 @@ impl TurboStart {
             pipe: OnceLock::new(),
             route_segments: None,
             peers: Mutex::default(),
+            sizes_windows: AtomicBool::default(),
+            windows: Mutex::new(Windows::new(budget_of(mesh))),
         };
         if let Some(mesh) = mesh {
             turbo.prepare(mesh);
@@ -44,7 +55,7 @@ impl TurboStart {
             turbo.route_segments = leg
                 .turbo
                 .filter(|_| !leg.wants_pipe() || turbo.pipe().is_none())
-                .map(|turbo| segments_of(turbo.window));
+                .map(|turbo| segments_of(turbo.initial_window()));
         }
         turbo
     }
@@ -70,11 +81,11 @@ impl TurboStart {
         members: &Members,
         dialled: Vec<(MemberName, IpAddr)>,
     ) {
-        let Some(pipe) = self.pipe() else {
-            return;
-        };
+        let sizes_windows = mesh.legs().any(|leg| leg.sizes_window());
+        self.sizes_windows.store(sizes_windows, Ordering::Relaxed);
+        self.windows().set_budget(budget_of(Some(mesh)));
         let default = start_of(mesh.turbo.unwrap_or_default());
-        if let Err(error) = pipe.set_default(default) {
+        if let Some(Err(error)) = self.pipe().map(|pipe| pipe.set_default(default)) {
             tracing::warn!("{error}; legs between relays keep their former rate and window");
         }
         let of_members = mesh.rules.iter().filter_map(|rule| {
@@ -89,10 +100,8 @@ impl TurboStart {
 
     /// Records the address of a relay that has proven its identity.
     pub(crate) fn proven(&self, member: &MemberName, address: IpAddr) {
-        if self.pipe().is_some() {
-            let change = self.peers().proven(member, address.to_canonical());
-            self.set(change);
-        }
+        let change = self.peers().proven(member, address.to_canonical());
+        self.set(change);
     }
 
     fn set(&self, changes: impl IntoIterator<Item = (IpAddr, Option<LegStart>)>) {
@@ -108,17 +117,16 @@ impl TurboStart {
         }
     }
 
-    /// Returns the socket options of a leg.
+    /// Returns the socket options of a leg, without buffers if its window follows what the peer needs:
+    /// [`Self::dialling`] and [`Self::listening`] set these.
     pub(crate) fn options(&self, keepalive: Keepalive, leg: &LegConfig) -> LegOptions {
         let mut options = LegOptions {
             congestion: leg.congestion.clone(),
             pacing_ceiling: leg.max_rate,
             ..LegOptions::new(keepalive)
         };
-        if let Some(turbo) = leg.turbo {
-            let window = usize::try_from(turbo.window).unwrap_or(usize::MAX);
-            options.send_buffer = Some(window);
-            options.receive_buffer = Some(receive_buffer_for(window));
+        if let Some(window) = leg.turbo.and_then(|turbo| turbo.window) {
+            set_window(&mut options, window);
         }
         if leg.wants_pipe() {
             options.congestion = match self.pipe() {
@@ -127,6 +135,53 @@ impl TurboStart {
             };
         }
         options
+    }
+
+    /// Returns the options of a connection that is dialled now to `member`, whose window follows what it
+    /// needs, and its window.
+    pub(crate) fn dialling(&self, member: &MemberName, options: &LegOptions) -> (LegOptions, u32) {
+        let window = self.windows().dial(member);
+        let mut options = options.clone();
+        set_window(&mut options, window);
+        (options, window)
+    }
+
+    /// Returns the window that the next connection to `member` would have if it follows what it needs.
+    pub(crate) fn window_of(&self, member: &MemberName) -> u32 {
+        self.windows().of(member)
+    }
+
+    /// Returns the options of the mesh port: until a scan shows more, accepted connections have the initial window.
+    pub(crate) fn listening(options: &LegOptions, leg: &LegConfig) -> LegOptions {
+        let mut options = options.clone();
+        if leg.sizes_window() {
+            set_window(&mut options, INITIAL_WINDOW);
+        }
+        options
+    }
+
+    /// Adopts a scan of the connections between relays. Returns the buffers that the mesh port needs from now
+    /// on: for sending and for receiving.
+    pub(crate) fn on_scan(&self, scan: Scan, now: Instant) -> (usize, usize) {
+        let mut windows = self.windows();
+        windows.on_scan(scan, now);
+        buffers(windows.listener())
+    }
+
+    /// Returns the relays by the addresses that they have.
+    pub(crate) fn addresses(&self) -> Vec<(MemberName, IpAddr)> {
+        self.peers().addresses()
+    }
+
+    /// Returns whether any window follows what its peer needs.
+    pub(crate) fn sizes_windows(&self) -> bool {
+        self.sizes_windows.load(Ordering::Relaxed)
+    }
+
+    /// Returns the state of windows that follow the need, for operators.
+    pub(crate) fn window_status(&self) -> WindowStatus {
+        let members: BTreeSet<_> = self.addresses().into_iter().map(|(name, _)| name).collect();
+        self.windows().status(members.into_iter())
     }
 
     /// Returns what legs between relays use, as the end of a sentence; `None` for the kernel's defaults.
@@ -178,11 +233,34 @@ impl TurboStart {
     fn peers(&self) -> MutexGuard<'_, Peers> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the kernel memory that windows which follow the need should not exceed.
+fn budget_of(mesh: Option<&MeshConfig>) -> u64 {
+    let most = memory::for_tcp();
+    let asked = mesh.and_then(|mesh| mesh.window_budget);
+    asked.map_or(most / 2, |asked| asked.min(most))
+}
+
+/// Returns the buffers of a leg with this window, for sending and for receiving.
+fn buffers(window: u32) -> (usize, usize) {
+    let window = usize::try_from(window).unwrap_or(usize::MAX);
+    (window, receive_buffer_for(window))
+}
+
+fn set_window(options: &mut LegOptions, window: u32) {
+    let (send, receive) = buffers(window);
+    options.send_buffer = Some(send);
+    options.receive_buffer = Some(receive);
 }
 
 fn start_of(turbo: Turbo) -> LegStart {
     LegStart {
         rate: turbo.rate,
-        window: turbo.window,
+        window: turbo.initial_window(),
     }
 }

@@ -1,4 +1,4 @@
-//! Routes with an initial congestion window, between hosts of a world.
+//! Routes with an initial congestion window and windows that follow the need, between hosts of a world.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -8,3 +8,4 @@ mod killed;
 mod node;
 mod rig;
 mod routes;
+mod windows;

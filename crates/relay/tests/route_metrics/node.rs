@@ -11,11 +11,11 @@ use taut_relay::turbo::route_metrics::{PRIORITY, PROTOCOL, TABLE, segments_of};
 use crate::rig::*;
 
 #[path = "../shared/members.rs"]
-mod members;
+pub(crate) mod members;
 
 use members::{Identities, member};
 
-fn config(forwards: Vec<Forward>, mesh: MeshConfig) -> Config {
+pub(crate) fn config(forwards: Vec<Forward>, mesh: MeshConfig) -> Config {
     let mut config = Config::new(forwards);
     config.workers = Some(1);
     config.max_sessions = Some(64);
@@ -24,7 +24,7 @@ fn config(forwards: Vec<Forward>, mesh: MeshConfig) -> Config {
 }
 
 /// Starts a node at a host, on a thread that may do everything but load BPF programs.
-fn start(relays: &Relays, host: &str, config: &Config) -> Node {
+pub(crate) fn start(relays: &Relays, host: &str, config: &Config) -> Node {
     let start = || {
         let mut sets = capabilities(None).unwrap();
         let bpf = CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN;
@@ -37,7 +37,7 @@ fn start(relays: &Relays, host: &str, config: &Config) -> Node {
     relays.world.host(host).run(start).unwrap().unwrap()
 }
 
-fn figure(node: &Node, name: &str) -> String {
+pub(crate) fn figure(node: &Node, name: &str) -> String {
     let text = node.metrics().encode().unwrap();
     let line = text.lines().find(|l| l.split(' ').next() == Some(name));
     line.and_then(|l| l.split(' ').nth(1))
@@ -46,7 +46,7 @@ fn figure(node: &Node, name: &str) -> String {
 }
 
 fn has_window(relays: &Relays, host: &str, to: IpAddr) -> bool {
-    let segments = segments_of(Turbo::default().window);
+    let segments = segments_of(Turbo::default().initial_window());
     let route = relays.ip(host, &format!("route get fibmatch {to} ipproto tcp"));
     route.contains(&format!("initcwnd {segments}"))
 }

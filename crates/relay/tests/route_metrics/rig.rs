@@ -47,11 +47,16 @@ pub(crate) struct Routes {
 impl Relays {
     /// `near` and `far`, with paths through `left` and `right`.
     pub(crate) fn new(name: &str) -> Self {
+        Self::with_delay(name, Duration::from_millis(1))
+    }
+
+    /// The same; each of the two links of a path delays by this each way.
+    pub(crate) fn with_delay(name: &str, delay: Duration) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test makes network namespaces and must run as root; `make test` does"
         );
-        let link = LinkSpec::both(Shape::delay(Duration::from_millis(1)));
+        let link = LinkSpec::both(Shape::delay(delay));
         let mut world = WorldBuilder::new(name)
             .host("near")
             .host("left")

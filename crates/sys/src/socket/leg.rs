@@ -93,16 +93,10 @@ impl LegOptions {
             sockopt::set_tcp_congestion(fd, name)?;
         }
         if let Some(bytes) = self.send_buffer {
-            or_unforced(
-                sockopt::set_socket_send_buffer_size_force(fd, bytes),
-                || sockopt::set_socket_send_buffer_size(fd, bytes),
-            )?;
+            set_send_buffer(fd, bytes)?;
         }
         if let Some(bytes) = self.receive_buffer {
-            or_unforced(
-                sockopt::set_socket_recv_buffer_size_force(fd, bytes),
-                || sockopt::set_socket_recv_buffer_size(fd, bytes),
-            )?;
+            set_receive_buffer(fd, bytes)?;
         }
         if let Some(rate) = self.pacing_ceiling {
             set_max_pacing_rate(fd, rate)?;
@@ -184,6 +178,20 @@ fn first_window() -> Result<(usize, usize), Errno> {
     let buffer = sockopt::socket_recv_buffer_size(&stream)? / 2;
     let window = usize::try_from(stream.info()?.rcv_ssthresh).unwrap_or(usize::MAX);
     Ok((buffer, window))
+}
+
+pub(super) fn set_send_buffer(fd: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
+    or_unforced(
+        sockopt::set_socket_send_buffer_size_force(fd, bytes),
+        || sockopt::set_socket_send_buffer_size(fd, bytes),
+    )
+}
+
+pub(super) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
+    or_unforced(
+        sockopt::set_socket_recv_buffer_size_force(fd, bytes),
+        || sockopt::set_socket_recv_buffer_size(fd, bytes),
+    )
 }
 
 /// Falls back to `unforced` without CAP_NET_ADMIN. The buffer is then limited to

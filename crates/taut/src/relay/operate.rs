@@ -196,6 +196,14 @@ fn status_in_words(status: &Status) -> String {
             leg(peer),
         ));
     }
+    if let Some(memory) = &status.window_memory {
+        text.push_str(&format!(
+            "\nwindows between relays\n  {} of memory in use, {} promised beyond 4 MiB each; budget {}\n",
+            ByteSize(memory.used),
+            ByteSize(memory.promised),
+            ByteSize(memory.budget),
+        ));
+    }
     if let Some(members) = &status.members {
         text.push_str(&members_in_words(members));
     }
@@ -295,13 +303,17 @@ fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
 
 /// Returns what is known of the leg to a relay, as the end of a line.
 fn leg(peer: &PeerStatus) -> String {
-    peer.rate.map_or_else(String::new, |rate| {
+    let window = peer.window.map_or_else(String::new, |window| {
+        format!("; window {}", ByteSize(window.into()))
+    });
+    let rate = peer.rate.map_or_else(String::new, |rate| {
         format!(
             "; {} Mbit/s reach it, {} connections active",
             rate.saturating_mul(8) / 1_000_000,
             peer.active
         )
-    })
+    });
+    window + &rate
 }
 
 fn duration(seconds: f64) -> String {

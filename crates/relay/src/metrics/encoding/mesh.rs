@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 21] = [
+        let counters: [(&str, &str, Of); 22] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -68,6 +68,11 @@ impl Metrics {
                 "taut_relay_pool_surplus",
                 "Connections closed at once because the sessions that they were dialled for had left and the pool was full",
                 |w| &w.pool_surplus,
+            ),
+            (
+                "taut_relay_pool_outgrown",
+                "Unused connections closed because the relay at the other end needs twice their window",
+                |w| &w.pool_outgrown,
             ),
             (
                 "taut_relay_pool_dials_failed",
@@ -217,6 +222,7 @@ impl Metrics {
             )?;
         }
         encode_legs(&self.turbo.legs(), encoder)?;
+        self.encode_windows(encoder)?;
         let Some(counters) = self.turbo.counters() else {
             return Ok(());
         };
@@ -225,6 +231,50 @@ impl Metrics {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (event, count) in counters.iter() {
             Count(count).encode(family.encode_family(&[("event", event)])?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Metrics {
+    /// Encodes the windows of legs between relays that follow what the peers need.
+    fn encode_windows(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        if !self.turbo.sizes_windows() {
+            return Ok(());
+        }
+        let windows = self.turbo.window_status();
+        let gauges = [
+            (
+                "taut_relay_window_budget_bytes",
+                "Kernel memory that connections between relays should not exceed",
+                windows.budget,
+            ),
+            (
+                "taut_relay_window_used_bytes",
+                "Kernel memory of connections between relays",
+                windows.used,
+            ),
+            (
+                "taut_relay_window_promised_bytes",
+                "Sum of what the windows of connections between relays exceed 4 MiB by",
+                windows.promised,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            Level(value).encode(encoder)?;
+        }
+        let name = "taut_relay_windows_refused";
+        let help = "Windows granted that were smaller than the relay at the other end needs, because of the budget";
+        let encoder_of_refused =
+            encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        Count(windows.refused).encode(encoder_of_refused)?;
+        let name = "taut_relay_peer_granted_window_bytes";
+        let help = "Window of the next connection with a relay";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (member, window) in windows.peers.iter().take(MAX_LABELS) {
+            let window = Level(u64::from(*window));
+            window.encode(family.encode_family(&[("peer", member.as_str())])?)?;
         }
         Ok(())
     }
