@@ -144,8 +144,8 @@ impl Table {
     }
 
     /// Accepts no row from now on that was made more than [`MAX_CLOCK_LAG`] before `wall`, in
-    /// milliseconds since
-    /// 1970. Members that pass a row on can make it look younger than it is, but cannot change its version.
+    /// milliseconds since 1970. Members that pass a row on can make it look younger than it is, but
+    /// cannot change its version.
     pub fn set_time(&mut self, wall: u64) {
         let lag = u64::try_from(MAX_CLOCK_LAG.as_millis()).unwrap_or(u64::MAX);
         self.oldest = wall.saturating_sub(lag);

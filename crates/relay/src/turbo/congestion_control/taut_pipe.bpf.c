@@ -6,8 +6,9 @@
  * rare loss events, without necessarily backing off" (pied-piper 3.1). So a connection starts
  * at the configured rate of its leg, or at the rate last known to reach that peer; connections
  * that start together share that rate. It is paced, so that a window of megabytes is not a
- * burst. A lost segment is retransmitted and has no other effect. Idle time does not reduce
- * the window, because the kernel does not touch the window of a control with cong_control.
+ * burst. While no queue stands, a lost segment is retransmitted and has no other effect; while
+ * one does, the connection shares the link as Cubic would (taut_pipe_compete.h). Idle time does
+ * not reduce the window, because the kernel does not touch that of a control with cong_control.
  *
  * The rate is where a connection starts. While all of it is delivered and no queue stands, it
  * grows by half, which must be delivered before it grows again; a raise that makes a queue or
@@ -550,7 +551,7 @@ void taut_pipe_set_state(unsigned long long *ctx)
 	leave(p, bpf_map_lookup_elem(&peers, &peer));
 }
 
-/* A loss or a mark does not reduce the window. */
+/* The kernel reduces no window: cong_control alone decides what a loss or a mark does. */
 SEC("struct_ops")
 __u32 taut_pipe_ssthresh(unsigned long long *ctx)
 {

@@ -142,7 +142,7 @@ enum pipe_count {
 	PIPE_STARTED,			/* connections that began with taut_pipe */
 	PIPE_STARTED_KNOWN,		/* of these, at the peer's last known rate */
 	PIPE_SHARED,			/* starts at less than the leg's rate, because other connections are active */
-	PIPE_LOST,			/* segments lost, and retransmitted without backing off */
+	PIPE_LOST,			/* segments lost, and retransmitted */
 	PIPE_MARKED,			/* segments that a router marked instead (ECN) */
 	PIPE_LOSSY_ROUNDS,		/* rounds with more loss than the threshold */
 	PIPE_FELL_BACK,			/* connections handed to the kernel's own control */
