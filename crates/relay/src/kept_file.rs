@@ -16,9 +16,9 @@ pub(crate) enum NotReplaced<E> {
     Failed(String),
 }
 
-/// Replaces the file by one with this text, which is complete on disk before it gets the name. `may`
-/// runs while no other process can replace the file, so the file that it reads is the one that is
-/// replaced.
+/// Replaces the file by one with this text, which is complete on disk before it gets the name. A missing
+/// directory is made. `may` runs while no other process can replace the file, so the file that it reads
+/// is the one that is replaced.
 pub(crate) fn write<E>(
     path: &Path,
     text: &str,
@@ -27,14 +27,15 @@ pub(crate) fn write<E>(
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let new = Path::new(&new);
+    let folder = path.parent().unwrap_or(Path::new("/"));
     let failed = |error: io::Error| {
-        let folder = path.parent().unwrap_or(Path::new("/"));
         NotReplaced::Failed(format!(
             "cannot write {}: {error}; the relay's user must be able to create files in {}",
             path.display(),
             folder.display()
         ))
     };
+    fs::create_dir_all(folder).map_err(failed)?;
     let file = lock(new).map_err(failed)?;
     if let Err(refused) = may() {
         // If it cannot be removed, the next call overwrites it.

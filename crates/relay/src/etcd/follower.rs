@@ -105,16 +105,14 @@ impl<H: Host> Follower<'_, H> {
             };
             let read_again = Instant::now() + self.interval();
             let mut announce_at = Instant::now();
-            let mut has_listed = false;
             let ended = loop {
                 let withdraws = !self.node.accepts() && self.announcer.has_lease();
                 if Instant::now() >= announce_at || withdraws {
-                    let announced = self.announce(&mut connection, !has_listed).await;
+                    let announced = self.announce(&mut connection).await;
                     if self.is_disconnected(announced) {
                         // The watch has a connection of its own, and goes on.
                         (connection, _) = self.connect(endpoint, tls.as_ref()).await?;
                     }
-                    has_listed = true;
                     announce_at = Instant::now() + self.announce_interval();
                 }
                 let message = tokio::select! {
@@ -198,23 +196,19 @@ impl<H: Host> Follower<'_, H> {
         self.status().decided(&outcome);
     }
 
-    /// Announces this relay, or withdraws the announcement if the relay drains, and reads, if `lists`, which
-    /// relays have announced themselves. Does so with a new token if the present one has expired.
-    async fn announce(&mut self, connection: &mut Connection, lists: bool) -> Result<(), Failure> {
-        match self.try_to_announce(connection, lists).await {
+    /// Announces this relay, or withdraws the announcement if the relay drains, and reads which relays have
+    /// announced themselves. Does so with a new token if the present one has expired.
+    async fn announce(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+        match self.try_to_announce(connection).await {
             Err(failure) if failure.wants_token() && self.settings.etcd.login.is_some() => {
                 log_in(&self.settings.etcd, connection).await?;
-                self.try_to_announce(connection, lists).await
+                self.try_to_announce(connection).await
             }
             other => other,
         }
     }
 
-    async fn try_to_announce(
-        &mut self,
-        connection: &mut Connection,
-        lists: bool,
-    ) -> Result<(), Failure> {
+    async fn try_to_announce(&mut self, connection: &mut Connection) -> Result<(), Failure> {
         let term = self.settings.etcd.lease.filter(|_| self.node.accepts());
         if let Some(term) = term {
             let (keys, name) = (&self.keys, &self.settings.name);
@@ -229,10 +223,7 @@ impl<H: Host> Follower<'_, H> {
         } else {
             self.announcer.withdraw(connection).await?;
         }
-        if lists {
-            self.list_present(connection).await?;
-        }
-        Ok(())
+        self.list_present(connection).await
     }
 
     /// Records whether the announcement has failed. The server stays in use all the same, because relays

@@ -1,6 +1,8 @@
 //! `taut mesh keygen` and `taut mesh pubkey`: the keys by which a relay proves its identity.
 
+use std::fs::DirBuilder;
 use std::io::Write as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
@@ -12,7 +14,7 @@ use crate::Failure;
 /// Write a new private key to FILE, for its owner only, and print its public key
 #[derive(ClapArgs)]
 pub(super) struct KeygenArgs {
-    /// The file; it must not exist
+    /// The file; it must not exist. Missing directories are made, for their owner only
     file: PathBuf,
 }
 
@@ -24,6 +26,13 @@ pub(super) struct PubkeyArgs {
 }
 
 pub(super) fn keygen(args: &KeygenArgs) -> Result<(), Failure> {
+    if let Some(directory) = args.file.parent() {
+        // If it cannot be made, the error of the file says why.
+        let _ = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+    }
     print(PrivateKey::create(&args.file, &random::bytes()))
 }
 
