@@ -52,6 +52,9 @@ impl Case {
             | Cause::NoScaling => (draw.within(60.0, 200.0), draw.within(20.0, 60.0)),
             Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
             Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
+            Cause::Queue if family == Family::RenoBoundaries => {
+                (draw.within(60.0, 120.0), draw.within(8.0, 20.0))
+            }
             Cause::Queue if near => (draw.within(100.0, 200.0), draw.within(8.0, 20.0)),
             Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
             Cause::Link => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
@@ -66,6 +69,11 @@ impl Case {
         let rate = BitsPerSecond((rate * 1e6) as u64);
         let path = rate.in_time(round_trip).0;
         let queue = match cause {
+            // Reno halves its window, and would need most of a minute to fill a queue as long as the path
+            // again.
+            Cause::Queue if family == Family::RenoBoundaries => {
+                rate.in_time(round_trip.mul_f64(draw.within(1.8, 2.4))).0
+            }
             // About as long as the path: long, although the mean round trip is less than twice the
             // shortest.
             Cause::Queue if near => rate.in_time(round_trip.mul_f64(draw.within(0.9, 1.2))).0,
