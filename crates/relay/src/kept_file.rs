@@ -134,7 +134,10 @@ mod tests {
                 .starts_with("cannot write")
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), "former");
-        let nowhere = folder.path().join("missing/members.toml");
+        // A missing directory is made, which a file in its place prevents.
+        write_always(&folder.path().join("made/members.toml"), "x").unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        let nowhere = folder.path().join("file/members.toml");
         let error = write_always(&nowhere, "x").unwrap_err();
         assert!(error.contains("must be able to create files in"), "{error}");
     }

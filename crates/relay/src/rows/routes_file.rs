@@ -119,11 +119,16 @@ mod tests {
     fn routes_that_could_not_be_written_are_written_later() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/routes");
+        fs::write(
+            folder.path().join("new"),
+            "a file in place of the directory",
+        )
+        .unwrap();
         let (now, routes) = (Instant::now(), kept("192.0.2.1:80", 40));
         let mut file = RoutesFile::new(now);
         file.save(&path, routes.clone(), now, true);
         assert!(!path.exists());
-        fs::create_dir(folder.path().join("new")).unwrap();
+        fs::remove_file(folder.path().join("new")).unwrap();
         // Not at once, so that the log does not have a warning every 10 s.
         file.save(&path, routes.clone(), now + EVERY, false);
         assert!(file.writer.is_none());
