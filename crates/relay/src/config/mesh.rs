@@ -74,8 +74,8 @@ pub struct MeshConfig {
     pub congestion: Option<String>,
     /// The highest rate of such a leg in bytes a second; `None`: no limit.
     pub max_rate: Option<u64>,
-    /// The kernel memory, in bytes, that windows which follow the need should not exceed; `None`: as the
-    /// machine allows.
+    /// The kernel memory, in bytes, of legs whose windows are not configured; `None`: half of what the
+    /// kernel has for TCP before it comes under pressure.
     pub window_budget: Option<u64>,
 }
 

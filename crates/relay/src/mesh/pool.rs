@@ -74,6 +74,8 @@ pub(crate) struct Pools {
     generation: Generation,
     deadlines: Deadlines,
     poll_at: Option<Instant>,
+    /// When outgrown connections were last searched for.
+    searched_at: Option<Instant>,
     outcomes: VecDeque<DialOutcome>,
     /// A connection has become ready since the last [`Pools::has_gained`].
     gained: bool,
@@ -362,13 +364,22 @@ impl Pools {
             return;
         }
         self.poll_at = (!self.pools.is_empty()).then(|| terms.now + POLL_EVERY);
+        // Sessions cause a poll each; a search passes over all connections.
+        let searches = self
+            .searched_at
+            .is_none_or(|at| terms.now >= at + POLL_EVERY);
+        if searches {
+            self.searched_at = Some(terms.now);
+        }
         for i in 0..self.pools.len() {
             let PeerPool { peer, pool } = &mut self.pools[i];
             if pool.is_retired() {
                 continue;
             }
             pool.set_bounds(bounds(terms.limits, peer));
-            self.replace_outgrown(i, terms);
+            if searches {
+                self.replace_outgrown(i, terms);
+            }
             let pool = &self.pools[i].pool;
             let wanted = match self.closed {
                 true => 0,
@@ -381,7 +392,8 @@ impl Pools {
         }
     }
 
-    /// Closes a ready connection whose peer needs twice its window by now, one at a time.
+    /// Closes a ready connection whose peer needs twice its window by now. One each time, so that sessions
+    /// still find others.
     fn replace_outgrown(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
         if !self.pools[peer].peer.sizes_window {
             return;

@@ -33,7 +33,7 @@ pub(crate) struct TurboStart {
     /// The initial window that routes to other relays must set, because no congestion control does.
     route_segments: Option<u32>,
     peers: Mutex<Peers>,
-    /// Whether any leg has none in the configuration.
+    /// Whether there are legs whose window is not in the configuration.
     sizes_windows: AtomicBool,
     /// The windows of these legs.
     windows: Mutex<Windows>,
