@@ -55,6 +55,8 @@ enum Version {
 #[derive(Debug)]
 struct Group {
     version: Version,
+    /// As last read; `None` once it is removed.
+    limit: Option<Limit>,
     began: Instant,
     first: Throttling,
     last: Throttling,
@@ -103,8 +105,8 @@ impl CpuQuotas {
     /// Begins to measure the cgroups of processes that are not known yet, and reads all others
     /// again.
     pub(crate) fn update<'a>(&mut self, owners: impl Iterator<Item = &'a Process>) {
-        for group in &mut self.groups {
-            let (directory, group) = group;
+        for (directory, group) in &mut self.groups {
+            group.limit = Limit::read(directory, group.version);
             if let Some(now) = Throttling::read(directory, group.version) {
                 group.last = now;
                 group.elapsed = group.began.elapsed();
@@ -127,7 +129,7 @@ impl CpuQuotas {
         let groups = self.processes.get(&pid)?.iter();
         let measured = groups.filter_map(|directory| {
             let group = self.groups.get(directory)?;
-            let limit = Limit::read(directory, group.version)?;
+            let limit = group.limit?;
             Some(CpuQuota {
                 file: directory.join(group.version.file()).into(),
                 cpus: limit.quota.as_secs_f64() / limit.period.as_secs_f64(),
@@ -157,14 +159,15 @@ impl CpuQuotas {
             for directory in inside.ancestors().map(|path| hierarchy.root.join(path)) {
                 let version = hierarchy.version;
                 let limit = Limit::read(&directory, version);
-                let Some(now) = limit.and_then(|_| Throttling::read(&directory, version)) else {
+                let now = Throttling::read(&directory, version);
+                let (Some(limit), Some(now)) = (limit, now) else {
                     continue;
                 };
                 let directory: Arc<Path> = directory.into();
                 if self.groups.len() < GROUPS || self.groups.contains_key(&directory) {
                     self.groups
                         .entry(Arc::clone(&directory))
-                        .or_insert_with(|| Group::begin(version, now));
+                        .or_insert_with(|| Group::begin(version, limit, now));
                     found.push(directory);
                 }
             }
@@ -220,9 +223,10 @@ impl Version {
 // === impl Group ===
 
 impl Group {
-    fn begin(version: Version, now: Throttling) -> Self {
+    fn begin(version: Version, limit: Limit, now: Throttling) -> Self {
         Self {
             version,
+            limit: Some(limit),
             began: Instant::now(),
             first: now,
             last: now,

@@ -157,8 +157,7 @@ fn cpu_quota(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
         true => Factor::SenderApplication,
         false => Factor::ReceiverApplication,
     };
-    let of = |findings: &[Finding]| weights(findings)[application.index()];
-    let all = of(findings);
+    let all = weights(findings)[application.index()];
     let weight = all.min(quota.stopped);
     if weight <= 0.0 {
         return;
