@@ -105,10 +105,15 @@ impl<H: Host> Follower<'_, H> {
             };
             let read_again = Instant::now() + self.interval();
             let mut announce_at = Instant::now();
+            let mut announcements: u32 = 0;
             let ended = loop {
                 let withdraws = !self.node.accepts() && self.announcer.has_lease();
                 if Instant::now() >= announce_at || withdraws {
-                    let announced = self.announce(&mut connection).await;
+                    announcements += 1;
+                    // Relays that start together announce themselves soon after one another. The names of a
+                    // large mesh are too long to be read each time.
+                    let lists = announcements.is_power_of_two();
+                    let announced = self.announce(&mut connection, lists).await;
                     if self.is_disconnected(announced) {
                         // The watch has a connection of its own, and goes on.
                         (connection, _) = self.connect(endpoint, tls.as_ref()).await?;
@@ -196,19 +201,23 @@ impl<H: Host> Follower<'_, H> {
         self.status().decided(&outcome);
     }
 
-    /// Announces this relay, or withdraws the announcement if the relay drains, and reads which relays have
-    /// announced themselves. Does so with a new token if the present one has expired.
-    async fn announce(&mut self, connection: &mut Connection) -> Result<(), Failure> {
-        match self.try_to_announce(connection).await {
+    /// Announces this relay, or withdraws the announcement if the relay drains, and reads, if `lists`, which
+    /// relays have announced themselves. Does so with a new token if the present one has expired.
+    async fn announce(&mut self, connection: &mut Connection, lists: bool) -> Result<(), Failure> {
+        match self.try_to_announce(connection, lists).await {
             Err(failure) if failure.wants_token() && self.settings.etcd.login.is_some() => {
                 log_in(&self.settings.etcd, connection).await?;
-                self.try_to_announce(connection).await
+                self.try_to_announce(connection, lists).await
             }
             other => other,
         }
     }
 
-    async fn try_to_announce(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+    async fn try_to_announce(
+        &mut self,
+        connection: &mut Connection,
+        lists: bool,
+    ) -> Result<(), Failure> {
         let term = self.settings.etcd.lease.filter(|_| self.node.accepts());
         if let Some(term) = term {
             let (keys, name) = (&self.keys, &self.settings.name);
@@ -223,7 +232,10 @@ impl<H: Host> Follower<'_, H> {
         } else {
             self.announcer.withdraw(connection).await?;
         }
-        self.list_present(connection).await
+        if lists {
+            self.list_present(connection).await?;
+        }
+        Ok(())
     }
 
     /// Records whether the announcement has failed. The server stays in use all the same, because relays

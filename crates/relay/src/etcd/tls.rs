@@ -37,9 +37,8 @@ struct Version {
     device: u64,
     inode: u64,
     len: u64,
-    modified: (i64, i64),
-    /// The time at which the kernel saw the last change, in seconds and nanoseconds. A program cannot set
-    /// it: `cp -p` may leave all others as they were.
+    /// The time at which the kernel saw the last change (ctime), in seconds and nanoseconds. A program can
+    /// set the time of the last modification (`cp -p`), and this one not.
     changed: (i64, i64),
 }
 
@@ -81,7 +80,6 @@ fn stamps(etcd: &EtcdConfig) -> Vec<Stamp> {
             device: metadata.dev(),
             inode: metadata.ino(),
             len: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
     };
