@@ -13,8 +13,15 @@ pub struct PathCounters {
     pub bytes: u64,
     /// Segments dropped because the queue was full: congestion, as configured.
     pub queue_drops: u64,
+    /// Segments that CoDel dropped because they and those before them had waited too long: congestion,
+    /// as configured.
+    pub aqm_drops: u64,
+    /// Segments that CoDel marked (CE) instead.
+    pub marks: u64,
     /// Segments lost at random, as configured.
     pub loss_drops: u64,
+    /// Segments held back, so that later ones overtook them, as configured.
+    pub held: u64,
     /// Segments dropped because the link was cut.
     pub cut_drops: u64,
     /// Segments dropped because the link's own memory was full: an overrun.
@@ -22,7 +29,8 @@ pub struct PathCounters {
     /// Bytes delivered to the receiving host, Ethernet headers included. They never exceed the rate;
     /// `bytes` does while the queue fills or drops.
     pub delivered_bytes: u64,
-    /// Time that the segments which the queue accepted waited in it, in sum.
+    /// Time that the segments which the queue accepted waited in it, in sum. With CoDel, it counts when
+    /// they leave the queue.
     pub waited: Duration,
     /// Trains of segments delivered to the receiving host.
     pub deliveries: u64,
@@ -57,7 +65,8 @@ pub struct DirectionReport {
 impl PathCounters {
     /// Returns how long a segment waited in the queue, on average, since `earlier`.
     pub fn mean_wait_since(&self, earlier: &Self) -> Duration {
-        let accepted = |of: &Self| of.segments - of.queue_drops - of.cut_drops - of.memory_drops;
+        let drops = |of: &Self| of.queue_drops + of.aqm_drops + of.cut_drops + of.memory_drops;
+        let accepted = |of: &Self| of.segments - drops(of);
         let segments = accepted(self) - accepted(earlier);
         let waited = (self.waited - earlier.waited).as_secs_f64();
         Duration::from_secs_f64(waited / segments.max(1) as f64)
@@ -76,7 +85,10 @@ impl DirectionReport {
                 segments: now.segments - then.segments,
                 bytes: now.bytes - then.bytes,
                 queue_drops: now.queue_drops - then.queue_drops,
+                aqm_drops: now.aqm_drops - then.aqm_drops,
+                marks: now.marks - then.marks,
                 loss_drops: now.loss_drops - then.loss_drops,
+                held: now.held - then.held,
                 cut_drops: now.cut_drops - then.cut_drops,
                 memory_drops: now.memory_drops - then.memory_drops,
                 delivered_bytes: now.delivered_bytes - then.delivered_bytes,

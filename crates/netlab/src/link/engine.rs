@@ -14,7 +14,7 @@ use taut_sys::schedule;
 use taut_sys::tap::Tap;
 
 use super::counters::{PathCounters, Scheduling};
-use super::frame::Frame;
+use super::frame::{self, Frame};
 use super::path::{Moment, Path};
 use super::shape::LinkSpec;
 
@@ -245,10 +245,13 @@ impl Carrier {
     fn deliver(&mut self, from: usize) {
         for _ in 0..BURST {
             let now = self.now();
-            let Some(train) = self.paths[from].poll_delivery(now) else {
+            let Some(mut train) = self.paths[from].poll_delivery(now) else {
                 return;
             };
-            if self.taps[1 - from].write(&train).is_err() {
+            if train.is_marked {
+                frame::mark(&mut train.payload);
+            }
+            if self.taps[1 - from].write(&train.payload).is_err() {
                 self.counts.refused[from] += 1;
             }
         }

@@ -30,9 +30,12 @@ pub enum Malformed {
 }
 
 const ETHERNET: usize = 14;
+/// The offset of the Ethernet type.
+const ETHERTYPE: usize = 12;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// The offset of the checksum in a TCP header.
 const TCP_CHECKSUM: usize = 16;
 
@@ -90,11 +93,17 @@ impl<'a> Frame<'a> {
     pub fn segments(&self) -> Segments {
         // A frame is at most 64 KiB, so all lengths fit.
         let wire = |len: usize| len as u32;
+        let (flow, is_ect) = (
+            flow(self.bytes),
+            ecn(self.bytes).is_some_and(|ecn| ecn != 0),
+        );
         match &self.tcp {
             None => Segments {
                 count: 1,
                 each: wire(self.bytes.len()),
                 last: wire(self.bytes.len()),
+                flow,
+                is_ect,
             },
             Some(tcp) => {
                 let payload = self.bytes.len() - tcp.payload_at;
@@ -104,6 +113,8 @@ impl<'a> Frame<'a> {
                     count: tcp.count,
                     each: wire(tcp.payload_at + each),
                     last: wire(tcp.payload_at + last),
+                    flow,
+                    is_ect,
                 }
             }
         }
@@ -243,6 +254,59 @@ impl Super {
         put16(tcp, TCP_CHECKSUM, partial);
         out
     }
+}
+
+/// Sets the mark of congestion (CE, RFC 3168) of what [`Frame::cut`] returned, if it is an IP packet.
+pub fn mark(cut: &mut [u8]) {
+    let Some(frame) = cut.get_mut(VnetHeader::LEN..) else {
+        return;
+    };
+    if ecn(frame).is_none() {
+        return;
+    }
+    let is_ipv4 = get16(frame, ETHERTYPE) == IPV4;
+    let ip = &mut frame[ETHERNET..];
+    let before = get16(ip, 0);
+    // The last bits of IPv4's first 16, and of the traffic class after IPv6's 4 bits of version.
+    let after = before | if is_ipv4 { 0x0003 } else { 0x0030 };
+    put16(ip, 0, after);
+    if is_ipv4 {
+        let sum = checksum::replace(!get16(ip, 10), before, after);
+        put16(ip, 10, checksum::complete(sum));
+    }
+}
+
+/// Returns the ECN field (RFC 3168) of a frame that is a whole IPv4 or IPv6 packet.
+fn ecn(frame: &[u8]) -> Option<u16> {
+    let ip = frame.get(ETHERNET..)?;
+    match get16(frame, ETHERTYPE) {
+        IPV4 if ip.len() >= 20 => Some(get16(ip, 0) & 0x3),
+        IPV6 if ip.len() >= 40 => Some(get16(ip, 0) >> 4 & 0x3),
+        _ => None,
+    }
+}
+
+/// Returns a number of the flow of a frame: a hash of addresses, protocol and ports. Frames that are
+/// not IP have the same, and fragments have no ports.
+fn flow(frame: &[u8]) -> u32 {
+    let Some(ip) = frame.get(ETHERNET..).filter(|_| ecn(frame).is_some()) else {
+        return 0;
+    };
+    let (addresses, protocol, ports) = match get16(frame, ETHERTYPE) {
+        IPV4 => {
+            let is_fragment = get16(ip, 6) & 0x3fff != 0;
+            let at = usize::from(ip[0] & 0x0f) * 4;
+            (&ip[12..20], &ip[9], (!is_fragment).then_some(at))
+        }
+        _ => (&ip[8..40], &ip[6], Some(40)),
+    };
+    let ports = ports.filter(|_| matches!(*protocol, TCP | UDP));
+    let ports = ports.and_then(|at| ip.get(at..at + 4)).unwrap_or_default();
+    // FNV-1a.
+    let bytes = addresses.iter().chain([protocol]).chain(ports);
+    bytes.fold(0x811c_9dc5, |hash: u32, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 fn get16(bytes: &[u8], at: usize) -> u16 {

@@ -205,7 +205,9 @@ fn a_frame_of_one_packet_is_unchanged() {
         Segments {
             count: 1,
             each: 60,
-            last: 60
+            last: 60,
+            flow: 0,
+            is_ect: false,
         }
     );
     assert_eq!(frame.cut(0..1), read);
@@ -216,12 +218,14 @@ fn segments_are_counted_with_their_headers() {
     // Ethernet 14, IP 20 or 40, TCP 32.
     for (ipv4, headers) in [(true, 66), (false, 86)] {
         let read = Parts::plain(ipv4, 1448 * 3 + 10).bytes();
+        let segments = Frame::parse(&read).unwrap().segments();
         let expected = Segments {
             count: 4,
             each: 1448 + headers,
             last: 10 + headers,
+            ..segments
         };
-        assert_eq!(Frame::parse(&read).unwrap().segments(), expected);
+        assert_eq!(segments, expected);
     }
 }
 
@@ -404,5 +408,65 @@ proptest! {
                 frame.cut(count / 2..count);
             }
         }
+    }
+}
+
+#[test]
+fn a_mark_changes_the_ecn_field_and_the_checksum_of_ipv4() {
+    for ipv4 in [true, false] {
+        let mut bytes = Parts::plain(ipv4, 1448).bytes();
+        // ECT(0), RFC 3168.
+        let (at, ect) = if ipv4 { (15, 0x02) } else { (15, 0x20) };
+        bytes[VnetHeader::LEN + at] |= ect;
+        if ipv4 {
+            let ip = &mut bytes[VnetHeader::LEN + ETHERNET..][..20];
+            put16(ip, 10, 0);
+            let sum = checksum::complete(checksum::sum(ip));
+            put16(ip, 10, sum);
+        }
+        let frame = Frame::parse(&bytes).unwrap();
+        assert!(frame.segments().is_ect);
+        let mut cut = frame.cut(0..1);
+        let before = cut.clone();
+        mark(&mut cut);
+        let ip = &cut[VnetHeader::LEN + ETHERNET..];
+        assert_eq!(ecn(&cut[VnetHeader::LEN..]), Some(3));
+        if ipv4 {
+            assert_eq!(checksum::sum(&ip[..20]), 0xffff);
+        }
+        let changed = before.iter().zip(&cut).filter(|(a, b)| a != b).count();
+        assert!(changed <= 3, "{changed}");
+    }
+}
+
+#[test]
+fn a_frame_without_ect_is_not_ect() {
+    let bytes = Parts::plain(true, 100).bytes();
+    assert!(!Frame::parse(&bytes).unwrap().segments().is_ect);
+}
+
+#[test]
+fn a_flow_is_known_by_its_addresses_and_ports() {
+    let flow = |ipv4, changed: usize| {
+        let mut parts = Parts::plain(ipv4, 100);
+        parts.seq = changed as u32;
+        let mut bytes = parts.bytes();
+        if changed > 0 {
+            bytes[VnetHeader::LEN + parts.tcp_at() + 1] ^= changed as u8;
+        }
+        Frame::parse(&bytes).unwrap().segments().flow
+    };
+    for ipv4 in [true, false] {
+        assert_eq!(flow(ipv4, 0), flow(ipv4, 0));
+        assert_ne!(flow(ipv4, 0), flow(ipv4, 1));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_frame_has_a_flow_and_can_be_marked(mut bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        mark(&mut bytes);
+        flow(&bytes);
+        ecn(&bytes);
     }
 }

@@ -1,6 +1,7 @@
 //! Links between hosts. Each direction has its own delay, rate, loss and queue. A link is carried by a
 //! thread in user space between two TAPs, or by the kernel's netem.
 
+mod aqm;
 pub mod checksum;
 pub mod counters;
 mod engine;
@@ -52,6 +53,14 @@ pub enum LinkError {
         name: String,
         /// The error output of `tc`.
         why: String,
+    },
+    /// The link has a property that only user-space links have.
+    #[error("link {name}: a netem link has no {what}; use the user-space link")]
+    OnlyUser {
+        /// The two hosts, as `a-b`.
+        name: String,
+        /// The property.
+        what: &'static str,
     },
     /// A command that creates a netem link failed.
     #[error("link {name}: `{command}`: {why}")]

@@ -16,11 +16,23 @@ use taut_sys::netns::Netns;
 
 use super::LinkError;
 use super::path::QUANTUM;
-use super::shape::{LinkSpec, Shape};
+use super::shape::{Discipline, LinkSpec, Shape};
 use crate::units::{BitsPerSecond, Bytes};
 
 /// The most packets in flight on a link without a rate.
 const MAX_PACKETS: u64 = 1_000_000;
+
+/// Returns what only user-space links have of a description, if anything.
+pub(super) fn lacks(spec: &LinkSpec) -> Option<&'static str> {
+    let has = |is_set: fn(&Shape) -> bool| is_set(&spec.a_to_b) || is_set(&spec.b_to_a);
+    if has(|shape| shape.discipline != Discipline::DropTail) {
+        Some("CoDel")
+    } else if has(|shape| !shape.jitter.is_zero()) {
+        Some("jitter that keeps the order")
+    } else {
+        has(|shape| shape.reordering > 0.0).then_some("reordering")
+    }
+}
 
 /// Checks that the kernel has netem and tbf, by adding both to the unused `lo` of `middle`.
 ///
@@ -171,6 +183,21 @@ mod tests {
             .into_iter()
             .find(|line| line.contains("tbf"));
         assert!(tbf.is_some_and(|tbf| tbf.contains("burst 3028")));
+    }
+
+    #[test]
+    fn a_link_that_netem_cannot_carry_is_refused() {
+        let ms = Duration::from_millis;
+        let plain = Shape::delay(ms(1)).rate(BitsPerSecond::mega(1)).loss(0.1);
+        assert_eq!(lacks(&LinkSpec::both(plain)), None);
+        for shape in [
+            plain.discipline(Discipline::Codel),
+            plain.jitter(ms(1)),
+            plain.reordering(0.1, ms(1)),
+        ] {
+            assert!(lacks(&LinkSpec::each(shape, plain)).is_some());
+            assert!(lacks(&LinkSpec::each(plain, shape)).is_some());
+        }
     }
 
     #[test]

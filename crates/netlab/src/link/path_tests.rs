@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::shape::Discipline;
 use super::*;
 use crate::units::BitsPerSecond;
 
@@ -14,6 +15,8 @@ fn segments(count: usize, each: u32) -> Segments {
         count,
         each,
         last: each,
+        flow: 0,
+        is_ect: false,
     }
 }
 
@@ -24,8 +27,11 @@ fn drain(path: &mut Path<(u32, Range<usize>)>) -> Vec<(u64, u32, Range<usize>)> 
         if let Some(before) = due.0.checked_sub(1) {
             assert!(path.poll_delivery(Moment(before)).is_none(), "early");
         }
-        let (frame, run) = path.poll_delivery(due).unwrap();
-        out.push((due.0, frame, run));
+        // With CoDel, a segment may only leave its queue then.
+        if let Some(train) = path.poll_delivery(due) {
+            let (frame, run) = train.payload;
+            out.push((due.0, frame, run));
+        }
     }
     out
 }
@@ -222,9 +228,8 @@ fn check_order_and_counters(
             now,
             frame as u32,
             Segments {
-                count: *count,
-                each: *each,
                 last,
+                ..segments(*count, *each)
             },
         );
         // The queue never exceeds its limit.
@@ -283,16 +288,7 @@ fn one_small_frame_on_a_path_without_rate_or_delay_is_accounted_for() {
 fn setting_the_same_seed_again_repeats_the_losses() {
     let mut path = Path::new(ms(1).loss(0.3), 5, 0);
     let lost = |path: &mut Path<_>, now: u64| {
-        offer(
-            path,
-            now,
-            0,
-            Segments {
-                count: 40,
-                each: 1000,
-                last: 1000,
-            },
-        );
+        offer(path, now, 0, segments(40, 1000));
         drain(path)
             .into_iter()
             .flat_map(|(.., run)| run)
@@ -318,4 +314,269 @@ fn segments_in_flight_arrive_after_a_cut_and_later_ones_are_dropped() {
         [(10 * MS, 0, 0..2), (10 * MS + 2, 2, 0..1)]
     );
     assert_eq!(path.counters().cut_drops, 3);
+}
+
+/// Offers 2 % more than the rate for half a minute, and returns the path.
+fn overload(discipline: Discipline, is_ect: bool) -> Path<(u32, Range<usize>)> {
+    let shape = ms(10)
+        .rate(BitsPerSecond::mega(10))
+        .queue(Bytes(1_000_000))
+        .discipline(discipline);
+    let mut path = Path::new(shape, 1, 0);
+    for frame in 0..30_000 {
+        // 1250 bytes take 1 ms.
+        let now = u64::from(frame) * MS * 98 / 100;
+        let offered = Segments {
+            is_ect,
+            ..segments(1, 1250)
+        };
+        offer(&mut path, now, frame, offered);
+    }
+    path
+}
+
+#[test]
+fn codel_keeps_a_queue_short_that_fills_with_drop_tail() {
+    let wait = |discipline| {
+        let mut path = overload(discipline, false);
+        drain(&mut path);
+        path.counters().mean_wait_since(&PathCounters::default())
+    };
+    assert!(wait(Discipline::DropTail) > Duration::from_millis(200));
+    for discipline in [Discipline::Codel, Discipline::FqCodel] {
+        assert!(wait(discipline) < Duration::from_millis(20));
+        let path = overload(discipline, false);
+        assert!(path.counters().aqm_drops > 0);
+        assert_eq!(path.counters().marks, 0);
+    }
+}
+
+#[test]
+fn codel_marks_segments_that_support_it_and_drops_none() {
+    let mut path = overload(Discipline::Codel, true);
+    let mut marked = 0;
+    while let Some(due) = path.next_due() {
+        let train = path.poll_delivery(due);
+        marked += u64::from(train.is_some_and(|train| train.is_marked));
+    }
+    assert_eq!(path.counters().aqm_drops, 0);
+    assert!(path.counters().marks > 10);
+    assert_eq!(path.counters().marks, marked);
+}
+
+#[test]
+fn codel_leaves_a_link_alone_that_is_not_full() {
+    let shape = ms(10)
+        .rate(BitsPerSecond::mega(10))
+        .discipline(Discipline::Codel);
+    let mut path = Path::new(shape, 1, 0);
+    for frame in 0..1000 {
+        // A burst of 4 ms every 5 ms.
+        offer(
+            &mut path,
+            u64::from(frame) * 5 * MS,
+            frame,
+            segments(4, 1250),
+        );
+    }
+    assert_eq!(drain(&mut path).len(), 4000);
+    assert_eq!(path.counters().aqm_drops, 0);
+}
+
+#[test]
+fn fq_codel_gives_each_flow_its_share() {
+    let shape = ms(0)
+        .rate(BitsPerSecond::mega(10))
+        .queue(Bytes(1_000_000))
+        .discipline(Discipline::FqCodel);
+    let mut path = Path::new(shape, 1, 0);
+    let flow = |flow| Segments {
+        flow,
+        ..segments(100, 1250)
+    };
+    offer(&mut path, 0, 1, flow(1));
+    // A later flow does not wait behind the first.
+    offer(
+        &mut path,
+        10 * MS,
+        2,
+        Segments {
+            count: 1,
+            ..flow(2)
+        },
+    );
+    let out = drain(&mut path);
+    let later = out.iter().find(|(_, frame, _)| *frame == 2);
+    // One segment is on the wire, and the first flow may have a turn left.
+    assert!(later.is_some_and(|(due, ..)| *due <= 13 * MS), "{later:?}");
+    assert_eq!(out.len(), 101);
+}
+
+#[test]
+fn a_full_queue_of_fq_codel_drops_from_the_longest_flow() {
+    let shape = ms(0)
+        .rate(BitsPerSecond::mega(10))
+        .queue(Bytes(12_500))
+        .discipline(Discipline::FqCodel);
+    let mut path = Path::new(shape, 1, 0);
+    offer(&mut path, 0, 1, segments(20, 1250));
+    let short = Segments {
+        flow: 1,
+        ..segments(2, 1250)
+    };
+    offer(&mut path, 0, 2, short);
+    assert_eq!(path.counters().queue_drops, 11);
+    let out = drain(&mut path);
+    assert_eq!(out.iter().filter(|(_, frame, _)| *frame == 2).count(), 2);
+    assert_eq!(out.len(), 11);
+}
+
+#[test]
+fn a_late_caller_changes_neither_drops_nor_deliveries_of_codel() {
+    let run = |polls: bool| {
+        let shape = ms(5)
+            .rate(BitsPerSecond::mega(10))
+            .discipline(Discipline::Codel);
+        let mut path = Path::new(shape, 1, 0);
+        let mut out = Vec::new();
+        for frame in 0..2000_u32 {
+            let now = at(u64::from(frame) * MS / 2);
+            path.handle_frame(now, segments(1, 1250), |run| (frame, run));
+            while let Some(due) = path.next_due().filter(|due| polls && *due <= now) {
+                out.extend(path.poll_delivery(due).map(|train| (due, train)));
+            }
+        }
+        while let Some(due) = path.next_due() {
+            out.extend(path.poll_delivery(due).map(|train| (due, train)));
+        }
+        (out, path.counters().aqm_drops)
+    };
+    let (out, drops) = run(true);
+    assert!(drops > 0);
+    assert_eq!((out, drops), run(false));
+}
+
+#[test]
+fn jitter_delays_by_at_most_its_bound_and_keeps_the_order() {
+    let mut path = Path::new(ms(10).jitter(Duration::from_millis(4)), 1, 0);
+    for frame in 0..1000 {
+        offer(
+            &mut path,
+            u64::from(frame) * 10 * MS,
+            frame,
+            segments(1, 1250),
+        );
+    }
+    let out = drain(&mut path);
+    let extra = |(due, frame, _): &(u64, u32, _)| due - u64::from(*frame) * 10 * MS - 10 * MS;
+    let (least, most) = (out.iter().map(extra).min(), out.iter().map(extra).max());
+    assert!(least < Some(MS / 10) && most <= Some(4 * MS) && most > Some(39 * MS / 10));
+    // Ten times as many segments at a time: all wait for the one with the longest delay.
+    for frame in 0..1000 {
+        let now = 20_000 * MS + u64::from(frame) * MS / 10;
+        offer(&mut path, now, frame, segments(1, 1250));
+    }
+    let order = drain(&mut path);
+    let order: Vec<(u64, u32)> = order.iter().map(|(due, frame, _)| (*due, *frame)).collect();
+    assert!(order.is_sorted_by_key(|(due, _)| *due) && order.is_sorted_by_key(|(_, frame)| *frame));
+    assert_eq!(order.len(), 1000);
+}
+
+#[test]
+fn segments_that_are_held_back_are_overtaken() {
+    let shape = ms(10)
+        .rate(BitsPerSecond::mega(10))
+        .reordering(0.1, Duration::from_millis(3));
+    let mut path = Path::new(shape, 1, 0);
+    offer(&mut path, 0, 0, segments(700, 1250));
+    let held = path.counters().held;
+    assert!((40..100).contains(&held), "{held}");
+    let out = drain(&mut path);
+    let late = out
+        .iter()
+        .filter(|(due, _, run)| *due == (run.end as u64 + 13) * MS)
+        .count();
+    assert_eq!(late as u64, held);
+    let on_time = out
+        .iter()
+        .filter(|(due, _, run)| *due == (run.end as u64 + 10) * MS);
+    assert_eq!(on_time.count() + late, 700);
+    assert!(!out.iter().map(|(.., run)| run.start).is_sorted());
+}
+
+#[test]
+fn jitter_and_reordering_do_not_change_which_segments_are_lost() {
+    let lost = |shape: Shape| {
+        let mut path = Path::new(shape.loss(0.1), 1, 0);
+        for frame in 0..500 {
+            offer(
+                &mut path,
+                u64::from(frame) * 100 * MS,
+                frame,
+                segments(1, 1250),
+            );
+        }
+        let mut arrived: Vec<u32> = drain(&mut path)
+            .iter()
+            .map(|(_, frame, _)| *frame)
+            .collect();
+        arrived.sort_unstable();
+        arrived
+    };
+    let hold = Duration::from_millis(2);
+    assert_eq!(lost(ms(1)), lost(ms(1).jitter(hold).reordering(0.3, hold)));
+}
+
+proptest! {
+    #[test]
+    fn every_segment_is_accounted_for_and_no_segment_is_faster_than_the_path_with_codel(
+        is_fair in any::<bool>(),
+        rate in 100_000_u64..1_000_000_000,
+        queue in 1514_u64..200_000,
+        jitter in 0_u64..20,
+        reordering in 0.0..0.5,
+        loss in 0.0..0.5,
+        offers in prop::collection::vec(
+            (0_u64..50_000_000, 1_usize..45, 60_u32..1514, 0_u32..5, any::<bool>()),
+            1..60,
+        ),
+    ) {
+        let discipline = if is_fair { Discipline::FqCodel } else { Discipline::Codel };
+        let shape = ms(10)
+            .rate(BitsPerSecond(rate))
+            .queue(Bytes(queue))
+            .loss(loss)
+            .jitter(Duration::from_millis(jitter))
+            .reordering(reordering, Duration::from_millis(7))
+            .discipline(discipline);
+        let mut path = Path::new(shape, 5, 0);
+        let (mut now, mut arrivals, mut flows) = (0, Vec::new(), Vec::new());
+        for (frame, (gap, count, each, flow, is_ect)) in offers.iter().enumerate() {
+            now += gap;
+            arrivals.push(now);
+            flows.push(*flow);
+            let offered = Segments { flow: *flow, is_ect: *is_ect, ..segments(*count, *each) };
+            offer(&mut path, now, frame as u32, offered);
+        }
+        let out = drain(&mut path);
+        let counters = *path.counters();
+        let drops = counters.queue_drops + counters.aqm_drops + counters.loss_drops;
+        prop_assert_eq!(out.len() as u64 + drops, counters.segments);
+        prop_assert_eq!(counters.memory_drops, 0);
+        prop_assert_eq!(path.in_flight_bytes, 0);
+        for (due, frame, _) in &out {
+            prop_assert!(*due >= arrivals[*frame as usize] + 10 * MS);
+        }
+        // Without reordering, the segments of a flow keep their order.
+        if counters.held == 0 {
+            for flow in flows.iter().copied() {
+                let of: Vec<_> = out
+                    .iter()
+                    .filter(|(_, frame, _)| flows[*frame as usize] == flow)
+                    .map(|(_, frame, run)| (*frame, run.start))
+                    .collect();
+                prop_assert!(of.is_sorted());
+            }
+        }
+    }
 }

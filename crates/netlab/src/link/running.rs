@@ -66,6 +66,9 @@ impl Link {
         middle: &Netns,
         spec: &LinkSpec,
     ) -> Result<Self, LinkError> {
+        if let Some(what) = netem::lacks(spec) {
+            return Err(LinkError::OnlyUser { name, what });
+        }
         let [(a, end_a), (b, end_b)] = ends;
         netem::probe(&name, middle)?;
         let hosts = [(a, &*end_a.device), (b, &*end_b.device)];

@@ -4,6 +4,19 @@ use std::time::Duration;
 
 use crate::units::{BitsPerSecond, Bytes};
 
+/// How the segments that wait for serialisation are managed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub enum Discipline {
+    /// First come, first served; segments that find the queue full are dropped.
+    #[default]
+    DropTail,
+    /// CoDel (RFC 8289): while segments wait for more than 5 ms, it drops some, or marks them if the
+    /// sender supports ECN.
+    Codel,
+    /// FQ-CoDel (RFC 8290): CoDel with a queue for each flow, which take turns.
+    FqCodel,
+}
+
 /// The shape of one direction of a link.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Shape {
@@ -13,8 +26,18 @@ pub struct Shape {
     pub rate: Option<BitsPerSecond>,
     /// The probability, 0 to 1, that a serialised segment is lost; independent of the others.
     pub loss: f64,
-    /// The bytes that may wait for serialisation; segments beyond them are dropped (drop-tail).
+    /// The bytes that may wait for serialisation; segments beyond them are dropped.
     pub queue: Bytes,
+    /// How waiting segments are managed.
+    pub discipline: Discipline,
+    /// The longest additional delay. Each train draws one between zero and this; the order is kept, so
+    /// a train never arrives before the one that left before it.
+    pub jitter: Duration,
+    /// The probability, 0 to 1, that a serialised segment is held back by `held_for`, so that later ones
+    /// overtake it; independent of the others.
+    pub reordering: f64,
+    /// How long such a segment is held back.
+    pub held_for: Duration,
     /// A delivery counts as late if it is past due by more than this. Choose it by what is measured: half
     /// a percent of a round trip does not matter, ten percent do.
     pub tolerance: Duration,
@@ -23,13 +46,17 @@ pub struct Shape {
 // === impl Shape ===
 
 impl Default for Shape {
-    /// No delay, rate or loss; a queue of 1 MB, in case a rate is set; a tolerance of 1 ms.
+    /// No delay, rate, loss, jitter or reordering; a drop-tail queue of 1 MB, in case a rate is set; a tolerance of 1 ms.
     fn default() -> Self {
         Self {
             delay: Duration::ZERO,
             rate: None,
             loss: 0.0,
             queue: Bytes::mega(1),
+            discipline: Discipline::DropTail,
+            jitter: Duration::ZERO,
+            reordering: 0.0,
+            held_for: Duration::ZERO,
             tolerance: Duration::from_millis(1),
         }
     }
@@ -65,6 +92,28 @@ impl Shape {
         Self { queue, ..self }
     }
 
+    /// Sets how waiting segments are managed.
+    #[must_use]
+    pub fn discipline(self, discipline: Discipline) -> Self {
+        Self { discipline, ..self }
+    }
+
+    /// Sets the longest additional delay.
+    #[must_use]
+    pub fn jitter(self, jitter: Duration) -> Self {
+        Self { jitter, ..self }
+    }
+
+    /// Sets the probability that a segment is held back, and for how long.
+    #[must_use]
+    pub fn reordering(self, reordering: f64, held_for: Duration) -> Self {
+        Self {
+            reordering,
+            held_for,
+            ..self
+        }
+    }
+
     /// Sets how late a delivery may be before it counts as late.
     #[must_use]
     pub fn tolerance(self, tolerance: Duration) -> Self {
@@ -76,6 +125,18 @@ impl Shape {
         if !(0.0..=1.0).contains(&self.loss) {
             return Some(format!("a loss of {} is not between 0 and 1", self.loss));
         }
+        if !(0.0..=1.0).contains(&self.reordering) {
+            return Some(format!(
+                "a reordering of {} is not between 0 and 1",
+                self.reordering
+            ));
+        }
+        if self.discipline != Discipline::DropTail && self.rate.is_none() {
+            return Some(format!(
+                "{:?} manages a queue, and without a rate there is none; set a rate",
+                self.discipline
+            ));
+        }
         if self.rate == Some(BitsPerSecond(0)) {
             return Some("a rate of 0 carries nothing; use a loss of 1 instead".to_owned());
         }
@@ -85,13 +146,10 @@ impl Shape {
                 self.queue
             ));
         }
-        (self.delay > Self::LONGEST_DELAY).then(|| {
-            format!(
-                "a delay of {:?} is above {:?}",
-                self.delay,
-                Self::LONGEST_DELAY
-            )
-        })
+        let delays = [self.delay, self.jitter, self.held_for];
+        let longest = delays.into_iter().max().unwrap_or_default();
+        (longest > Self::LONGEST_DELAY)
+            .then(|| format!("a delay of {longest:?} is above {:?}", Self::LONGEST_DELAY))
     }
 
     /// Every TCP gives up before that, and the memory for segments in flight has no useful bound beyond.
@@ -105,7 +163,7 @@ pub struct LinkSpec {
     pub a_to_b: Shape,
     /// The opposite direction.
     pub b_to_a: Shape,
-    /// The seed of the losses. Each direction draws from its own stream.
+    /// The seed of losses and delays. Each direction draws from its own streams.
     pub seed: u64,
     /// The longest IP packet, in bytes.
     pub mtu: u16,
