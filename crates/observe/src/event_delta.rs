@@ -23,14 +23,16 @@ pub(crate) struct Spread {
 // === impl EventDelta ===
 
 impl EventDelta {
-    /// Returns the events between two samples. The longest round trips are not differences, but
-    /// those of the second sample.
+    /// Returns the events between two samples. The longest round trips and the fastest
+    /// train are not differences, but those of the second sample.
     pub(crate) fn between(first: &Events, last: &Events) -> Self {
         Self(Events {
             rtts: last.rtts.wrapping_sub(first.rtts),
             rtt_sum: last.rtt_sum.saturating_sub(first.rtt_sum),
             rtt_most: last.rtt_most,
             rtt_most_recent: last.rtt_most_recent,
+            trains: last.trains.wrapping_sub(first.trains),
+            train_most_recent: last.train_most_recent,
             signals: last.signals.wrapping_sub(first.signals),
             fast_retransmits: last.fast_retransmits.wrapping_sub(first.fast_retransmits),
             signal_rtt_sum: last.signal_rtt_sum.saturating_sub(first.signal_rtt_sum),

@@ -258,6 +258,9 @@ impl Explanation<'_> {
                 if let Some(remedy) = verdict.remedy().filter(|_| verdict.factor == joint.factor) {
                     text.push_str(&format!("  what helps: {remedy}\n"));
                 }
+                if verdict.factor == joint.factor {
+                    text.push_str(&gain_text(verdict));
+                }
             }
             End::There => {
                 let remedy = remote.remedy().filter(|_| remote.names(joint.factor));
@@ -270,6 +273,12 @@ impl Explanation<'_> {
     }
 }
 
+/// Returns what the connection would carry without the factor of the verdict.
+fn gain_text(verdict: &Verdict) -> String {
+    let gain = verdict.gain.map(|gain| gain.sentence());
+    gain.map_or(String::new(), |gain| format!("  {gain}\n"))
+}
+
 /// Returns the verdict of this end, with its evidence and the remedy.
 fn verdict_text(verdict: &Verdict) -> String {
     let doubt = verdict.confidence.doubt();
@@ -280,5 +289,6 @@ fn verdict_text(verdict: &Verdict) -> String {
     if let Some(remedy) = verdict.remedy() {
         text.push_str(&format!("  what helps: {remedy}\n"));
     }
+    text.push_str(&gain_text(verdict));
     text
 }

@@ -190,6 +190,10 @@ instruments! {
     "signal_interval_deviation" Segments "events: the same: deviation" => |c| events(c, |e| Some(EventDelta(*e).intervals()?.deviation));
     "signal_unevenness" Segments "events: the same, less what the mean rate would have delivered: deviation" => |c| events(c, |e| Some(EventDelta(*e).uneven()?.deviation));
     "signal_cwnd_deviation" Segments "events: prior_cwnd at each signal: deviation" => |c| events(c, |e| Some(EventDelta(*e).windows()?.deviation));
+    "train_rate" BytesPerSecond "events: delivered, over the time of the fastest train of acknowledgements since the scan before: segments * snd_mss" => |c| {
+        let mss = f64::from(c.info.as_ref()?.snd_mss);
+        events(c, |e| (e.train_most_recent > 0).then(|| f64::from(e.train_most_recent) * mss))
+    };
     "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| internal(c, |i| u8::from(i.mtu_probing));
 }
 

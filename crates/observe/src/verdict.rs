@@ -9,6 +9,7 @@
 
 mod factor;
 mod finding;
+mod gain;
 mod receiving;
 mod render;
 mod sending;
@@ -18,6 +19,7 @@ use taut_sys::sock_diag::State;
 pub use self::factor::{Confidence, Factor};
 use self::finding::Finding;
 pub use self::finding::{Cause, SignalInterval, Sizing};
+pub use self::gain::Gain;
 pub use self::render::Evidence;
 pub use crate::cpu_quota::CpuQuota;
 use crate::window::Window;
@@ -36,6 +38,9 @@ pub struct Verdict {
     pub shares: Vec<(Factor, f64)>,
     /// The causes that the rules found, with figures.
     pub causes: Vec<Cause>,
+    /// What the connection would carry without the factor; `None` if there is nothing to gain, or
+    /// if nothing can be said.
+    pub gain: Option<Gain>,
 }
 
 /// Known facts about the machine and the network namespace. A field is `None` if the value is
@@ -85,6 +90,7 @@ pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
         factor,
         confidence,
         weight,
+        gain: gain::gain(window, context, (factor, confidence), &shares),
         shares,
         causes: causes.map(|finding| finding.cause).collect(),
     }

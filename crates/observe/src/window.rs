@@ -113,6 +113,18 @@ impl<'a> Window<'a> {
         longest.max().filter(|rtt| !rtt.is_zero())
     }
 
+    /// Returns the rates of the fastest train of acknowledgements of each scan that has one, in
+    /// bytes a second. Empty if events are not counted.
+    pub(crate) fn train_rates(&self) -> Vec<f64> {
+        let later = self.samples.get(1..).unwrap_or_default();
+        let rates = later.iter().filter_map(|sample| {
+            let events = sample.connection.internals?.events?;
+            let mss = sample.info()?.snd_mss;
+            Some(f64::from(events.train_most_recent) * f64::from(mss))
+        });
+        rates.filter(|rate| *rate > 0.0).collect()
+    }
+
     /// Returns `tcp_info` of all samples, oldest first.
     pub fn infos(&self) -> impl Iterator<Item = &'a TcpInfo> {
         self.samples.iter().filter_map(|sample| sample.info())

@@ -40,6 +40,7 @@ fn verdict(shares: &[(Factor, f64)]) -> Verdict {
         weight: shares[0].1,
         shares: shares.to_vec(),
         causes: Vec::new(),
+        gain: None,
     }
 }
 

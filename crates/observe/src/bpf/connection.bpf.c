@@ -231,6 +231,17 @@ struct slot {
 	__u64 longest_scan;
 	__u32 longest;
 	__u32 longest_before;
+	/* The fastest train of each, in the same way. */
+	__u32 fastest;
+	__u32 fastest_before;
+	/* The train of acknowledgements that is measured: when its first segment and its
+	 * last arrived, and what was delivered by then.
+	 */
+	__u64 train_began;
+	__u64 train_last;
+	__u32 train_first_delivered;
+	__u32 train_delivered;
+	__u64 arrived;		/* when the last segment arrived */
 	__u64 signal_at;
 	__u32 delivered;	/* at the last signal */
 	__u32 version;		/* of counts; odd during a write */
@@ -242,6 +253,13 @@ struct slot {
  */
 #define APART (1U << 20)
 #define APART_SEGMENTS (1U << 24)
+
+/* A train is at least this long, so that acknowledgements that a device or a queue
+ * bundles do not look like a faster path.
+ */
+#define TRAIN_NS 2000000
+#define TRAIN_SEGMENTS 4
+#define TRAIN_SEGMENTS_MOST (1U << 20)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -383,30 +401,82 @@ static __always_inline void end_count(struct slot *slot)
 	__sync_lock_test_and_set(&slot->version, slot->version + 1);
 }
 
+/* Begins the extremes of a scan. */
+static __always_inline void begin_extremes(struct slot *slot)
+{
+	__u64 scan = this_scan.number;
+	bool follows = slot->longest_scan + 1 == scan;
+
+	if (slot->longest_scan == scan)
+		return;
+	slot->longest_before = follows ? slot->longest : 0;
+	slot->fastest_before = follows ? slot->fastest : 0;
+	slot->longest_scan = scan;
+	slot->longest = 0;
+	slot->fastest = 0;
+}
+
 /* Notes a round trip for the longest of each scan. */
 static __always_inline void note_longest(struct slot *slot, __u32 rtt)
 {
-	__u64 scan = this_scan.number;
-
-	if (slot->longest_scan != scan) {
-		slot->longest_before = slot->longest_scan + 1 == scan ? slot->longest : 0;
-		slot->longest_scan = scan;
-		slot->longest = 0;
-	}
+	begin_extremes(slot);
 	if (rtt > slot->longest)
 		slot->longest = rtt;
 	if (rtt > slot->counts.rtt_most)
 		slot->counts.rtt_most = rtt;
 }
 
-/* The longest round trip since the scan before this one began. */
-static __always_inline __u32 recent_longest(const struct slot *slot)
+/* The larger of this scan's extreme and the one of the scan before. */
+static __always_inline __u32 recent(const struct slot *slot, __u32 now, __u32 before)
 {
 	__u64 scan = this_scan.number;
 
-	if (slot->longest_scan == scan && slot->longest_before > slot->longest)
-		return slot->longest_before;
-	return slot->longest_scan + 1 >= scan ? slot->longest : 0;
+	if (slot->longest_scan == scan && before > now)
+		return before;
+	return slot->longest_scan + 1 >= scan ? now : 0;
+}
+
+static __always_inline void begin_train(struct slot *slot, __u64 at, __u32 delivered)
+{
+	slot->train_began = at;
+	slot->train_first_delivered = delivered;
+}
+
+/* Measures the rate at which acknowledgements arrive while they arrive one after the
+ * other. `delivered` is what the segments before this one have delivered, so it
+ * belongs to the time at which the last of them arrived.
+ */
+static __always_inline void note_train(struct slot *slot, struct tcp_sock *tp)
+{
+	__u64 now = bpf_ktime_get_ns(), at = slot->arrived, time, rate;
+	__u32 delivered = tp->delivered, segments;
+	bool follows;
+
+	slot->arrived = now;
+	if (!at || delivered == slot->train_delivered)
+		return;
+	slot->train_delivered = delivered;
+	/* srtt_us is eight times the round trip in us: a gap of a quarter of it. */
+	follows = at - slot->train_last < tp->srtt_us * 31ULL;
+	slot->train_last = at;
+	if (!follows) {
+		begin_train(slot, at, delivered);
+		return;
+	}
+	time = at - slot->train_began;
+	segments = delivered - slot->train_first_delivered;
+	if (segments < TRAIN_SEGMENTS || time < TRAIN_NS)
+		return;
+	begin_train(slot, at, delivered);
+	if (segments > TRAIN_SEGMENTS_MOST)
+		return;
+	rate = segments * 1000000000ULL / time;
+	begin_count(slot);
+	slot->counts.trains++;
+	begin_extremes(slot);
+	if (rate > slot->fastest)
+		slot->fastest = rate;
+	end_count(slot);
 }
 
 /* The maximum number of attempts to read counts that are being written. */
@@ -420,7 +490,10 @@ static __always_inline bool read_counts(struct slot *slot,
 	for (int i = 0; i < READS; i++) {
 		version = __sync_fetch_and_add(&slot->version, 0);
 		*counts = slot->counts;
-		counts->rtt_most_recent = recent_longest(slot);
+		counts->rtt_most_recent =
+			recent(slot, slot->longest, slot->longest_before);
+		counts->train_most_recent =
+			recent(slot, slot->fastest, slot->fastest_before);
 		if (version % 2 == 0 &&
 		    version == __sync_fetch_and_add(&slot->version, 0))
 			return true;
@@ -633,6 +706,7 @@ int taut_round_trip(__u64 *ctx)
 	if (!tp)
 		return 0;
 	note_data(&slot->life, tp, tp->inet_conn.icsk_rto);
+	note_train(slot, tp);
 	if (tp->rack.mstamp == slot->rtt_of)
 		return 0;
 	slot->rtt_of = tp->rack.mstamp;

@@ -29,6 +29,11 @@ struct connection_events {
 	__u32 fast_retransmits;
 	__u32 between;		/* pairs of signals, less than 69 s apart */
 	__u32 rtt_most_recent;	/* since the scan before this one began */
+	/* The fastest train of acknowledgements since the scan before this one began, in
+	 * segments a second.
+	 */
+	__u32 train_most_recent;
+	__u32 trains;
 };
 
 /* Shifts nanoseconds to the unit of the times between signals. */

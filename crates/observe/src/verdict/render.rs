@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct as _, Serializer};
 
 use super::finding::{Cause, Sizing};
-use super::{Confidence, Factor, Verdict};
+use super::{Confidence, Factor, Gain, Verdict};
 
 const ALLOW_PATH_MTU: &str = "allow ICMP \"fragmentation needed\", set the MTU of the tunnel, or set net.ipv4.tcp_mtu_probing=1";
 const ASK_FOR_RATE: &str = "ask the operator of the path for the agreed rate; pacing at that rate (SO_MAX_PACING_RATE, BBR) avoids the losses";
@@ -50,13 +50,14 @@ impl Serialize for Shares<'_> {
 
 impl Serialize for Verdict {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Verdict", 6)?;
+        let mut object = serializer.serialize_struct("Verdict", 7)?;
         object.serialize_field("factor", &self.factor)?;
         object.serialize_field("confidence", &self.confidence)?;
         object.serialize_field("weight", &self.weight)?;
         object.serialize_field("shares", &Shares(&self.shares))?;
         object.serialize_field("evidence", &self.evidence())?;
         object.serialize_field("remedy", &self.remedy())?;
+        object.serialize_field("gain", &self.gain)?;
         object.end()
     }
 }
@@ -101,6 +102,21 @@ impl Factor {
             Self::Link => "uses all that the path can carry: there is nothing to repair",
             Self::Peer => "is limited at its other end, where the cause can be seen",
             Self::Unclear => "has no limit that is recognised",
+        }
+    }
+}
+
+impl Factor {
+    /// Returns subject and verb of a sentence whose object is the connection.
+    fn limits(self) -> &'static str {
+        match self {
+            Self::SenderApplication => "the sending application limits",
+            Self::SendBuffer => "the send buffer limits",
+            Self::ReceiveBuffer => "the peer's window limits",
+            Self::Loss => "loss on the path limits",
+            Self::Pacing => "its configured pacing rate limits",
+            Self::Link => "the link limits",
+            _ => "another factor limits",
         }
     }
 }
@@ -653,6 +669,22 @@ fn scale_remedy(bound: f64) -> Cow<'static, str> {
          that time (SO_RCVBUF, net.ipv4.tcp_rmem)"
     )
     .into()
+}
+
+// === impl Gain ===
+
+impl Gain {
+    /// Returns the prediction as a sentence about the connection, without a full stop.
+    pub fn sentence(&self) -> String {
+        let rate = rate(self.rate);
+        match self.next {
+            Some(next) => format!(
+                "without that it would carry about {rate}, and then {} it",
+                next.limits()
+            ),
+            None => format!("without that it would carry at least {rate}"),
+        }
+    }
 }
 
 // === impl Evidence ===

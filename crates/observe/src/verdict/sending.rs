@@ -1,9 +1,10 @@
 //! Rules for the sending end.
 
-mod control;
+pub(super) mod control;
 mod lost;
 mod measures;
 mod receiver;
+pub(super) mod response;
 mod waits;
 
 use taut_sys::sock_diag::State;

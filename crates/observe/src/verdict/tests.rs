@@ -2,6 +2,7 @@
 //! whether real kernels produce such windows.
 
 mod control;
+mod gain;
 mod lost;
 mod reader;
 mod receiving;
@@ -355,6 +356,7 @@ proptest! {
             .collect();
         let found = found(&samples);
         prop_assert!((0.0..=1.0).contains(&found.weight), "{found:?}");
+        prop_assert!(found.gain.is_none_or(|gain| gain.rate.is_finite()), "{found:?}");
         prop_assert!(found.evidence().iter().all(|e| !e.text.contains("NaN") && !e.text.contains("inf")));
     }
 }

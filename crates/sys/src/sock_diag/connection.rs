@@ -94,6 +94,11 @@ pub struct Events {
     pub rtt_most: Duration,
     /// Largest RTT sample since the scan before last began; zero if there was none.
     pub rtt_most_recent: Duration,
+    /// Number of trains of acknowledgements that were measured.
+    pub trains: u32,
+    /// Rate of the fastest train since the scan before last began, in segments a second; 0 if there
+    /// was none.
+    pub train_most_recent: u32,
     /// Number of congestion signals.
     pub signals: u32,
     /// Number of signals that started a fast retransmission.

@@ -31,6 +31,11 @@ pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &S
         lines.extend(evidence.map(|evidence| format!("  {}", evidence.text)));
         let remedy = verdict.remedy();
         lines.extend(remedy.map(|remedy| format!("What helps: {remedy}")));
+        lines.extend(
+            verdict
+                .gain
+                .map(|gain| format!("Gain: {}", gain.sentence())),
+        );
         lines.push(String::new());
     }
     let text = Paragraph::new(lines.join("\n")).wrap(Wrap { trim: false });

@@ -55,7 +55,7 @@ pub(super) fn model(window: &Window<'_>) -> Option<Model> {
 /// bandwidth. `None` with other congestion controls. Like BBR it has a window of twice what the
 /// path holds; but while it shares a full link, its window is like Cubic's, and it paces a quarter
 /// faster. It does not report whether it is still searching for the bandwidth.
-pub(super) fn paced_rate(window: &Window<'_>) -> Option<f64> {
+pub(in super::super) fn paced_rate(window: &Window<'_>) -> Option<f64> {
     let last = window.samples().last()?;
     let name = last.connection.congestion_control?;
     if !name.as_str().starts_with(TAUT_PIPE) {
@@ -65,7 +65,7 @@ pub(super) fn paced_rate(window: &Window<'_>) -> Option<f64> {
 }
 
 /// Whether the congestion control keeps a model of the path.
-pub(super) fn is_model_based(window: &Window<'_>) -> bool {
+pub(in super::super) fn is_model_based(window: &Window<'_>) -> bool {
     window
         .samples()
         .last()

@@ -12,10 +12,10 @@ use crate::window::Window;
 
 /// The minimum loss that matters. At a lower loss rate even Reno reaches windows of a hundred
 /// segments and more.
-const LOSS_MATTERS: f64 = 1e-4;
+pub(super) const LOSS_MATTERS: f64 = 1e-4;
 /// The constant of equation 2.2 of the thesis (Mathis et al. 1997), for one acknowledgement per
 /// segment.
-const MATHIS: f64 = 1.22;
+pub(super) const MATHIS: f64 = 1.22;
 /// The minimum correlation between round trip and segments in flight that shows a queue; the round
 /// trip must also vary by [`QUEUE_VARIES`] of the shortest one. Losses are then drops of that
 /// queue.
