@@ -68,12 +68,13 @@ impl Rig {
     pub(super) fn build(seed: u64, taut: &Path) -> Result<Self, WorldError> {
         let mut builder = WorldBuilder::new("failover");
         for host in ["client", "near", "first", "second", "server"] {
-            // Few TIME_WAIT sockets: there are two hundred connections per second, for minutes,
-            // between the same two addresses.
-            builder = builder
-                .host(host)
-                .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
-                .sysctl(host, "net.ipv4.tcp_max_tw_buckets", "1024");
+            // Enough ports for TIME_WAIT: two hundred connections per second between the same two
+            // addresses, each for a minute. TIME_WAIT itself has to stay (RFC 9293 section 3.6.1):
+            // without it, a peer whose last acknowledgement was lost is reset.
+            builder =
+                builder
+                    .host(host)
+                    .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535");
         }
         for (number, (a, b, delay)) in (0_u64..).zip(LINKS) {
             let shape = Shape::delay(Duration::from_millis(delay))
