@@ -84,6 +84,14 @@ fn the_choice_is_explained_with_its_runners_up_and_what_would_change_it() {
 }
 
 #[test]
+fn the_loss_of_the_relay_that_a_session_comes_from_is_no_change_to_plan_for() {
+    let text = Files::new().text(&["--from", "near", "--to", "198.51.100.0/24"]);
+    assert!(text.contains("What would change the choice:"), "{text}");
+    assert!(text.contains("  without far there is no route"), "{text}");
+    assert!(!text.contains("without near"), "{text}");
+}
+
+#[test]
 fn the_json_has_the_same_figures() {
     let plan = Files::new().json(&ENDS);
     let choice = &plan["routes"][0];
@@ -133,9 +141,17 @@ fn clouds_and_prices_come_from_the_list_of_members() {
             .iter()
             .all(|r| r["price_per_gb"].as_f64().unwrap() <= 0.2)
     );
-    assert_eq!(
-        with(&["--clouds", "none-of-them"])["routes"][0]["kind"],
-        "direct"
+    // `near` alone knows no path to the destination.
+    let one = with(&["--clouds", "one"]);
+    assert_eq!(one["routes"].as_array().unwrap().len(), 1);
+    assert_eq!(one["routes"][0]["kind"], "direct");
+    let both = with(&["--clouds", "one,two"]);
+    assert_eq!(both["routes"][0]["kind"], "baseline");
+    let unknown = [&ENDS[..], &["--members", "members", "--clouds", "three"]].concat();
+    let unknown = files.error(&unknown);
+    assert!(
+        unknown.contains("no member is in the cloud `three`; theirs are one, two"),
+        "{unknown}"
     );
     // The relay that is not in the list is named, and not used.
     let output = files.plan(&[&ENDS[..], &["--members", "members"]].concat());

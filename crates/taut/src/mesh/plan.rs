@@ -4,6 +4,7 @@ mod json;
 mod running;
 mod text;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use bytesize::ByteSize;
 use clap::Args as ClapArgs;
 use taut_relay::members::{self, Members};
 use taut_relay::plan::{
-    Endpoint, Ends, LegSettings, MAX_RELAYS, MAX_TABLE, Network, Options, Planner, Relay, Table,
+    Change, Endpoint, Ends, LegSettings, MAX_RELAYS, MAX_TABLE, Network, Options, Planner, Relay,
+    Table,
 };
 
 use crate::Failure;
@@ -143,7 +145,15 @@ fn report(known: &Known, from: &Endpoint, to: &Endpoint, json: bool) -> Result<S
     let ends = known.ends(from, to)?;
     let planner = known.planner();
     let ranking = planner.choose(&ends, None);
-    let changes = planner.changes(&ends, &ranking);
+    let mut changes = planner.changes(&ends, &ranking);
+    // Where the session comes from or goes to cannot be replaced by another relay.
+    changes.retain(|change| match change {
+        Change::Lost { relay, .. } => {
+            let name = &known.network.relay(*relay).name;
+            ![from, to].contains(&&Endpoint::Member(name.clone()))
+        }
+        _ => true,
+    });
     if json {
         return json::plan(&planner, from, to, &ranking, &changes);
     }
@@ -166,6 +176,7 @@ impl Known {
             }
             None => table.relays().collect(),
         };
+        check_clouds(&args.clouds, &relays)?;
         Ok(Self {
             network: table.network(relays),
             table,
@@ -205,6 +216,21 @@ impl Known {
         let (from, to) = (locate(from)?, locate(to)?);
         Ok(self.table.ends(&self.network, &from, &to))
     }
+}
+
+/// Refuses clouds that no relay is in: without a relay, only the direct path would be left.
+fn check_clouds(wanted: &[String], relays: &[Relay]) -> Result<(), Failure> {
+    let known: BTreeSet<_> = relays.iter().filter_map(|r| r.cloud.as_deref()).collect();
+    let Some(unknown) = wanted.iter().find(|name| !known.contains(name.as_str())) else {
+        return Ok(());
+    };
+    let known = match known.is_empty() {
+        true => "none has a `cloud`".to_owned(),
+        false => format!("theirs are {}", Vec::from_iter(known).join(", ")),
+    };
+    Err(Failure::Usage(format!(
+        "--clouds: no member is in the cloud `{unknown}`; {known}"
+    )))
 }
 
 /// Warns of relays in the file with the round trips that are not in the list of members.
