@@ -33,6 +33,17 @@ pub enum ControlError {
         /// The system's error.
         source: io::Error,
     },
+    /// The socket belongs to another user.
+    #[error(
+        "control socket {path}: permission denied: it answers only root and user {owner}; run this as \
+         that user", path = path.display()
+    )]
+    Denied {
+        /// The path.
+        path: PathBuf,
+        /// The owner of the socket.
+        owner: u32,
+    },
     /// Another process answers there.
     #[error("control socket {path}: another process answers there", path = .0.display())]
     Taken(PathBuf),
@@ -145,7 +156,13 @@ pub fn connect(path: &Path) -> Result<UnixStream, ControlError> {
         .map_err(call("connect"))?
         .uid();
     check_directory(path, &[0, effective_uid(), owner])?;
-    let stream = UnixStream::connect(path).map_err(call("connect"))?;
+    let stream = UnixStream::connect(path).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => ControlError::Denied {
+            path: path.to_owned(),
+            owner,
+        },
+        _ => call("connect")(source),
+    })?;
     let user = peer(&stream).map_err(call("ask whose process answers"))?;
     if user != 0 && user != effective_uid() && user != owner {
         return Err(ControlError::Foreign {

@@ -1,9 +1,11 @@
 //! `taut mesh dns` as a process, asked by `dig` and by a resolver in front of it.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -509,6 +511,40 @@ fn a_server_without_a_user_to_switch_to_has_no_capability_either_and_says_what_t
     assert_eq!(server.process("Uid:"), "0");
     server.assert_no_capability();
     assert!(server.log.contains("set mesh.dns.user"), "{}", server.log);
+}
+
+#[test]
+fn a_check_by_root_has_the_rights_of_the_servers_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can take the rights of another user");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (path, control) = (dir.path().join("taut.toml"), dir.path().join("relay.sock"));
+    let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    fs::write(dir.path().join("rtt.txt"), "fra1 203.0.113.0/24 90\n").unwrap();
+    let _of_root = UnixListener::bind(&control).unwrap();
+    let check = |user: &str| {
+        let settings = format!("relay_control = {control:?}\nuser = \"{user}\"");
+        write_config(path.clone(), "127.53.0.14", &settings, &[None, None]);
+        let output = taut().arg("--check").arg("--config").arg(&path).output();
+        let output = output.unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    mode(dir.path(), 0o755);
+    mode(&control, 0o600);
+    let (code, said) = check("nobody");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("it answers only root and user 0"), "{said}");
+    let (code, said) = check("no-such-user");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("no-such-user"), "{said}");
+    // The server could read neither.
+    mode(dir.path(), 0o700);
+    let (code, said) = check("nobody");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("rtt.txt"), "{said}");
 }
 
 #[test]

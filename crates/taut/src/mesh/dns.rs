@@ -58,9 +58,11 @@ pub(crate) struct Job {
 pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let config = Config::load(&args.config).map_err(|e| Failure::Usage(e.to_string()))?;
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
-    let mut bound = None;
-    if !args.check && args.explain.is_none() {
-        bound = Some(Bound::new(&config).map_err(|e| run(&e))?);
+    let serves = !args.check && args.explain.is_none();
+    let bound = serves.then(|| Bound::new(&config)).transpose();
+    let bound = bound.map_err(|e| run(&e))?;
+    // A check by root reads what the server reads with the rights that the server has.
+    if serves || (args.check && taut_sys::probe::is_root()) {
         privileges::drop_to(config.user.as_deref(), &[]).map_err(|e| run(&e))?;
     }
     Ok(Job {
@@ -82,6 +84,10 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     }
     let Some(bound) = bound else {
         let mut notes = serve::check(&config).map_err(run)?;
+        // At SIGHUP the server reads it with the rights that it has left.
+        if let Err(error) = Config::load(&args.config) {
+            notes.push(format!("a reload will fail: {error}"));
+        }
         notes.push("the configuration is valid".to_owned());
         return print(&(notes.join("\n") + "\n"));
     };
