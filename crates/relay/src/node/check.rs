@@ -13,7 +13,7 @@ use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
 use super::kernel_tls::TlsPlace;
 use super::look_ups::named_relays;
-use super::mesh::Identity;
+use super::mesh::{Identity, MeshError};
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
 use crate::config::{Config, Forward, MeshConfig};
@@ -67,11 +67,9 @@ pub fn check(config: &Config) -> Findings {
     let relays = match &config.mesh {
         Some(mesh) => {
             of_list = check_list(mesh);
-            let identity = match &of_list.first {
-                Some(members) => Identity::with_members(mesh, &place, members.clone()),
-                None => Identity::load(mesh, &place),
-            };
-            identity.and_then(|identity| identity.dialled(config))
+            of_list
+                .identity(mesh, &place)
+                .and_then(|identity| identity.dialled(config))
         }
         None => Ok(Vec::new()),
     };
@@ -128,16 +126,30 @@ pub fn check(config: &Config) -> Findings {
 
 /// The result of a check of the list of members in etcd.
 #[derive(Default)]
-struct ListFindings {
+pub(super) struct ListFindings {
     /// The list, if a start would use it because the file does not exist.
     first: Option<Arc<Members>>,
     warning: Option<String>,
     note: Option<String>,
 }
 
+impl ListFindings {
+    /// Returns the identity that a start would have.
+    pub(super) fn identity(
+        &self,
+        mesh: &MeshConfig,
+        place: &TlsPlace,
+    ) -> Result<Identity, MeshError> {
+        match &self.first {
+            Some(members) => Identity::with_members(mesh, place, members.clone()),
+            None => Identity::load(mesh, place),
+        }
+    }
+}
+
 /// Reads the list of members in etcd, if the configuration names servers of it. A start needs it only without
 /// a file.
-fn check_list(mesh: &MeshConfig) -> ListFindings {
+pub(super) fn check_list(mesh: &MeshConfig) -> ListFindings {
     let Some(etcd) = &mesh.etcd else {
         return ListFindings::default();
     };

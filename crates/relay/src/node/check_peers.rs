@@ -9,6 +9,7 @@ use taut_mesh::dialler::{Dialler, Rejection};
 use taut_mesh::members::Member;
 use taut_mesh::tls::DialTls;
 
+use super::check::check_list;
 use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use crate::config::{Config, MeshConfig};
@@ -44,7 +45,7 @@ pub fn check_peers(config: &Config) -> Vec<PeerCheck> {
     let Some(mesh) = &config.mesh else {
         return Vec::new();
     };
-    let Ok(identity) = Identity::load(mesh, &TlsPlace::of(config)) else {
+    let Ok(identity) = check_list(mesh).identity(mesh, &TlsPlace::of(config)) else {
         return Vec::new();
     };
     let relays = identity.dialled(config).unwrap_or_default();

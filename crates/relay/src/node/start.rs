@@ -267,8 +267,9 @@ pub(super) fn doubts(config: &Config) -> Vec<String> {
     let mut doubts = Vec::new();
     if refuses_all {
         doubts.push(
-            "relay.mesh.listen without relay.mesh.allow: every session from another relay will be \
-             refused; list the destinations in `allow`"
+            "relay.mesh.listen without relay.mesh.allow and relay.mesh.peers: every session from another \
+             relay will be refused; list the destinations in `allow`, or in `peers` the relays to which \
+             sessions may go on"
                 .to_owned(),
         );
     }

@@ -39,6 +39,26 @@ fn a_relay_without_a_list_gets_it_from_etcd_and_follows_its_changes() {
 }
 
 #[test]
+fn a_check_before_the_first_start_dials_the_relays_of_the_list_in_etcd() {
+    let (operator, etcd) = (Operator::new(), Etcd::start(1));
+    let nobody = unused_address();
+    etcd.put(&operator.sign(&["a", &format!("b@{nobody}")], &[]));
+    let folder = tempfile::tempdir().unwrap();
+    let config = operator.configure("a", folder.path(), &endpoints(&etcd));
+    let text = fs::read_to_string(&config).unwrap();
+    let text = text.replace("[relay.mesh]\n", "[relay.mesh]\npeers = \"*\"\n");
+    fs::write(&config, text).unwrap();
+    let mut check = taut();
+    check
+        .args(["relay", "--check=peers", "--config"])
+        .arg(config);
+    let output = check.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let expected = format!("b ({nobody}) refuses connections");
+    assert!(said.contains(&expected), "{said}");
+}
+
+#[test]
 fn whoever_owns_etcd_can_neither_add_a_relay_nor_bring_one_back() {
     let (operator, etcd) = (Operator::new(), Etcd::start(1));
     let old = operator.sign(&["a", "b", "stolen"], &[]);

@@ -268,11 +268,16 @@ impl Operator {
         }
     }
 
-    /// Signs a list of these members with `taut mesh sign` and returns it.
+    /// Signs a list of these members with `taut mesh sign` and returns it. `NAME@ADDRESS` is a member with
+    /// an address.
     pub(crate) fn sign(&self, names: &[&str], args: &[&str]) -> String {
         let entries = names.iter().map(|name| {
+            let (name, address) = name.split_once('@').unwrap_or((name, ""));
+            let addresses = Vec::from_iter((!address.is_empty()).then_some(address));
             let key = self.key_of(name);
-            format!("[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\n")
+            format!(
+                "[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = {addresses:?}\n"
+            )
         });
         fs::write(self.path("members.toml"), entries.collect::<String>()).unwrap();
         let mut sign = taut();
