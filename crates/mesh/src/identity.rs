@@ -114,7 +114,7 @@ pub enum KeyError {
         cause: Box<Self>,
     },
     /// The file cannot be read.
-    #[error("cannot read the private key: {0}; make one with `taut mesh keygen`")]
+    #[error("cannot read the private key: {0}; {todo}", todo = what_to_do(.0))]
     Read(io::Error),
     /// The file cannot be written.
     #[error("cannot write the private key: {0}")]
@@ -157,6 +157,17 @@ pub enum KeyError {
     /// The file contains no Ed25519 private key in PEM. The message does not repeat the content.
     #[error("contains no Ed25519 private key (PEM, PKCS #8): make one with `taut mesh keygen`")]
     NoKey,
+}
+
+/// Returns what to do about a private key that cannot be read.
+fn what_to_do(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "make one with `taut mesh keygen`",
+        io::ErrorKind::PermissionDenied => {
+            "give the file to the user of this process (`chown`), and let that user enter its directory"
+        }
+        _ => "check the file and its disk",
+    }
 }
 
 // === impl PublicKey ===

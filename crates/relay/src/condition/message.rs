@@ -90,7 +90,8 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
             "{place}: destinations can be reached again after {lasted}; {sessions} reset meanwhile"
         ),
         Condition::Peer { peer } => format!(
-            "next relay {peer} can be reached again after {lasted}; {sessions} reset meanwhile"
+            "next relay {peer} can be reached again after {lasted}; {} reset meanwhile",
+            were(affected, "new session")
         ),
         Condition::LookUp { name } => format!("{name} can be looked up again after {lasted}"),
         Condition::MaxSessions => {

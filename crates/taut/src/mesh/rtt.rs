@@ -1,11 +1,12 @@
 //! `taut mesh rtt`: the round-trip times that all relays have measured.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use taut_relay::control;
-use taut_relay::control::protocol::{Answer, PathStatus, Request, RttRows};
+use taut_relay::control::protocol::{Answer, MemberState, PathStatus, Request, RttRows};
 
 use crate::Failure;
 
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
     };
     let text = match (args.json, args.table) {
         (true, _) => serde_json::to_string_pretty(&rows).map_err(|e| run(&e))? + "\n",
-        (_, true) => table(&rows),
+        (_, true) => table(&rows, &unreachable(&args.control)?),
         _ => in_words(&rows),
     };
     // The reader may have closed the pipe.
@@ -52,10 +53,28 @@ pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the paths in the form that other commands read.
-fn table(rows: &RttRows) -> String {
+/// Returns the members that the relay cannot reach: what they have measured says nothing about routes now.
+fn unreachable(control: &Path) -> Result<BTreeSet<String>, Failure> {
+    let answer = control::ask(control, &Request::Mesh).map_err(|e| Failure::Run(e.to_string()))?;
+    let Answer::Mesh(status) = answer else {
+        return Ok(BTreeSet::new());
+    };
+    let down = status.members.into_iter();
+    let down = down.filter(|member| member.state == MemberState::Down);
+    Ok(down.map(|member| member.name).collect())
+}
+
+/// Returns the paths in the form that other commands read, without those of `unreachable` members.
+fn table(rows: &RttRows, unreachable: &BTreeSet<String>) -> String {
     let mut text = "# from to rtt_ms loss_percent\n".to_owned();
-    for path in &rows.paths {
+    for name in unreachable {
+        text.push_str(&format!(
+            "# {name} cannot be reached: its paths are left out\n"
+        ));
+    }
+    let is_left_out =
+        |path: &&PathStatus| unreachable.contains(&path.from) || unreachable.contains(&path.to);
+    for path in rows.paths.iter().filter(|path| !is_left_out(path)) {
         let PathStatus {
             from,
             to,
@@ -118,7 +137,11 @@ mod tests {
             left_out: 2,
         };
         let expected = "# from to rtt_ms loss_percent\nfra1 203.0.113.0/24 81.250 1.250\n";
-        assert_eq!(table(&rows), expected);
+        assert_eq!(table(&rows, &BTreeSet::new()), expected);
+        let down = BTreeSet::from(["fra1".to_owned()]);
+        let without =
+            "# from to rtt_ms loss_percent\n# fra1 cannot be reached: its paths are left out\n";
+        assert_eq!(table(&rows, &down), without);
         assert!(in_words(&rows).ends_with("and 2 more; --limit shows them\n"));
     }
 }

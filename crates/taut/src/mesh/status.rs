@@ -84,8 +84,13 @@ fn member_in_words(member: &MemberStatus) -> String {
     if let (Some(rtt), Some(loss)) = (member.rtt_ms, member.loss) {
         parts.push(format!("{rtt:.2} ms, {:.3} % lost", loss * 100.0));
     }
-    if let Some(age) = member.row_age_s {
-        parts.push(format!("its row is {age:.0} s old"));
+    match member.row_age_s {
+        Some(age) => parts.push(format!("its row is {age:.0} s old")),
+        // Its port answers, which says nothing about its key.
+        None if member.state == MemberState::Up => {
+            parts.push("no row from it; if that lasts, see its log".to_owned());
+        }
+        None => {}
     }
     if member.pool_ready + member.sessions > 0 {
         parts.push(format!(

@@ -273,7 +273,7 @@ fn members_in_words(members: &MembersStatus) -> String {
 
 fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
     if matching == 0 {
-        return "no such session is open\n".to_owned();
+        return "no session is open, or none matches\n".to_owned();
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
