@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
-use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::link::shape::{Discipline, LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 
 use super::cause::Cause;
 use super::family::{Family, Part};
 use super::reader::Pace;
+use super::writer::Pauses;
 
 /// One run: a cause in a family, and its parameters, which the seed determines.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +35,19 @@ pub(super) struct Case {
     pub(super) period: Duration,
     /// The time for which a guest has its core in its turn.
     pub(super) slice: Duration,
+    /// How the bottleneck manages its queue.
+    pub(super) discipline: Discipline,
+    /// Whether the hosts use ECN.
+    pub(super) has_ecn: bool,
+    /// The longest additional delay of a segment.
+    pub(super) jitter: Duration,
+    /// The share of segments that are held back, and for how long.
+    pub(super) reordering: f64,
+    pub(super) held_for: Duration,
+    /// The share of the time in which a sender that pauses has nothing to send, and the bytes that it
+    /// sends at a time, on average; 0 for a sender without pauses.
+    pub(super) idle: f64,
+    pub(super) burst: u64,
 }
 
 // === impl Case ===
@@ -80,10 +94,12 @@ impl Case {
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
             // CUBIC needs this queue to keep a path full (it reduces its window by 0.3). It is less
             // than twice the path.
-            Cause::Link => (path as f64 * draw.within(0.6, 0.9)) as u64,
+            Cause::Link if !family.has_aqm() => (path as f64 * draw.within(0.6, 0.9)) as u64,
             Cause::SlowStart => 4 * path,
             // The path is no bottleneck: the guest is.
             Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
+            // CoDel keeps the queue short, and not the room for it.
+            _ if family.has_aqm() => 4 * path,
             _ => path,
         };
         let share = |draw: &mut Draw, of: u64, from: f64, to: f64| {
@@ -116,7 +132,7 @@ impl Case {
             Cause::ThrottledSender => draw.within(40.0, 200.0) as u64,
             _ => 0,
         };
-        Self {
+        let case = Self {
             family,
             cause,
             seed: draw.random.next_u64(),
@@ -128,9 +144,10 @@ impl Case {
                 _ => 0.0,
             },
             knob,
-            flows: match family.shares() {
-                true => 2 + draw.random.next_u64() % 3,
-                false => 1,
+            flows: match cause {
+                Cause::Queue | Cause::Link if family.shares() => 2 + draw.random.next_u64() % 3,
+                Cause::Link if family.has_aqm() => 1 + draw.random.next_u64() % 3,
+                _ => 1,
             },
             period: match family.reads_in_parts() {
                 true => millis(draw.within(2.0, 200.0)),
@@ -138,8 +155,57 @@ impl Case {
             },
             slice: match family {
                 Family::Slices => millis(draw.within(10.0, 100.0)),
+                Family::ShortSlices | Family::BbrShortSlices => millis(draw.within(3.0, 10.0)),
                 _ => millis(30.0),
             },
+            discipline: Discipline::DropTail,
+            has_ecn: false,
+            jitter: Duration::ZERO,
+            reordering: 0.0,
+            held_for: Duration::ZERO,
+            idle: 0.0,
+            burst: 0,
+        };
+        case.with_conditions(&mut draw)
+    }
+
+    /// Adds the conditions of the family that are drawn last, so that worlds without them do not depend
+    /// on them.
+    fn with_conditions(mut self, draw: &mut Draw) -> Self {
+        let millis = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        if self.family.has_aqm() {
+            self.discipline = match draw.either() {
+                true => Discipline::FqCodel,
+                false => Discipline::Codel,
+            };
+            self.has_ecn = draw.either();
+        }
+        if self.family.has_jitter() {
+            self.jitter = millis(draw.within(1.0, 20.0));
+            if draw.either() {
+                self.reordering = draw.within(0.001, 0.02);
+                // Linux tolerates a quarter of a round trip, and more after it was wrong (RFC 8985 6.2).
+                let share = draw.within(0.05, 0.4);
+                self.held_for = self.round_trip.mul_f64(share).max(millis(1.0));
+            }
+        }
+        if let Some((least, most)) = self.family.idle() {
+            self.idle = draw.within(least, most);
+            let period = draw.within(1.0, 2.5);
+            self.burst = (self.reached() * period * (1.0 - self.idle)) as u64;
+        }
+        self
+    }
+
+    /// Returns about how many bytes a second a sender reaches that always has data.
+    fn reached(&self) -> f64 {
+        let round_trip = self.round_trip.as_secs_f64();
+        let path = self.rate.0 as f64 / 8.0;
+        match self.cause {
+            Cause::ReceiveBuffer => path.min(self.knob as f64 / round_trip),
+            // Equation 2.2 of the thesis.
+            Cause::Loss => path.min(1448.0 * 1.22 / (round_trip * self.loss.sqrt())),
+            _ => path,
         }
     }
 
@@ -151,14 +217,28 @@ impl Case {
         }
     }
 
-    /// Returns the share of the time for which the cause limits the connection, where that is known, if
-    /// this share of the bottleneck was used.
-    pub(super) fn share(&self, used: f64) -> Option<f64> {
+    /// Returns the share of the time for which the expected factor limits the connection, where that is
+    /// known, if this share of the bottleneck was used, and a sender that pauses had data for this share
+    /// of the time.
+    pub(super) fn share(&self, used: f64, busy: Option<f64>) -> Option<f64> {
+        if let Some(busy) = busy {
+            let is_application = self.part().factor() == "sender-application";
+            return Some(if is_application { 1.0 - busy } else { busy });
+        }
         match self.cause {
             // nginx sends as fast as the path takes it, and then pauses.
             Cause::SlowSender if !self.family.is_near() => Some(1.0 - used),
             Cause::Idle | Cause::Link => Some(1.0),
             _ => None,
+        }
+    }
+
+    /// Returns how long the connection is observed.
+    pub(super) fn watch(&self) -> Duration {
+        match self.pauses() {
+            // Several bursts and pauses.
+            Some(_) => Duration::from_secs(10),
+            None => self.cause.watch(self.round_trip),
         }
     }
 
@@ -171,10 +251,31 @@ impl Case {
         })
     }
 
+    /// Returns how the sender pauses, if it does.
+    pub(super) fn pauses(&self) -> Option<Pauses> {
+        self.family.idle().map(|_| Pauses {
+            burst: self.burst,
+            idle: self.idle,
+            seed: self.seed,
+        })
+    }
+
+    /// Returns whether a sender that had data for this share of the time paused as it should.
+    pub(super) fn expects_busy(&self, busy: Option<f64>) -> bool {
+        // With the shares that are drawn, half is far away; bursts differ.
+        self.idle == 0.0 || busy.is_some_and(|busy| (busy > 0.5) == (self.idle < 0.5))
+    }
+
     /// Returns the link with the bottleneck, from the sender.
     pub(super) fn link(&self) -> LinkSpec {
         let bare = Shape::delay(self.round_trip / 2);
-        let there = bare.rate(self.rate).queue(self.queue).loss(self.loss);
+        let there = bare
+            .rate(self.rate)
+            .queue(self.queue)
+            .loss(self.loss)
+            .discipline(self.discipline)
+            .jitter(self.jitter)
+            .reordering(self.reordering, self.held_for);
         let link = match self.cause {
             Cause::DescheduledSender => LinkSpec::each(bare, there),
             _ => LinkSpec::each(there, bare),
@@ -202,6 +303,10 @@ impl Draw {
         Self {
             random: Pcg64Mcg::seed_from_u64(seed ^ own.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         }
+    }
+
+    fn either(&mut self) -> bool {
+        self.random.next_u64().is_multiple_of(2)
     }
 
     /// Returns a log-uniform number: it is as often between 10 and 20 as between 100 and 200.
@@ -244,6 +349,11 @@ mod tests {
                         assert!(mathis * 8.0 < case.rate.0 as f64, "{case:?}");
                     }
                     _ => {}
+                }
+                // A pause is as short as its burst allows, and the observation covers several.
+                if let Some(pauses) = case.pauses() {
+                    let period = pauses.burst as f64 / case.reached() / (1.0 - pauses.idle);
+                    assert!(period * 3.0 < case.watch().as_secs_f64(), "{case:?}");
                 }
             }
         }

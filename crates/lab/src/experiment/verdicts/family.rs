@@ -30,6 +30,27 @@ pub(super) enum Family {
     RenoBoundaries,
     /// A reader in parts, and a sender with BBR.
     BbrReaders,
+    /// Bottlenecks with CoDel or FQ-CoDel, and ECN in half of the worlds.
+    Aqm,
+    /// The same with BBR.
+    BbrAqm,
+    /// The same with Reno.
+    RenoAqm,
+    /// Paths with jitter of 1 to 20 ms, half of which also reorder segments.
+    Jitter,
+    /// The same with BBR.
+    BbrJitter,
+    /// Guests that have slices of 3 to 10 ms of their core.
+    ShortSlices,
+    /// The same with BBR.
+    BbrShortSlices,
+    /// A sender that has nothing to send for 15 to 40 % of the time; otherwise the cause limits it.
+    MostlyBusy,
+    /// The same for 60 to 85 % of the time, so that the application limits it more than the cause.
+    MostlyIdle,
+    /// The same two with BBR.
+    BbrMostlyBusy,
+    BbrMostlyIdle,
 }
 
 /// A cause in a family of worlds.
@@ -42,7 +63,7 @@ pub(super) struct Part {
 // === impl Family ===
 
 impl Family {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::Cubic,
         Self::Bbr,
         Self::Reno,
@@ -55,6 +76,17 @@ impl Family {
         Self::BbrBoundaries,
         Self::RenoBoundaries,
         Self::BbrReaders,
+        Self::Aqm,
+        Self::BbrAqm,
+        Self::RenoAqm,
+        Self::Jitter,
+        Self::BbrJitter,
+        Self::ShortSlices,
+        Self::BbrShortSlices,
+        Self::MostlyBusy,
+        Self::MostlyIdle,
+        Self::BbrMostlyBusy,
+        Self::BbrMostlyIdle,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -71,6 +103,17 @@ impl Family {
             Self::BbrBoundaries => "bbr boundaries",
             Self::RenoBoundaries => "reno boundaries",
             Self::BbrReaders => "bbr readers",
+            Self::Aqm => "aqm",
+            Self::BbrAqm => "bbr aqm",
+            Self::RenoAqm => "reno aqm",
+            Self::Jitter => "jitter",
+            Self::BbrJitter => "bbr jitter",
+            Self::ShortSlices => "short slices",
+            Self::BbrShortSlices => "bbr short slices",
+            Self::MostlyBusy => "mostly busy",
+            Self::MostlyIdle => "mostly idle",
+            Self::BbrMostlyBusy => "bbr mostly busy",
+            Self::BbrMostlyIdle => "bbr mostly idle",
         }
     }
 
@@ -78,7 +121,16 @@ impl Family {
     pub(super) fn is_left_out(self) -> bool {
         matches!(
             self,
-            Self::BbrShared | Self::BbrBoundaries | Self::RenoBoundaries | Self::BbrReaders
+            Self::BbrShared
+                | Self::BbrBoundaries
+                | Self::RenoBoundaries
+                | Self::BbrReaders
+                | Self::BbrAqm
+                | Self::RenoAqm
+                | Self::BbrJitter
+                | Self::BbrShortSlices
+                | Self::BbrMostlyBusy
+                | Self::BbrMostlyIdle
         )
     }
 
@@ -95,6 +147,26 @@ impl Family {
         matches!(self, Self::Readers | Self::BbrReaders)
     }
 
+    /// Whether the bottleneck keeps its queue short with CoDel or FQ-CoDel.
+    pub(super) fn has_aqm(self) -> bool {
+        matches!(self, Self::Aqm | Self::BbrAqm | Self::RenoAqm)
+    }
+
+    /// Whether the path has jitter.
+    pub(super) fn has_jitter(self) -> bool {
+        matches!(self, Self::Jitter | Self::BbrJitter)
+    }
+
+    /// Returns the least and the most time, as a share, for which a sender has nothing to send, if it
+    /// pauses.
+    pub(super) fn idle(self) -> Option<(f64, f64)> {
+        match self {
+            Self::MostlyBusy | Self::BbrMostlyBusy => Some((0.15, 0.4)),
+            Self::MostlyIdle | Self::BbrMostlyIdle => Some((0.6, 0.85)),
+            _ => None,
+        }
+    }
+
     /// Whether several flows share the bottleneck.
     pub(super) fn shares(self) -> bool {
         matches!(self, Self::Shared | Self::BbrShared)
@@ -103,8 +175,16 @@ impl Family {
     /// Returns the congestion control of the sender.
     pub(super) fn control(self) -> &'static str {
         match self {
-            Self::Bbr | Self::BbrShared | Self::BbrBoundaries | Self::BbrReaders => "bbr",
-            Self::Reno | Self::RenoBoundaries => "reno",
+            Self::Bbr
+            | Self::BbrShared
+            | Self::BbrBoundaries
+            | Self::BbrReaders
+            | Self::BbrAqm
+            | Self::BbrJitter
+            | Self::BbrShortSlices
+            | Self::BbrMostlyBusy
+            | Self::BbrMostlyIdle => "bbr",
+            Self::Reno | Self::RenoBoundaries | Self::RenoAqm => "reno",
             _ => "cubic",
         }
     }
@@ -148,7 +228,44 @@ impl Family {
                 Cause::Link,
             ],
             Self::Readers | Self::BbrReaders => &[Cause::SlowReader, Cause::SlowReaderHere],
-            Self::Slices => &[Cause::Descheduled],
+            Self::Slices | Self::ShortSlices | Self::BbrShortSlices => &[Cause::Descheduled],
+            Self::Aqm => &[
+                Cause::SlowSender,
+                Cause::SendBuffer,
+                Cause::ReceiveBuffer,
+                Cause::Loss,
+                Cause::Pacing,
+                Cause::Link,
+            ],
+            Self::BbrAqm => &[
+                Cause::SlowSender,
+                Cause::SendBuffer,
+                Cause::Pacing,
+                Cause::Link,
+            ],
+            Self::RenoAqm => &[Cause::SlowSender, Cause::Loss, Cause::Link],
+            Self::Jitter => &[
+                Cause::SlowSender,
+                Cause::SendBuffer,
+                Cause::SlowReader,
+                Cause::ReceiveBuffer,
+                Cause::Loss,
+                Cause::Queue,
+                Cause::Pacing,
+                Cause::Policer,
+                Cause::Link,
+            ],
+            Self::BbrJitter => &[
+                Cause::SlowSender,
+                Cause::SendBuffer,
+                Cause::ReceiveBuffer,
+                Cause::Pacing,
+                Cause::Link,
+            ],
+            Self::MostlyBusy | Self::MostlyIdle => {
+                &[Cause::ReceiveBuffer, Cause::Loss, Cause::Link]
+            }
+            Self::BbrMostlyBusy | Self::BbrMostlyIdle => &[Cause::ReceiveBuffer, Cause::Link],
         }
     }
 }
@@ -184,6 +301,11 @@ impl Part {
                 family: Family::Bbr,
                 cause: Cause::Loss,
             } => "link",
+            // It has nothing to send for most of the time.
+            Self {
+                family: Family::MostlyIdle | Family::BbrMostlyIdle,
+                ..
+            } => "sender-application",
             Self { cause, .. } => cause.factor(),
         }
     }
@@ -192,6 +314,8 @@ impl Part {
     pub(super) fn expected_use(self) -> (f64, f64) {
         match (self.family, self.cause) {
             (Family::Bbr, Cause::Loss) => (0.7, 1.05),
+            // `busy` says whether such a world is as intended.
+            (family, _) if family.idle().is_some() => (0.0, 1.05),
             // The buffers hold up to two thirds of the path and a limiter lets bursts pass, so the
             // use may exceed the drawn share.
             (family, cause) if family.is_near() || family.reads_in_parts() => {

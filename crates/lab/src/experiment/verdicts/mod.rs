@@ -8,6 +8,7 @@ mod family;
 mod matrix;
 mod reader;
 mod stage;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +34,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 /// Runs of each cause in each family. More would take longer than 20 minutes.
-const RUNS: usize = 4;
+const RUNS: usize = 2;
 /// The number of concurrent worlds. Each world spends most of its time waiting.
 const AT_A_TIME: usize = 4;
 /// The number of wrong verdicts that are described.
@@ -151,6 +152,13 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
                 case.described(),
                 shown.wait
             ));
+        } else if !case.expects_busy(shown.busy) {
+            astray += 1;
+            notes.push(format!(
+                "This world did not work as intended: {}: it had data for {:.2} of the time.",
+                case.described(),
+                shown.busy.unwrap_or(f64::NAN)
+            ));
         }
     }
     notes.extend(wrong(done));
@@ -246,7 +254,7 @@ fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<S
 /// no true share is known.
 fn share_error(done: &[Done]) -> Option<f64> {
     let errors = done.iter().filter_map(|Done { case, shown, .. }| {
-        let truth = case.share(shown.used)?;
+        let truth = case.share(shown.used, shown.busy)?;
         let said = shown.shares.get(case.part().factor());
         Some((said.copied().unwrap_or(0.0) - truth).abs())
     });
@@ -289,11 +297,30 @@ impl Case {
             flows,
             period,
             slice,
+            discipline,
+            has_ecn,
+            jitter,
+            reordering,
+            held_for,
+            idle,
             ..
         } = self;
+        let mut conditions = String::new();
+        if self.family.has_aqm() {
+            conditions += &format!(", {discipline:?}, ECN: {has_ecn}");
+        }
+        if self.family.has_jitter() {
+            conditions += &format!(
+                ", jitter {jitter:.1?}, {:.1} % held for {held_for:.1?}",
+                reordering * 100.0
+            );
+        }
+        if *idle > 0.0 {
+            conditions += &format!(", idle {:.0} %", idle * 100.0);
+        }
         format!(
             "{} ({:.0} ms, {:.1} Mbit/s, queue {queue}, loss {:.1} %, set to {knob}; flows: {flows}, period {period:.0?}, \
-             slices of {slice:.0?})",
+             slices of {slice:.0?}{conditions})",
             self.part().name(),
             round_trip.as_secs_f64() * 1e3,
             rate.0 as f64 / 1e6,

@@ -16,6 +16,7 @@ use super::cause::{Cause, End};
 use super::family::Family;
 use super::matrix::Said;
 use super::reader::Reader;
+use super::writer::Writer;
 use crate::experiment::guests::network;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::{Service, nginx, program};
@@ -51,6 +52,7 @@ pub(super) struct Stage<'a> {
     away: Option<Away>,
     talking: Vec<Child>,
     reading: Option<Reader>,
+    writing: Option<Writer>,
     serving: Option<Service>,
     world: World,
 }
@@ -64,6 +66,8 @@ pub(super) struct Shown {
     pub(super) used: f64,
     /// How long a segment waited in its queue, on average.
     pub(super) wait: Duration,
+    /// The share of the time in which a sender that pauses had data.
+    pub(super) busy: Option<f64>,
 }
 
 /// The parsed fields of a line of `taut why --json`.
@@ -99,7 +103,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
         stage.cut();
     }
     let before = stage.bottleneck()?;
-    let watch = case.cause.watch(case.round_trip);
+    let watch = case.watch();
     let mut why = stage
         .why(request, watch)
         .map_err(ExperimentError::machine("start taut why"))?;
@@ -109,6 +113,11 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     let began = Instant::now();
     let (said, shares) =
         said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
+    let ended = Instant::now();
+    let busy = stage
+        .writing
+        .as_ref()
+        .map(|writer| writer.busy(began, ended));
     // `taut why` takes longer to start in a guest that shares its core.
     let watched = watch.max(began.elapsed()).as_secs_f64();
     let after = stage.bottleneck()?;
@@ -118,6 +127,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
         shares,
         used: bits / (case.rate.0 as f64 * watched),
         wait: after.mean_wait_since(&before),
+        busy,
     })
 }
 
@@ -194,6 +204,12 @@ impl<'a> Stage<'a> {
             Cause::MtuProbing => world.sysctl("server", "net.ipv4.tcp_mtu_probing", "1"),
             _ => world,
         };
+        if case.family.has_aqm() {
+            let ecn = if case.has_ecn { "1" } else { "0" };
+            for host in ["server", "client"] {
+                world = world.sysctl(host, "net.ipv4.tcp_ecn", ecn);
+            }
+        }
         let control = case.family.control();
         world = world.sysctl("server", "net.ipv4.tcp_congestion_control", control);
         let world = world.build()?;
@@ -202,6 +218,7 @@ impl<'a> Stage<'a> {
             away: None,
             talking: Vec::new(),
             reading: None,
+            writing: None,
             serving: None,
             world,
         };
@@ -260,7 +277,7 @@ impl<'a> Stage<'a> {
         let dir = self.world.dir();
         let sink = match self.case.cause {
             Cause::DescheduledSender => Some((self.world.host("server"), network::SERVER)),
-            Cause::ThrottledSender => {
+            cause if cause == Cause::ThrottledSender || self.case.pauses().is_some() => {
                 let client = self.world.host("client");
                 Some((client, client.addr()))
             }
@@ -356,6 +373,13 @@ impl<'a> Stage<'a> {
             let reader = Reader::start(self.world.host("client"), server, "/large", pace);
             let reader = reader.map_err(ExperimentError::machine("start a reader"))?;
             self.reading = Some(reader);
+            return Ok(());
+        }
+        if let Some(pauses) = self.case.pauses() {
+            let sink = SocketAddr::from((self.world.addr("client"), SINK_PORT));
+            let writer = Writer::start(self.world.host("server"), sink, pauses);
+            let writer = writer.map_err(ExperimentError::machine("start a sender"))?;
+            self.writing = Some(writer);
             return Ok(());
         }
         for _ in 1..self.case.flows {
@@ -462,6 +486,7 @@ impl<'a> Stage<'a> {
         let filter = match (self.case.cause, self.case.cause.watched()) {
             (Cause::Pacing, _) => format!("dport {IPERF_PORT}"),
             (Cause::ThrottledSender, _) | (_, End::Guest) => format!("dport {SINK_PORT}"),
+            _ if self.case.pauses().is_some() => format!("dport {SINK_PORT}"),
             (_, End::Server) => "sport 80".to_owned(),
             (_, End::Client) => "dport 80".to_owned(),
         };
