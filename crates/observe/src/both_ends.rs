@@ -388,7 +388,10 @@ fn is_of_receiver(factor: Factor) -> bool {
 
 /// Whether either end can have the factor, and only the instruments of that end show it for certain.
 fn is_of_either(factor: Factor) -> bool {
-    matches!(factor, Factor::Descheduled | Factor::CpuQuota)
+    matches!(
+        factor,
+        Factor::Descheduled | Factor::CpuQuota | Factor::HostDrops
+    )
 }
 
 // === impl View ===

@@ -5,8 +5,9 @@
 //! sock_diag and BPF. [`table`] keeps their last samples. [`window`] computes figures from the
 //! samples of a connection, [`verdict`] judges what limits it, and [`view`], [`record`],
 //! [`explain`] and [`watch`] format the result. [`owner`] finds processes, [`filter`] selects
-//! connections, and [`observer`] combines all of these. Only `scan`, `owner`, [`namespaces`]
-//! and the meters of CPU time (`descheduled`, `steal`, `cpu_quota`) read from the kernel; the rest is pure.
+//! connections, and [`observer`] combines all of these. Only `scan`, `owner`, [`namespaces`],
+//! the meters of CPU time (`descheduled`, `steal`, `cpu_quota`) and `host_drops` read from the
+//! kernel; the rest is pure.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -43,6 +44,7 @@ pub mod ended;
 mod event_delta;
 pub mod explain;
 pub mod filter;
+mod host_drops;
 pub mod instruments;
 pub mod namespaces;
 pub mod observation;

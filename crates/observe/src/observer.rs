@@ -12,6 +12,7 @@ use crate::cpu_quota::CpuQuotas;
 use crate::descheduled::DescheduledMeter;
 use crate::ended::Ended;
 use crate::filter::{Filter, Subject};
+use crate::host_drops::{Followed, HostDrop, HostDrops};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
 use crate::path_rtt::PathRtts;
@@ -43,6 +44,9 @@ pub struct Observer {
     /// The meter's result at the last scan.
     descheduled_share: Option<f64>,
     quotas: Option<CpuQuotas>,
+    host_drops: Option<HostDrops>,
+    /// Why drops on this machine are not counted although they are wanted.
+    host_drops_problem: Option<String>,
     /// Connections that have ended, in the current and the previous period.
     remembered: [FxHashMap<u64, Ended>; 2],
     /// When the current period began.
@@ -79,6 +83,8 @@ impl Observer {
             descheduled: None,
             descheduled_share: None,
             quotas: None,
+            host_drops: None,
+            host_drops_problem: None,
             remembered: Default::default(),
             remembered_since: Duration::ZERO,
             ends_missed: 0,
@@ -91,6 +97,14 @@ impl Observer {
     pub fn measure_cpu_time(&mut self) {
         self.descheduled = DescheduledMeter::start();
         self.quotas = Some(CpuQuotas::new());
+    }
+
+    /// Starts to count the packets of observed connections that the kernel of this machine drops.
+    pub fn count_host_drops(&mut self) {
+        match HostDrops::start() {
+            Ok(drops) => self.host_drops = Some(drops),
+            Err(error) => self.host_drops_problem = Some(error.to_string()),
+        }
     }
 
     /// Scans all connections and keeps those that the filter matches, as far as the filter can be
@@ -117,6 +131,9 @@ impl Observer {
             filter: (!filter.needs_owner()).then_some(filter),
         };
         let summary = collector.scan(&mut self.scanner)?;
+        if let Some(drops) = &mut self.host_drops {
+            drops.update(followed(&self.table, self.scanner.namespaces()));
+        }
         let (owners, remembered) = (&self.owners, &self.remembered);
         let owner = |cookie| {
             let known = owners.of(cookie).cloned();
@@ -269,6 +286,23 @@ impl Observer {
         self.scanner.problem()
     }
 
+    /// Returns why drops on this machine are not counted although they are wanted.
+    pub fn host_drops_problem(&self) -> Option<&str> {
+        self.host_drops_problem.as_deref()
+    }
+
+    /// Returns the number of connections whose drops on this machine are not counted because there are
+    /// too many.
+    pub fn without_host_drops(&self) -> usize {
+        self.host_drops.as_ref().map_or(0, HostDrops::left_out)
+    }
+
+    /// Returns the number of packets that were dropped on this machine and not counted because they were
+    /// dropped at too many places.
+    pub fn host_drops_missed(&self) -> u64 {
+        self.host_drops.as_ref().map_or(0, HostDrops::missed)
+    }
+
     /// Returns the namespaces of the last scan.
     pub fn namespaces(&self) -> &[Namespace] {
         self.scanner.namespaces()
@@ -290,8 +324,25 @@ impl Observer {
             cpu_quota: quotas
                 .zip(process)
                 .and_then(|(quotas, process)| quotas.of_process(process.pid)),
+            host_drops: self.host_drops_of(tracked),
             ..bounds
         }
+    }
+
+    /// Returns the packets of a connection that the kernel of this machine dropped.
+    fn host_drops_of(&self, tracked: &Tracked) -> Vec<HostDrop> {
+        let Some(drops) = &self.host_drops else {
+            return Vec::new();
+        };
+        drops.of(tracked.last().connection.cookie, |inode| {
+            let mut all = self.namespaces().iter();
+            let named = all.find(|namespace| namespace.id.inode() == u64::from(inode));
+            match named {
+                Some(namespace) if namespace.name == tracked.netns => None,
+                Some(namespace) => Some((*namespace.name).into()),
+                None => Some(format!("net:[{inode}]").into()),
+            }
+        })
     }
 
     /// Returns the time since the observer was created.
@@ -325,6 +376,25 @@ impl Observer {
     pub fn denied(&self) -> usize {
         self.owners.denied()
     }
+}
+
+/// Returns the connections of the last scan, to count their drops on this machine.
+fn followed<'a>(
+    table: &'a Table<(Factor, Confidence)>,
+    namespaces: &[Namespace],
+) -> impl Iterator<Item = Followed> + use<'a> {
+    let inode = |namespace: &Namespace| u32::try_from(namespace.id.inode()).unwrap_or_default();
+    let inodes = namespaces.iter().map(|one| (one.name.clone(), inode(one)));
+    let inodes: FxHashMap<Arc<str>, u32> = inodes.collect();
+    table.iter().map(move |(cookie, tracked)| {
+        let connection = &tracked.last().connection;
+        Followed {
+            cookie,
+            local: connection.local,
+            remote: connection.remote,
+            netns: inodes.get(&tracked.netns).copied().unwrap_or_default(),
+        }
+    })
 }
 
 fn recall(remembered: &[FxHashMap<u64, Ended>; 2], cookie: u64) -> Option<&Ended> {

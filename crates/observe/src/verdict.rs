@@ -10,6 +10,7 @@
 mod factor;
 mod finding;
 mod gain;
+mod host_drops;
 mod receiving;
 mod render;
 mod sending;
@@ -22,6 +23,7 @@ pub use self::finding::{Cause, SignalInterval, Sizing};
 pub use self::gain::Gain;
 pub use self::render::Evidence;
 pub use crate::cpu_quota::CpuQuota;
+pub use crate::host_drops::{Direction, DropPlace, HostDrop};
 use crate::window::Window;
 
 /// The verdict on a connection: the factor that limits it, and the causes.
@@ -59,6 +61,9 @@ pub struct Context {
     pub descheduled: Option<f64>,
     /// The CPU quota that stopped the application of this end.
     pub cpu_quota: Option<CpuQuota>,
+    /// The packets of the connection that the kernel of this machine dropped in the window, most
+    /// segments first.
+    pub host_drops: Vec<HostDrop>,
 }
 
 /// A verdict names only factors with more weight than this.
@@ -105,7 +110,9 @@ pub fn limit(window: &Window<'_>, context: &Context) -> (Factor, Confidence) {
 
 fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
     if is_handshake(window) {
-        return handshake(window).into_iter().collect();
+        let mut findings = handshake(window).into_iter().collect();
+        host_drops::attribute(&mut findings, window, context, true);
+        return findings;
     }
     let sends = sends(window);
     let mut findings = match (sends, window.shares()) {
@@ -114,6 +121,7 @@ fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
         (Some(true), None) => Vec::new(),
         (None, _) => return vec![receiving::unread(window).unwrap_or_else(|| idle(window))],
     };
+    host_drops::attribute(&mut findings, window, context, sends == Some(true));
     cpu_quota(&mut findings, context, sends == Some(true));
     descheduled(&mut findings, context, sends == Some(true));
     findings

@@ -101,6 +101,11 @@ impl ConnectionArgs {
             .map_err(|e| Failure::Usage(format!("filter {filter:?}: {e} (--help has the syntax)")))
     }
 
+    /// Whether events may be counted, which costs a little time at each.
+    pub(crate) fn counts_events(&self) -> bool {
+        !self.no_events
+    }
+
     /// Returns the filter as the user typed it.
     pub(crate) fn text(&self) -> String {
         self.filter.join(" ")
@@ -118,7 +123,7 @@ impl ConnectionArgs {
             connections: self.connections.unwrap_or(connections),
             samples,
         };
-        let events = !self.no_events;
+        let events = self.counts_events();
         let wants = Wants {
             events,
             ends: events && ends == Ends::Recorded,
@@ -130,7 +135,7 @@ impl ConnectionArgs {
 /// Reports what cannot be observed, each item once.
 #[derive(Default)]
 pub(crate) struct Missing {
-    reported: [bool; 11],
+    reported: [bool; 14],
 }
 
 // === impl Missing ===
@@ -224,6 +229,22 @@ impl Missing {
                     "source is missing, the ring buffer of ended connections, so connections that open and close between two \
                      scans are not reported: {bpf}"
                 ),
+            ),
+            (
+                usize::from(observer.host_drops_problem().is_some() && !summary.without_bpf),
+                format!(
+                    "source is missing, the kernel's reports of dropped packets (BPF, Linux 5.17), so drops on this host \
+                     are not recognised: {}",
+                    observer.host_drops_problem().filter(|_| is_root).unwrap_or("run this as root")
+                ),
+            ),
+            (
+                observer.without_host_drops(),
+                "connections are too many to count their drops on this host: at most 16,384".to_owned(),
+            ),
+            (
+                usize::try_from(observer.host_drops_missed()).unwrap_or(usize::MAX),
+                "packets that were dropped on this host are not counted: at most 16,384 kinds of drops are".to_owned(),
             ),
         ];
         let mut sentences = Vec::new();

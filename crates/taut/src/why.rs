@@ -76,6 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Scans beyond the number of samples would be wasted.
     let between = BETWEEN.max(args.time / SAMPLES as u32);
     observer.measure_cpu_time();
+    if args.connections.counts_events() {
+        observer.count_host_drops();
+    }
     let mut observation = Observation::new(observer, filter);
     let other = args.with.begin(args.time)?;
     let progress = progress(args.time);

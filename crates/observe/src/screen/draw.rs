@@ -32,7 +32,7 @@ has a letter a scan, the latest at the right:
   q queue                p pacing        m path-mtu
   t timeouts             = link          > peer
   x rate-limit           d descheduled   . idle
-  ? unclear              c cpu-quota (`taut why` alone)
+  ? unclear              c cpu-quota, h host-drops (`taut why` alone)
 A question mark after a factor: it is not sure.";
 
 /// Draws the screen.

@@ -31,6 +31,8 @@ pub enum Factor {
     Descheduled,
     /// A CPU quota stops the application at this end.
     CpuQuota,
+    /// The kernel of this machine drops packets of the connection.
+    HostDrops,
     /// Full segments do not get through.
     PathMtu,
     /// The peer acknowledges nothing, and retransmission timers expire.
@@ -74,7 +76,7 @@ impl Confidence {
 
 impl Factor {
     /// All factors, in the order of [`Factor::index`].
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Idle,
         Self::SenderApplication,
         Self::SendBuffer,
@@ -87,6 +89,7 @@ impl Factor {
         Self::RateLimit,
         Self::Descheduled,
         Self::CpuQuota,
+        Self::HostDrops,
         Self::PathMtu,
         Self::Timeouts,
         Self::Link,
@@ -114,6 +117,7 @@ impl Factor {
             Self::RateLimit => 'x',
             Self::Descheduled => 'd',
             Self::CpuQuota => 'c',
+            Self::HostDrops => 'h',
             Self::PathMtu => 'm',
             Self::Timeouts => 't',
             Self::Link => '=',
@@ -133,6 +137,7 @@ impl Factor {
             Self::RateLimit => "limiter",
             Self::Descheduled => "no-cpu",
             Self::CpuQuota => "quota",
+            Self::HostDrops => "drops",
             Self::PathMtu => "pmtu",
             Self::Timeouts => "timeout",
             other => other.name(),
@@ -154,6 +159,7 @@ impl Factor {
             Self::RateLimit => "rate-limit",
             Self::Descheduled => "descheduled",
             Self::CpuQuota => "cpu-quota",
+            Self::HostDrops => "host-drops",
             Self::PathMtu => "path-mtu",
             Self::Timeouts => "timeouts",
             Self::Link => "link",

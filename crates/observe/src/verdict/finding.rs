@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::factor::Factor;
+use crate::host_drops::HostDrop;
 
 /// A factor that a rule detected in a window.
 #[derive(Clone, Debug)]
@@ -43,6 +44,16 @@ pub enum Cause {
         cpus: f64,
         /// The file that sets the quota.
         file: Arc<Path>,
+    },
+    /// The kernel of this machine dropped packets of the connection.
+    DroppedHere {
+        /// Segments dropped, as far as they matter for the finding: those with data, or all if few have
+        /// data.
+        dropped: f64,
+        /// Segments that were lost; `None` if this end cannot tell.
+        lost: Option<f64>,
+        /// Where they were dropped, most segments first.
+        drops: Vec<HostDrop>,
     },
     /// The application gave the sender no more data, or waited for an answer first.
     NothingToSend {

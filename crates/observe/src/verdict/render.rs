@@ -6,11 +6,14 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct as _, Serializer};
 
 use super::finding::{Cause, Sizing};
-use super::{Confidence, Factor, Gain, Verdict};
+use super::{Confidence, Direction, DropPlace, Factor, Gain, HostDrop, Verdict};
 
 const ALLOW_PATH_MTU: &str = "allow ICMP \"fragmentation needed\", set the MTU of the tunnel, or set net.ipv4.tcp_mtu_probing=1";
 const ASK_FOR_RATE: &str = "ask the operator of the path for the agreed rate; pacing at that rate (SO_MAX_PACING_RATE, BBR) avoids the losses";
 const ASK_FOR_RATE_OF_BBR: &str = "ask the operator of the path for the agreed rate; SO_MAX_PACING_RATE at that rate avoids the losses";
+
+/// The maximum number of places that are named at which packets were dropped.
+const PLACES: usize = 3;
 
 /// A sentence that supports a verdict, with its figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +23,9 @@ pub struct Evidence {
     /// The figures by name, after RFC 4898 where it defines the figure. In bytes, seconds,
     /// segments, or shares from 0 to 1.
     pub figures: Vec<(&'static str, f64)>,
+    /// The packets that the sentence says were dropped on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drop: Option<HostDrop>,
 }
 
 // === impl Verdict ===
@@ -97,6 +103,7 @@ impl Factor {
             }
             Self::Descheduled => "waits for a machine that is repeatedly descheduled",
             Self::CpuQuota => "is limited by the CPU quota of its application",
+            Self::HostDrops => "is limited by packets that the kernel drops on this host",
             Self::PathMtu => "is limited by the path MTU: full segments do not get through",
             Self::Timeouts => "is limited by time-outs: nothing is answered",
             Self::Link => "uses all that the path can carry: there is nothing to repair",
@@ -155,6 +162,11 @@ impl Cause {
                 ),
                 &[("stopped_share", stopped), ("quota_cpus", cpus)],
             )],
+            Self::DroppedHere {
+                dropped,
+                lost,
+                ref drops,
+            } => dropped_here(dropped, lost, drops),
             Self::NothingToSend { idle, waiting } => {
                 let mut evidence = vec![Evidence::new(
                     format!(
@@ -604,6 +616,7 @@ impl Cause {
             Self::QuotaUsedUp { .. } => {
                 "raise the quota in that file (systemd: CPUQuota=; Kubernetes: the CPU limit of the container), or remove it"
             }
+            Self::DroppedHere { ref drops, .. } => return Some(drops.first()?.remedy()),
             Self::NothingToSend {
                 waiting: Some(_), ..
             } => {
@@ -661,6 +674,27 @@ impl Cause {
     }
 }
 
+/// Returns the evidence for drops on this machine: the sum, and the places where most were dropped.
+fn dropped_here(dropped: f64, lost: Option<f64>, drops: &[HostDrop]) -> Vec<Evidence> {
+    let (sum, figures) = match lost {
+        Some(lost) => (
+            format!("{dropped} of {lost} lost segments were dropped on this host"),
+            vec![("dropped_here", dropped), ("lost", lost)],
+        ),
+        None => (
+            format!("{dropped} segments were dropped on this host"),
+            vec![("dropped_here", dropped)],
+        ),
+    };
+    let mut evidence = vec![Evidence::new(sum, &figures)];
+    evidence.extend(drops.iter().take(PLACES).map(|drop| Evidence {
+        text: drop.sentence(),
+        figures: vec![("segments", drop.segments() as f64)],
+        drop: Some(drop.clone()),
+    }));
+    evidence
+}
+
 /// Returns the remedy for a window that is as wide as the connection's window scale allows.
 fn scale_remedy(bound: f64) -> Cow<'static, str> {
     let bound = bytes(bound);
@@ -694,7 +728,136 @@ impl Evidence {
         Self {
             text,
             figures: figures.to_vec(),
+            drop: None,
         }
+    }
+}
+
+// === impl DropPlace ===
+
+impl DropPlace {
+    /// Returns the subject of a sentence that says what drops packets.
+    fn subject(self) -> &'static str {
+        match self {
+            Self::Netfilter => "a rule of netfilter (nftables or iptables)",
+            Self::TcIngress => "a filter or policer of tc, for what comes in,",
+            Self::TcEgress => "a filter or policer of tc, for what goes out,",
+            Self::Qdisc => "the queueing discipline",
+            Self::TapQueue => "the full queue of a tap device",
+            Self::CpuBacklog => "the full backlog of a CPU",
+            Self::SocketBacklog => "the full backlog of the receiving socket",
+            Self::ReceiveBuffer => "the full receive buffer of the socket",
+            Self::AcceptQueue => "the full accept queue of the listener",
+            Self::SocketFilter => "a filter of the socket or of its cgroup",
+            Self::Xdp => "an XDP program",
+            Self::ReversePath => "the reverse path filter",
+            Self::Route => "the lack of a route",
+            Self::Neighbour => "the lack of a neighbour's link address (ARP, NDP)",
+            Self::Mtu => "the MTU",
+            Self::Checksum => "a wrong checksum",
+            Self::Other => "the kernel",
+        }
+    }
+}
+
+// === impl HostDrop ===
+
+impl HostDrop {
+    fn sentence(&self) -> String {
+        let device = self.device.as_ref();
+        let device = device.map_or(String::new(), |device| format!(" on {device}"));
+        let netns = self.netns.as_ref();
+        let netns = match netns.map(|netns| &**netns) {
+            None => String::new(),
+            Some("-") => " in the namespace of this command".to_owned(),
+            Some(netns) => format!(" in namespace {netns}"),
+        };
+        let function = self.function.as_ref();
+        let function = function.map_or(String::new(), |function| format!(" in {function}"));
+        format!(
+            "{}{device}{netns} dropped {} that {} sent ({}{function})",
+            self.place.subject(),
+            match self.segments() {
+                1 => "a segment".to_owned(),
+                count => format!("{count} segments"),
+            },
+            match self.direction {
+                Direction::Sent => "this end",
+                Direction::Received => "the peer",
+            },
+            self.reason
+        )
+    }
+
+    fn remedy(&self) -> Cow<'static, str> {
+        let device = self.device.as_deref().unwrap_or("DEVICE");
+        let text = match self.place {
+            DropPlace::Netfilter => {
+                "find the rule that drops them: `nft list ruleset` or `iptables-save -c`; a rule may have a `limit`"
+            }
+            DropPlace::TcIngress => {
+                return format!(
+                    "`tc -s filter show dev {device} ingress` shows the filter: raise its rate, or remove it"
+                )
+                .into();
+            }
+            DropPlace::TcEgress => {
+                return format!(
+                    "`tc -s filter show dev {device} egress` shows the filter: raise its rate, or remove it"
+                )
+                .into();
+            }
+            DropPlace::Qdisc => {
+                return format!(
+                    "`tc -s qdisc show dev {device}` shows its rate and limit: raise them, or use fq_codel or CAKE"
+                )
+                .into();
+            }
+            DropPlace::TapQueue => {
+                return format!(
+                    "the guest or program behind {device} reads too slowly: give it more CPU, or more queues; `ip link set \
+                     {device} txqueuelen 10000` lengthens the queue"
+                )
+                .into();
+            }
+            DropPlace::CpuBacklog => {
+                "raise net.core.netdev_max_backlog, or spread the packets over more CPUs (RPS)"
+            }
+            DropPlace::SocketBacklog | DropPlace::ReceiveBuffer => {
+                "give the receiving socket a larger buffer (SO_RCVBUF, net.ipv4.tcp_rmem), or have its application read sooner; \
+                 net.ipv4.tcp_mem limits all buffers together"
+            }
+            DropPlace::AcceptQueue => {
+                "have the listener accept sooner, or lengthen its queue (the backlog of listen(), net.core.somaxconn)"
+            }
+            DropPlace::SocketFilter => {
+                "look for BPF programs of the socket or the cgroup: `bpftool cgroup tree`"
+            }
+            DropPlace::Xdp => {
+                return format!("look for the XDP program: `ip -details link show dev {device}`")
+                    .into();
+            }
+            DropPlace::ReversePath => {
+                return format!(
+                    "add the route back to the sender, or set net.ipv4.conf.{device}.rp_filter=2"
+                )
+                .into();
+            }
+            DropPlace::Route => "`ip route get ADDRESS` shows which route is missing",
+            DropPlace::Neighbour => {
+                return format!("check that the next hop is up: `ip neigh show dev {device}`")
+                    .into();
+            }
+            DropPlace::Mtu => ALLOW_PATH_MTU,
+            DropPlace::Checksum => {
+                return format!(
+                    "find what damages packets; checksum offload may be broken: `ethtool -K {device} rx off tx off`"
+                )
+                .into();
+            }
+            DropPlace::Other => "look up the kernel's function and reason in the evidence",
+        };
+        text.into()
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod control;
 mod gain;
+mod host_drops;
 mod lost;
 mod reader;
 mod receiving;

@@ -249,7 +249,7 @@ fn color(factor: Factor) -> Style {
         | Factor::Descheduled
         | Factor::CpuQuota
         | Factor::Queue => Style::new().fg(Color::Yellow),
-        Factor::Loss | Factor::PathMtu | Factor::Timeouts => {
+        Factor::Loss | Factor::HostDrops | Factor::PathMtu | Factor::Timeouts => {
             Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD)
         }
     }

@@ -1,0 +1,330 @@
+//! Counts the packets of observed connections that the kernel of this machine drops, with reason,
+//! function and device: a BPF program at the tracepoint `kfree_skb`.
+
+mod place;
+mod symbols;
+
+use std::cell::OnceCell;
+use std::net::{IpAddr, SocketAddr};
+
+use libbpf_rs::Link;
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::Enum;
+use rustc_hash::FxHashMap;
+use taut_bpf::{CEnum as _, CounterMap, Error, Map, Object, Open, bytes};
+
+pub use self::place::{Direction, DropPlace, HostDrop};
+use self::place::{drops_copies, is_no_loss, short};
+use self::raw::{DropsDirection, DropsExit};
+use self::symbols::Symbols;
+use crate::sanitize;
+
+taut_bpf::bindings!(mod raw from "drops");
+
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/drops.bpf.o"));
+
+/// The programs, the best first. The first that the kernel accepts is loaded: the tracepoint has a
+/// fourth argument since Linux 6.11.
+const PROGRAMS: [&str; 2] = ["taut_dropped_with_socket", "taut_dropped"];
+const CONFIG: &str = ".rodata.config";
+/// The maximum number of connections that are followed. The drops of others are not counted.
+const CONNECTIONS: usize = raw::DROPS_FOLLOWED as usize / 2;
+/// The length of a tuple in bytes.
+const TUPLE: usize = size_of::<raw::DropsTuple>();
+
+/// The attached program and what it has counted.
+pub(crate) struct HostDrops {
+    followed: Map<raw::DropsTuple, raw::DropsEnds>,
+    kinds: Map<raw::DropsKind, raw::DropsCount>,
+    exits: CounterMap<DropsExit>,
+    reasons: FxHashMap<u32, Box<str>>,
+    /// Read when the first drop of a connection is reported.
+    symbols: OnceCell<Symbols>,
+    /// The connections that are followed, by cookie, with the packets that they send.
+    connections: FxHashMap<u64, raw::DropsTuple>,
+    /// The content of the map `followed`.
+    ends: FxHashMap<[u8; TUPLE], raw::DropsEnds>,
+    /// The drops of each connection, by cookie.
+    drops: FxHashMap<u64, Vec<(raw::DropsKind, raw::DropsCount)>>,
+    /// The number of drops that were counted when `drops` was read.
+    counted: u64,
+    left_out: usize,
+    _link: Link,
+}
+
+/// A connection whose drops are counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Followed {
+    /// The socket's cookie.
+    pub(crate) cookie: u64,
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    /// Inode of its network namespace; 0 if it is unknown.
+    pub(crate) netns: u32,
+}
+
+// === impl HostDrops ===
+
+impl HostDrops {
+    /// Loads and attaches the program.
+    ///
+    /// # Errors
+    /// [`Error`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF or without reasons (before
+    /// Linux 5.17).
+    pub(crate) fn start() -> Result<Self, Error> {
+        let reasons = reasons()?;
+        let [best, older] = PROGRAMS;
+        Self::load(best, &reasons)
+            .or_else(|error| {
+                tracing::debug!(%error, "the socket of a dropped packet is not known");
+                Self::load(older, &reasons)
+            })
+            .map(|loaded| Self { reasons, ..loaded })
+    }
+
+    fn load(name: &'static str, reasons: &FxHashMap<u32, Box<str>>) -> Result<Self, Error> {
+        let mut open = Open::new("taut_drops", PROGRAM)?;
+        for mut program in open.programs() {
+            let loads = program.name() == name;
+            program.set_autoload(loads);
+        }
+        open.set_constant(CONFIG, &config(reasons))?;
+        let object: Object = open.load()?;
+        let link = object.program(name)?.attach();
+        Ok(Self {
+            followed: object.map("followed")?,
+            kinds: object.map("kinds")?,
+            exits: object.counters("exits")?,
+            reasons: FxHashMap::default(),
+            symbols: OnceCell::new(),
+            connections: FxHashMap::default(),
+            ends: FxHashMap::default(),
+            drops: FxHashMap::default(),
+            counted: 0,
+            left_out: 0,
+            _link: link.map_err(Error::during("attach a BPF program"))?,
+        })
+    }
+
+    /// Reads the drops that were counted until now, and follows these connections instead of those of
+    /// the last call. The drops of connections that are not followed any more are kept until the next
+    /// call.
+    pub(crate) fn update(&mut self, all: impl Iterator<Item = Followed>) {
+        if let Err(error) = self.try_update(all) {
+            tracing::debug!(%error, "drops on this machine are not counted completely");
+        }
+    }
+
+    fn try_update(&mut self, all: impl Iterator<Item = Followed>) -> Result<(), Error> {
+        self.read()?;
+        let mut before = std::mem::take(&mut self.connections);
+        self.left_out = 0;
+        let mut added = Vec::new();
+        for one in all {
+            let cookie = one.cookie;
+            if let Some(tuple) = before.remove(&cookie) {
+                self.connections.insert(cookie, tuple);
+            } else {
+                added.push(one);
+            }
+        }
+        for (cookie, tuple) in before {
+            self.set(tuple, cookie, |end| *end = 0)?;
+        }
+        for one in added {
+            if self.connections.len() == CONNECTIONS {
+                self.left_out += 1;
+                continue;
+            }
+            let tuple = one.tuple();
+            self.set(tuple, one.cookie, |end| *end = one.cookie)?;
+            self.connections.insert(one.cookie, tuple);
+        }
+        Ok(())
+    }
+
+    /// Sets this end of a connection, in both directions. `cookie`: the one that is there or will be.
+    fn set(
+        &mut self,
+        sent: raw::DropsTuple,
+        cookie: u64,
+        change: impl Fn(&mut u64),
+    ) -> Result<(), Error> {
+        let received = raw::DropsTuple {
+            from: sent.to,
+            to: sent.from,
+            from_port: sent.to_port,
+            to_port: sent.from_port,
+            ..sent
+        };
+        for (tuple, is_sent) in [(sent, true), (received, false)] {
+            let ends = self.ends.entry(bytes(&tuple)).or_default();
+            let end = match is_sent {
+                true => &mut ends.from,
+                false => &mut ends.to,
+            };
+            // Another connection may have the same addresses, in another network namespace.
+            if *end != 0 && *end != cookie {
+                continue;
+            }
+            change(end);
+            if *ends == raw::DropsEnds::default() {
+                self.ends.remove(&bytes::<_, TUPLE>(&tuple));
+                self.followed.remove(&tuple)?;
+            } else {
+                self.followed.insert(&tuple, ends)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what the program has counted, if it has counted more, and forgets the drops of connections
+    /// that have ended.
+    fn read(&mut self) -> Result<(), Error> {
+        let counted = self.exits.read()?.get(DropsExit::Counted);
+        let all = std::mem::replace(&mut self.counted, counted);
+        let mut ended = self
+            .drops
+            .keys()
+            .filter(|key| !self.connections.contains_key(key));
+        if counted == all && ended.next().is_none() {
+            return Ok(());
+        }
+        self.drops.clear();
+        for (kind, count) in self.kinds.entries()? {
+            if self.connections.contains_key(&kind.cookie) {
+                self.drops
+                    .entry(kind.cookie)
+                    .or_default()
+                    .push((kind, count));
+            } else {
+                self.kinds.remove(&kind)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the drops of a connection, most segments first. `name_of` returns the name of a network
+    /// namespace, given its inode, if it is not that of the connection.
+    pub(crate) fn of(
+        &self,
+        cookie: u64,
+        name_of: impl Fn(u32) -> Option<Box<str>>,
+    ) -> Vec<HostDrop> {
+        let all = self.drops.get(&cookie).into_iter().flatten();
+        let mut drops: Vec<_> = all
+            .filter_map(|(kind, count)| self.drop(kind, count, &name_of))
+            .collect();
+        drops.sort_by_key(|drop| std::cmp::Reverse(drop.segments()));
+        drops
+    }
+
+    /// Returns `None` if nothing was lost.
+    fn drop(
+        &self,
+        kind: &raw::DropsKind,
+        count: &raw::DropsCount,
+        name_of: impl Fn(u32) -> Option<Box<str>>,
+    ) -> Option<HostDrop> {
+        let symbols = self.symbols.get_or_init(Symbols::read);
+        let function = symbols.at(kind.function);
+        if function.is_some_and(drops_copies) {
+            return None;
+        }
+        let reason = match self.reasons.get(&kind.reason) {
+            Some(name) => name.clone(),
+            // A module has reasons of its own.
+            None => kind.reason.to_string().into(),
+        };
+        let device = count.device.split(|byte| *byte == 0).next();
+        let device = device.filter(|name| !name.is_empty());
+        Some(HostDrop {
+            place: DropPlace::of(&reason),
+            reason,
+            function: function.map(Into::into),
+            device: device.map(|name| sanitize::text(name).into()),
+            netns: (kind.netns != 0).then(|| name_of(kind.netns)).flatten(),
+            direction: match DropsDirection::from_raw(kind.direction)? {
+                DropsDirection::Sent => Direction::Sent,
+                DropsDirection::Received => Direction::Received,
+            },
+            data_segments: count.data,
+            other_segments: count.other,
+        })
+    }
+
+    /// Returns the number of connections whose drops are not counted because there are too many.
+    pub(crate) fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Returns the number of packets that were dropped and not counted because there were too many kinds
+    /// of drops.
+    pub(crate) fn missed(&self) -> u64 {
+        // A counter that cannot be read does not change either.
+        self.exits
+            .read()
+            .map_or(0, |exits| exits.get(DropsExit::NoRoom))
+    }
+}
+
+impl std::fmt::Debug for HostDrops {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostDrops").finish_non_exhaustive()
+    }
+}
+
+// === impl Followed ===
+
+impl Followed {
+    /// Returns the addresses and ports of the packets that it sends.
+    fn tuple(self) -> raw::DropsTuple {
+        let octets = |address: IpAddr| match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
+        let (local, remote) = (self.local, self.remote);
+        raw::DropsTuple {
+            from: octets(local.ip()),
+            to: octets(remote.ip()),
+            from_port: local.port().into(),
+            to_port: remote.port().into(),
+            netns: match is_loopback(local.ip()) || is_loopback(remote.ip()) {
+                true => self.netns,
+                false => 0,
+            },
+        }
+    }
+}
+
+/// Returns the kernel's reasons by number.
+fn reasons() -> Result<FxHashMap<u32, Box<str>>, Error> {
+    let btf = Btf::from_vmlinux().map_err(Error::during("read the kernel's types (BTF)"))?;
+    let all = btf.type_by_name::<Enum<'_>>("skb_drop_reason");
+    let all = all.ok_or(Error::Missing {
+        kind: "type",
+        name: "skb_drop_reason",
+    })?;
+    let named = all.iter().filter_map(|reason| {
+        let name = reason.name?.to_str()?;
+        Some((u32::try_from(reason.value).ok()?, short(name).into()))
+    });
+    Ok(named.collect())
+}
+
+/// Returns the program's configuration: it ignores the reasons for which nothing is lost.
+fn config(reasons: &FxHashMap<u32, Box<str>>) -> raw::DropsConfig {
+    let mut config = raw::DropsConfig::default();
+    let ignored = reasons.iter().filter(|(_, name)| is_no_loss(name));
+    for (reason, _) in ignored {
+        if let Some(word) = config.ignored.get_mut(*reason as usize / 64) {
+            *word |= 1 << (reason % 64);
+        }
+    }
+    config
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+mod tests;

@@ -1,0 +1,275 @@
+//! Tests the BPF program in the running kernel.
+
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::io::ioctl_fionbio;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+use taut_sys::netns::Netns;
+use taut_sys::tap::Tap;
+
+use super::*;
+
+/// How long to wait for what should happen at once.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two namespaces joined by a veth pair, each with a device `veth`. Deleted when dropped.
+struct Spaces([Netns; 2]);
+
+impl Spaces {
+    fn new(name: &str) -> Self {
+        let names = [0, 1].map(|end| format!("taut-{name}{end}-{}", std::process::id()));
+        let spaces = Self(names.each_ref().map(|name| Netns::create(name).unwrap()));
+        let [near, far] = &names;
+        run(&format!(
+            "ip link add veth netns {near} type veth peer name veth netns {far}"
+        ));
+        for (end, name) in names.iter().enumerate() {
+            run(&format!("ip -n {name} link set lo up"));
+            run(&format!(
+                "ip -n {name} addr add 192.0.2.{}/24 dev veth",
+                end + 1
+            ));
+            run(&format!(
+                "ip -n {name} addr add 2001:db8::{}/64 dev veth nodad",
+                end + 1
+            ));
+            run(&format!("ip -n {name} link set veth up"));
+        }
+        spaces
+    }
+
+    /// Returns both ends of a connection from the first namespace to the second.
+    fn connection(&self, to: &str) -> [TcpStream; 2] {
+        let [near, far] = &self.0;
+        let listener = far.run(|| TcpListener::bind(to).unwrap()).unwrap();
+        let to = listener.local_addr().unwrap();
+        let client = near.run(|| TcpStream::connect(to).unwrap()).unwrap();
+        client.set_nonblocking(true).unwrap();
+        [client, listener.accept().unwrap().0]
+    }
+
+    /// Adds a rule to what comes in at an end.
+    fn nft(&self, end: usize, rule: &str) {
+        let mut nft = Command::new("nft");
+        nft.arg(format!(
+            "add table inet t; add chain inet t c {{ type filter hook input priority 0; }}; add rule inet t c {rule}"
+        ));
+        let output = self.0[end].run(move || nft.output().unwrap()).unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+impl Drop for Spaces {
+    fn drop(&mut self) {
+        for space in &self.0 {
+            let _ = Netns::delete(space.name());
+        }
+    }
+}
+
+fn run(line: &str) {
+    let (program, arguments) = line.split_once(' ').unwrap();
+    let status = Command::new(program).args(arguments.split(' ')).status();
+    assert!(status.unwrap().success(), "{line}");
+}
+
+/// The ends of a connection, by the cookies that these tests give them: 1 and 2.
+fn ends([client, server]: &[TcpStream; 2]) -> [Followed; 2] {
+    [(1, client), (2, server)].map(|(cookie, end)| Followed {
+        cookie,
+        local: end.local_addr().unwrap(),
+        remote: end.peer_addr().unwrap(),
+        netns: 0,
+    })
+}
+
+/// Calls `act` until packets of the first end are dropped for which `is_it` holds, and returns them, and
+/// what the second end has of them.
+fn wait(
+    drops: &mut HostDrops,
+    followed: &[Followed],
+    mut act: impl FnMut(),
+    is_it: impl Fn(&HostDrop) -> bool,
+) -> [HostDrop; 2] {
+    let began = Instant::now();
+    loop {
+        drops.update(followed.iter().copied());
+        act();
+        drops.update(followed.iter().copied());
+        let of = |cookie| {
+            let all = drops.of(cookie, |inode| Some(inode.to_string().into()));
+            all.into_iter().find(&is_it)
+        };
+        if let Some(of_first) = of(1) {
+            return [of_first.clone(), of(2).unwrap_or(of_first)];
+        }
+        assert!(began.elapsed() < PATIENCE, "nothing was dropped");
+        std::thread::yield_now();
+    }
+}
+
+/// Sends as much as there is room for.
+fn send(mut client: &TcpStream) {
+    while client.write(&[7; 10_000]).is_ok() {}
+}
+
+#[test]
+fn a_drop_by_a_rule_of_nftables_is_counted_for_both_ends_with_its_device() {
+    for any in ["192.0.2.2:0", "[2001:db8::2]:0"] {
+        let spaces = Spaces::new("nft");
+        let pair = spaces.connection(any);
+        let mut drops = HostDrops::start().unwrap();
+        spaces.nft(1, "meta l4proto tcp drop");
+        let of_netfilter =
+            |drop: &HostDrop| drop.place == DropPlace::Netfilter && drop.data_segments > 0;
+        let [sent, received] = wait(&mut drops, &ends(&pair), || send(&pair[0]), of_netfilter);
+        let function = sent.function.as_deref().unwrap();
+        assert!(
+            function.starts_with("nf_") || function.starts_with("nft_"),
+            "{sent:?}"
+        );
+        assert_eq!(&*sent.reason, "NETFILTER_DROP");
+        assert_eq!(sent.device.as_deref(), Some("veth"));
+        let inode = spaces.0[1].id().inode().to_string();
+        assert_eq!(sent.netns.as_deref(), Some(&*inode));
+        assert_eq!(
+            (sent.direction, received.direction),
+            (Direction::Sent, Direction::Received)
+        );
+        assert_eq!(drops.missed(), 0);
+    }
+}
+
+#[test]
+fn a_full_queue_of_a_queueing_discipline_is_named_with_its_device() {
+    let spaces = Spaces::new("queue");
+    let pair = spaces.connection("192.0.2.2:0");
+    let mut drops = HostDrops::start().unwrap();
+    run(&format!(
+        "tc -n {} qdisc add dev veth root tbf rate 1mbit burst 3000 limit 3000",
+        spaces.0[0].name()
+    ));
+    let [sent, _] = wait(
+        &mut drops,
+        &ends(&pair),
+        || send(&pair[0]),
+        |drop| drop.place == DropPlace::Qdisc,
+    );
+    assert_eq!(sent.device.as_deref(), Some("veth"));
+    assert_eq!(sent.direction, Direction::Sent);
+}
+
+#[test]
+fn a_full_receive_buffer_is_named() {
+    let spaces = Spaces::new("rcvbuf");
+    let pair = spaces.connection("192.0.2.2:0");
+    let mut drops = HostDrops::start().unwrap();
+    // The window that the peer was offered is wider than that.
+    sockopt::set_socket_recv_buffer_size(&pair[1], 1).unwrap();
+    let [sent, received] = wait(
+        &mut drops,
+        &ends(&pair),
+        || send(&pair[0]),
+        |drop| drop.place == DropPlace::ReceiveBuffer,
+    );
+    assert_eq!(
+        (&sent.device, received.direction),
+        (&None, Direction::Received)
+    );
+    assert!(sent.data_segments > 0, "{sent:?}");
+}
+
+#[test]
+fn the_full_queue_of_a_tap_device_is_named() {
+    let spaces = Spaces::new("tap");
+    let near = &spaces.0[0];
+    let _tap = near.run(|| Tap::create("tap0").unwrap()).unwrap();
+    let name = near.name();
+    run(&format!("ip -n {name} link set tap0 txqueuelen 1 up"));
+    run(&format!("ip -n {name} addr add 198.51.100.1/24 dev tap0"));
+    run(&format!(
+        "ip -n {name} neigh add 198.51.100.2 lladdr 02:00:00:00:00:02 dev tap0"
+    ));
+    let mut drops = HostDrops::start().unwrap();
+    let to: SocketAddr = "198.51.100.2:5201".parse().unwrap();
+    let followed = Followed {
+        cookie: 1,
+        local: "198.51.100.1:4000".parse().unwrap(),
+        remote: to,
+        netns: 0,
+    };
+    let dial = || {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        bind(&socket, &followed.local).unwrap();
+        ioctl_fionbio(&socket, true).unwrap();
+        let _ = connect(&socket, &to);
+    };
+    let [sent, _] = wait(
+        &mut drops,
+        &[followed],
+        || near.run(dial).unwrap(),
+        |drop| drop.place == DropPlace::TapQueue,
+    );
+    assert_eq!(
+        (&*sent.reason, sent.device.as_deref()),
+        ("FULL_RING", Some("tap0"))
+    );
+    assert_eq!(
+        (sent.data_segments, sent.function.as_deref()),
+        (0, Some("tun_net_xmit"))
+    );
+}
+
+#[test]
+fn a_connection_that_ends_normally_has_no_drops() {
+    let spaces = Spaces::new("close");
+    let pair = spaces.connection("192.0.2.2:0");
+    let followed = ends(&pair);
+    let mut drops = HostDrops::start().unwrap();
+    drops.update(followed.into_iter());
+    let [client, server] = pair;
+    (&client).write_all(&[7; 10_000]).unwrap();
+    // Data that nobody reads is answered by a reset.
+    drop(server);
+    drop(client);
+    drops.update(followed.into_iter());
+    assert_eq!(drops.of(1, |_| None), []);
+    assert_eq!(drops.of(2, |_| None), []);
+}
+
+#[test]
+fn a_connection_of_the_loopback_network_is_followed_in_its_namespace_alone() {
+    let one = |netns| {
+        let followed = Followed {
+            cookie: 1,
+            local: "127.0.0.1:1".parse().unwrap(),
+            remote: "127.0.0.1:2".parse().unwrap(),
+            netns,
+        };
+        followed.tuple()
+    };
+    assert_ne!(one(1), one(2));
+}
+
+#[test]
+fn connections_that_are_not_followed_any_more_leave_nothing() {
+    let mut drops = HostDrops::start().unwrap();
+    let one = |cookie, port| Followed {
+        cookie,
+        local: SocketAddr::new("192.0.2.1".parse().unwrap(), port),
+        remote: "192.0.2.2:80".parse().unwrap(),
+        netns: 0,
+    };
+    // Two namespaces with the same addresses.
+    drops.update([one(1, 1000), one(2, 1000), one(3, 2000)].into_iter());
+    assert_eq!(drops.followed.keys().count(), 4);
+    drops.update([one(2, 1000), one(3, 2000)].into_iter());
+    drops.update([one(3, 2000)].into_iter());
+    assert_eq!(drops.followed.keys().count(), 2);
+    drops.update(std::iter::empty());
+    assert_eq!((drops.followed.keys().count(), drops.ends.len()), (0, 0));
+}
