@@ -2,15 +2,18 @@
 //! connections (`cpu.max` of cgroup v2, `cpu.cfs_quota_us` of v1; sched-bwc in the kernel's
 //! documentation).
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::owner::Process;
+use crate::owner::{Process, ProcessId};
 
+/// This process, which need not own a connection.
+const OWN: ProcessId = ProcessId { pid: 0, began: 0 };
 /// The maximum number of processes whose cgroups are looked up. Others count as having no quota.
 const PROCESSES: usize = 4096;
 /// The maximum number of cgroups with a quota that are read at each scan. Others count as having no
@@ -28,14 +31,16 @@ pub struct CpuQuota {
     pub stopped: f64,
 }
 
-/// The quotas of the processes that own connections.
+/// The quotas of the processes that own connections, over the time of the last scans.
 #[derive(Debug)]
 pub(crate) struct CpuQuotas {
     proc: PathBuf,
     hierarchies: Vec<Hierarchy>,
     /// The cgroups with a quota that each process is in.
-    processes: FxHashMap<u32, Vec<Arc<Path>>>,
+    processes: FxHashMap<ProcessId, Vec<Arc<Path>>>,
     groups: FxHashMap<Arc<Path>, Group>,
+    /// The number of scans that the measured time covers.
+    scans: usize,
 }
 
 /// A mounted hierarchy of cgroups that may have CPU quotas.
@@ -57,11 +62,8 @@ struct Group {
     version: Version,
     /// As last read; `None` once it is removed.
     limit: Option<Limit>,
-    began: Instant,
-    first: Throttling,
-    last: Throttling,
-    /// The time from `first` to `last`.
-    elapsed: Duration,
+    /// The readings of the last scans. There is at least one.
+    readings: VecDeque<(Instant, Throttling)>,
 }
 
 /// A quota: this much CPU time in each period.
@@ -83,11 +85,12 @@ struct Throttling {
 // === impl CpuQuotas ===
 
 impl CpuQuotas {
-    pub(crate) fn new() -> Self {
-        Self::of(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
+    /// Returns a meter for the time of the last `scans` scans.
+    pub(crate) fn new(scans: usize) -> Self {
+        Self::of(Path::new("/proc"), Path::new("/sys/fs/cgroup"), scans)
     }
 
-    fn of(proc: &Path, mounts: &Path) -> Self {
+    fn of(proc: &Path, mounts: &Path, scans: usize) -> Self {
         let two = [mounts.to_owned(), mounts.join("unified")];
         let two = two.into_iter().map(|root| (root, Version::Two));
         let one = ["cpu,cpuacct", "cpu"].map(|name| (mounts.join(name), Version::One));
@@ -99,34 +102,36 @@ impl CpuQuotas {
             hierarchies: all.filter(Hierarchy::is_mounted).collect(),
             processes: FxHashMap::default(),
             groups: FxHashMap::default(),
+            scans: scans.max(2),
         }
     }
 
-    /// Begins to measure the cgroups of processes that are not known yet, and reads all others
-    /// again.
+    /// Begins to measure the cgroups of processes that are not known yet, reads those of known
+    /// processes again, and forgets processes that own no connection any more.
     pub(crate) fn update<'a>(&mut self, owners: impl Iterator<Item = &'a Process>) {
+        let owners: FxHashSet<ProcessId> = owners.map(Process::id).chain([OWN]).collect();
+        self.processes.retain(|id, _| owners.contains(id));
+        let used: FxHashSet<&Arc<Path>> = self.processes.values().flatten().collect();
+        self.groups.retain(|directory, _| used.contains(directory));
         for (directory, group) in &mut self.groups {
-            group.limit = Limit::read(directory, group.version);
-            if let Some(now) = Throttling::read(directory, group.version) {
-                group.last = now;
-                group.elapsed = group.began.elapsed();
-            }
+            group.read(directory, self.scans);
         }
-        for pid in owners
-            .map(|process| process.pid)
-            .chain([std::process::id()])
-        {
-            if self.processes.len() < PROCESSES && !self.processes.contains_key(&pid) {
-                let groups = self.groups_of(pid);
-                self.processes.insert(pid, groups);
+        for id in owners {
+            if self.processes.len() < PROCESSES && !self.processes.contains_key(&id) {
+                let groups = self.groups_of(id);
+                self.processes.insert(id, groups);
             }
         }
     }
 
     /// Returns the quota that stopped the process for the largest share of the time; `None` if none
     /// did.
-    pub(crate) fn of_process(&self, pid: u32) -> Option<CpuQuota> {
-        let groups = self.processes.get(&pid)?.iter();
+    pub(crate) fn of_process(&self, process: &Process) -> Option<CpuQuota> {
+        self.of_id(process.id())
+    }
+
+    fn of_id(&self, id: ProcessId) -> Option<CpuQuota> {
+        let groups = self.processes.get(&id)?.iter();
         let measured = groups.filter_map(|directory| {
             let group = self.groups.get(directory)?;
             let limit = group.limit?;
@@ -142,12 +147,16 @@ impl CpuQuotas {
 
     /// Returns the quota that stopped this process itself.
     pub(crate) fn own(&self) -> Option<CpuQuota> {
-        self.of_process(std::process::id())
+        self.of_id(OWN)
     }
 
     /// Returns the cgroup of a process and those around it that have a quota, and begins to measure
     /// them.
-    fn groups_of(&mut self, pid: u32) -> Vec<Arc<Path>> {
+    fn groups_of(&mut self, id: ProcessId) -> Vec<Arc<Path>> {
+        let pid = match id {
+            OWN => std::process::id(),
+            id => id.pid,
+        };
         let file = self.proc.join(pid.to_string()).join("cgroup");
         // A process that has just ended has no quota.
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -227,23 +236,36 @@ impl Group {
         Self {
             version,
             limit: Some(limit),
-            began: Instant::now(),
-            first: now,
-            last: now,
-            elapsed: Duration::ZERO,
+            readings: VecDeque::from([(Instant::now(), now)]),
+        }
+    }
+
+    fn read(&mut self, directory: &Path, scans: usize) {
+        self.limit = Limit::read(directory, self.version);
+        if let Some(now) = Throttling::read(directory, self.version) {
+            if self.readings.len() >= scans {
+                self.readings.pop_front();
+            }
+            self.readings.push_back((Instant::now(), now));
         }
     }
 
     /// Returns the share of the time for which the quota stopped processes.
     fn stopped(&self, limit: Limit) -> f64 {
-        if self.elapsed.is_zero() {
+        let (Some((began, first)), Some((ended, last))) =
+            (self.readings.front(), self.readings.back())
+        else {
+            return 0.0;
+        };
+        let elapsed = ended.saturating_duration_since(*began);
+        if elapsed.is_zero() {
             return 0.0;
         }
-        let periods = self.last.periods.saturating_sub(self.first.periods);
+        let periods = last.periods.saturating_sub(first.periods);
         // Summed over CPUs, the time can be longer than the periods in which it was spent.
         let most = limit.period.as_secs_f64() * periods as f64;
-        let stopped = self.last.stopped.saturating_sub(self.first.stopped);
-        let share = stopped.as_secs_f64().min(most) / self.elapsed.as_secs_f64();
+        let stopped = last.stopped.saturating_sub(first.stopped);
+        let share = stopped.as_secs_f64().min(most) / elapsed.as_secs_f64();
         share.min(1.0)
     }
 }
@@ -305,6 +327,18 @@ impl Throttling {
 mod tests {
     use super::*;
 
+    impl CpuQuotas {
+        /// Changes the times of readings so that they are a second apart.
+        fn take_seconds(&mut self) {
+            for group in self.groups.values_mut() {
+                let first = group.readings[0].0;
+                for (reading, second) in group.readings.iter_mut().zip(0..) {
+                    reading.0 = first + Duration::from_secs(second);
+                }
+            }
+        }
+    }
+
     /// A machine of files, with a process 7 in a cgroup.
     struct Machine(tempfile::TempDir);
 
@@ -322,7 +356,11 @@ mod tests {
         }
 
         fn quotas(&self) -> CpuQuotas {
-            CpuQuotas::of(&self.0.path().join("proc"), &self.0.path().join("cgroup"))
+            CpuQuotas::of(
+                &self.0.path().join("proc"),
+                &self.0.path().join("cgroup"),
+                3,
+            )
         }
 
         /// Returns what is measured of process 7 while `change` is made, had it taken a second.
@@ -332,10 +370,8 @@ mod tests {
             quotas.update([&process].into_iter());
             change();
             quotas.update([&process].into_iter());
-            for group in quotas.groups.values_mut() {
-                group.elapsed = Duration::from_secs(1);
-            }
-            quotas.of_process(7)
+            quotas.take_seconds();
+            quotas.of_process(&process)
         }
     }
 
@@ -391,6 +427,29 @@ mod tests {
         assert_eq!(Version::Two.path_in("0::/../other\n"), None);
         assert_eq!(Version::Two.path_in("0::/\n"), Some(PathBuf::new()));
         assert_eq!(Version::One.path_in("0::/\n"), None);
+    }
+
+    #[test]
+    fn only_the_last_scans_count_and_only_for_processes_that_own_connections() {
+        let machine = Machine::with("0::/app\n");
+        machine.write("cgroup/cgroup.controllers", "cpu\n");
+        machine.write("cgroup/app/cpu.max", "20000 100000\n");
+        let stat = |periods, micros| {
+            let text = format!("nr_throttled {periods}\nthrottled_usec {micros}\n");
+            machine.write("cgroup/app/cpu.stat", &text);
+        };
+        let mut quotas = machine.quotas();
+        let process = Process::for_tests(7, "app", None);
+        for (periods, micros) in [(0, 0), (9, 900_000), (14, 1_400_000), (14, 1_400_000)] {
+            stat(periods, micros);
+            quotas.update([&process].into_iter());
+        }
+        quotas.take_seconds();
+        let quota = quotas.of_process(&process).unwrap();
+        assert!((quota.stopped - 0.25).abs() < 1e-9, "{quota:?}");
+        quotas.update([].into_iter());
+        assert_eq!(quotas.of_process(&process), None);
+        assert!(quotas.groups.is_empty());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! wake. This is the only sign of it where the hypervisor does not report steal time (`steal` in
 //! /proc/stat is zero in many guests).
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,9 @@ const AGAIN: u32 = 10;
 pub(crate) struct DescheduledMeter {
     shared: Arc<Shared>,
     sleeper: Option<JoinHandle<()>>,
+    /// The sums at the last scans, as many as the measured time covers.
+    sums: VecDeque<Sleeps>,
+    scans: usize,
 }
 
 #[derive(Debug, Default)]
@@ -53,8 +57,9 @@ struct RunQueueWait {
 // === impl DescheduledMeter ===
 
 impl DescheduledMeter {
-    /// Starts to measure. Returns `None` if no thread can be started.
-    pub(crate) fn start() -> Option<Self> {
+    /// Starts to measure the time of the last `scans` scans. Returns `None` if no thread can be
+    /// started.
+    pub(crate) fn start(scans: usize) -> Option<Self> {
         let shared = Arc::new(Shared::default());
         let sleeper = {
             let shared = Arc::clone(&shared);
@@ -63,12 +68,20 @@ impl DescheduledMeter {
         Some(Self {
             shared,
             sleeper: Some(sleeper.ok()?),
+            sums: VecDeque::new(),
+            scans: scans.max(2),
         })
     }
 
-    /// Returns the share of the measured time for which the machine was descheduled.
-    pub(crate) fn share(&self) -> f64 {
-        self.shared.sleeps().share()
+    /// Begins a scan. Returns the share of the measured time for which the machine was descheduled.
+    pub(crate) fn scan(&mut self) -> f64 {
+        let now = self.shared.sleeps();
+        if self.sums.len() >= self.scans {
+            self.sums.pop_front();
+        }
+        self.sums.push_back(now);
+        let first = self.sums.front().copied().unwrap_or(now);
+        now.since(first).share()
     }
 }
 
@@ -119,6 +132,14 @@ impl Sleeps {
         if late > LATE {
             self.late += late;
             self.late_count += 1;
+        }
+    }
+
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            total: self.total.saturating_sub(earlier.total),
+            late: self.late.saturating_sub(earlier.late),
+            late_count: self.late_count.saturating_sub(earlier.late_count),
         }
     }
 
@@ -202,8 +223,26 @@ mod tests {
     }
 
     #[test]
+    fn only_the_sleeps_of_the_last_scans_count() {
+        let mut meter = DescheduledMeter::start(3).unwrap();
+        let mut scan = |millis: &[u64]| {
+            let mut all = meter.shared.sleeps.lock().unwrap();
+            millis
+                .iter()
+                .for_each(|millis| all.add(Duration::from_millis(*millis)));
+            drop(all);
+            meter.scan()
+        };
+        // The thread adds sleeps of its own, which dilute the share.
+        scan(&[]);
+        assert!(scan(&[905; 100]) > 0.9);
+        assert!(scan(&[]) > 0.9);
+        assert!(scan(&[]) < 0.5);
+    }
+
+    #[test]
     fn dropping_the_meter_ends_its_thread() {
-        let meter = DescheduledMeter::start().unwrap();
+        let meter = DescheduledMeter::start(6).unwrap();
         let shared = Arc::downgrade(&meter.shared);
         drop(meter);
         assert!(shared.upgrade().is_none());

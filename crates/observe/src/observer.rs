@@ -92,11 +92,11 @@ impl Observer {
     }
 
     /// Starts to measure for how much of the time this machine is descheduled, and for how much CPU
-    /// quotas stop the owners of connections. An observer that does so is for minutes and not for
-    /// days: it takes a process ID for the same process throughout.
+    /// quotas stop the owners of connections, over the time of the samples that are kept.
     pub fn measure_cpu_time(&mut self) {
-        self.descheduled = DescheduledMeter::start();
-        self.quotas = Some(CpuQuotas::new());
+        let scans = self.table.retention().samples;
+        self.descheduled = DescheduledMeter::start(scans);
+        self.quotas = Some(CpuQuotas::new(scans));
     }
 
     /// Starts to count the packets of observed connections that the kernel of this machine drops.
@@ -123,7 +123,7 @@ impl Observer {
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
     ) -> Result<ScanSummary, ScanError> {
         self.steal.update();
-        self.descheduled_share = self.descheduled.as_ref().map(DescheduledMeter::share);
+        self.descheduled_share = self.descheduled.as_mut().map(DescheduledMeter::scan);
         let mut collector = Collector {
             table: &mut self.table,
             paths: &mut self.paths,
@@ -323,7 +323,7 @@ impl Observer {
             descheduled: self.descheduled_share.filter(|_| !may_be_late),
             cpu_quota: quotas
                 .zip(process)
-                .and_then(|(quotas, process)| quotas.of_process(process.pid)),
+                .and_then(|(quotas, process)| quotas.of_process(process)),
             host_drops: self.host_drops_of(tracked),
             ..bounds
         }

@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 use rustix::param::clock_ticks_per_second;
 
 pub use self::process::Process;
+pub(crate) use self::process::ProcessId;
 use self::process::Walk;
 use crate::bpf_iter::OwnerRecord;
 

@@ -93,6 +93,11 @@ impl<M: Copy> Table<M> {
         }
     }
 
+    /// Returns the limits of the table.
+    pub fn retention(&self) -> Retention {
+        self.keep
+    }
+
     /// Begins a scan and returns its number. `again`: the scan replaces the last one.
     pub fn begin(&mut self, again: bool) -> NonZeroU64 {
         self.replaces = again.then_some(self.scan);

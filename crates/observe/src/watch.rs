@@ -184,7 +184,8 @@ impl Watcher {
             if self.matches(&unlisted) {
                 self.counts.unreported += 1;
                 self.unreported[0].insert(cookie);
-                self.end(cookie, &unlisted, to);
+                let verdict = self.verdict_of(&unlisted);
+                self.end(cookie, &unlisted, verdict, to);
             }
         }
         Ok(summary)
@@ -284,11 +285,14 @@ impl Watcher {
         });
         let sample = Sample { at, connection };
         if let Some(mut unlisted) = known {
-            // The filter must see the state before the end.
+            // The filter must see the state before the end, and so must the verdict: closing a
+            // connection sends segments that its application did not ask for.
             let matches = self.matches(&unlisted);
+            let verdict = self.verdict_of(&unlisted);
             unlisted.tracked.finish(sample);
             if matches {
-                self.end(cookie, &unlisted, to);
+                let verdict = verdict.or_else(|| self.verdict_of(&unlisted));
+                self.end(cookie, &unlisted, verdict, to);
             }
             return;
         }
@@ -320,7 +324,18 @@ impl Watcher {
             .matches(&self.filter, &unlisted.tracked, process)
     }
 
-    fn end(&mut self, cookie: u64, unlisted: &Unlisted, to: &mut impl ReportSink) {
+    fn verdict_of(&self, unlisted: &Unlisted) -> Option<Verdict> {
+        let process = unlisted.process.as_deref();
+        self.observer.verdict_of(&unlisted.tracked, process)
+    }
+
+    fn end(
+        &mut self,
+        cookie: u64,
+        unlisted: &Unlisted,
+        verdict: Option<Verdict>,
+        to: &mut impl ReportSink,
+    ) {
         self.counts.ended += 1;
         self.counts.without_owner += u64::from(unlisted.process.is_none());
         to.report(&Report {
@@ -329,9 +344,7 @@ impl Watcher {
             tracked: &unlisted.tracked,
             process: unlisted.process.as_deref(),
             life: Some(&unlisted.life),
-            verdict: self
-                .observer
-                .verdict_of(&unlisted.tracked, unlisted.process.as_deref()),
+            verdict,
             ended: self.observer.remembered(cookie),
         });
     }
@@ -361,7 +374,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     #[derive(Default)]
-    struct Reports(Vec<(Event, SocketAddr, bool, Option<u64>)>);
+    struct Reports(Vec<(Event, SocketAddr, Option<Factor>, Option<u64>)>);
 
     impl ReportSink for Reports {
         fn report(&mut self, report: &Report<'_>) {
@@ -369,7 +382,7 @@ mod tests {
             self.0.push((
                 report.event,
                 connection.local,
-                report.life.is_some(),
+                report.verdict.as_ref().map(|verdict| verdict.factor),
                 connection.info.as_ref().and_then(|info| info.bytes_acked),
             ));
         }
@@ -424,7 +437,8 @@ mod tests {
         watcher.scan(&mut reports).unwrap();
         watcher.scan(&mut reports).unwrap();
         watcher.report_open(&mut reports);
-        assert_eq!(reports.0, [(Event::Open, seen, true, Some(1001))]);
+        let idle = Some(Factor::Idle);
+        assert_eq!(reports.0, [(Event::Open, seen, idle, Some(1001))]);
         client.write_all(&[7; 500]).unwrap();
         server.read_exact(&mut [0; 500]).unwrap();
         drop((client, server));
@@ -439,12 +453,12 @@ mod tests {
         }
         let (open, ends) = reports.0.split_at(1);
         assert_eq!(open[0].0, Event::Open);
-        // The payload, the SYN and the FIN.
+        // The payload, the SYN and the FIN. The verdict is that of the scans.
         assert_eq!(
             ends,
             [
-                (Event::End, seen, true, Some(1502)),
-                (Event::End, short, false, Some(302)),
+                (Event::End, seen, idle, Some(1502)),
+                (Event::End, short, None, Some(302)),
             ]
         );
         let counts = watcher.counts();

@@ -89,6 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut observer = args
         .connections
         .observer(CONNECTIONS, SAMPLES, Ends::Recorded);
+    observer.measure_cpu_time();
     let mut missing = Missing::default();
     if !args.batch && !args.json {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {

@@ -87,9 +87,10 @@ fn file_time(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let filter = args.connections.filter()?;
-    let observer = args
+    let mut observer = args
         .connections
         .observer(CONNECTIONS, SAMPLES, Ends::Recorded);
+    observer.measure_cpu_time();
     let rotation = Rotation {
         size: args.file_size.as_u64(),
         time: args.file_time,

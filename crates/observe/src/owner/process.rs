@@ -27,8 +27,16 @@ pub struct Process {
     pub name: Arc<str>,
     /// The first 12 digits of its container ID.
     pub container: Option<String>,
-    /// Its start time, in clock ticks after boot. Pid and start time together identify a process.
+    /// Its start time, in clock ticks after boot.
     pub(super) began: u64,
+}
+
+/// The identity of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ProcessId {
+    pub(crate) pid: u32,
+    /// Its start time, in clock ticks after boot.
+    pub(crate) began: u64,
 }
 
 /// A walk over the descriptors of all processes, in steps.
@@ -54,6 +62,14 @@ struct Current {
 // === impl Process ===
 
 impl Process {
+    /// Returns its identity: a pid alone is reused.
+    pub(crate) fn id(&self) -> ProcessId {
+        ProcessId {
+            pid: self.pid,
+            began: self.began,
+        }
+    }
+
     /// Whether the process with this pid is still the same process and runs the same program.
     pub(super) fn is_still(&self, root: &Path) -> bool {
         let now = || {

@@ -261,9 +261,11 @@ pub(super) fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
         return None;
     }
     let is_near = rate <= mathis_bound * NEAR_MATHIS;
+    // Without events, the losses of a policer look the same unless the rate is very steady.
+    let is_distinct = model.is_some() || window.event_delta().is_some();
     let certain = match (is_near, has_small_window) {
-        (true, false) => 1.0,
-        (true, true) => NOT_CERTAIN,
+        (true, false) if is_distinct => 1.0,
+        (true, _) => NOT_CERTAIN,
         (false, _) => 0.6,
     };
     let cause = Cause::LossWithoutQueue {
