@@ -637,6 +637,19 @@ fn a_reader_that_does_not_read_is_told_at_both_ends() {
         let is_receiver = record["local"] != *near;
         assert_eq!(both["shown_by"], if is_receiver { "here" } else { "there" });
     }
+    // Or from a pipe, on which it comes while this end observes.
+    let mut far = taut(&["why", "--json", "--for", "2s", "--netns", host.name()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pipe = far.stdout.take().unwrap();
+    let joined = taut(&[&base[..], &["/dev/stdin", "--json"]].concat())
+        .stdin(pipe)
+        .output()
+        .unwrap();
+    far.wait().unwrap();
+    let joined = String::from_utf8(joined.stdout).unwrap();
+    assert_eq!(joined.matches("\"both_ends\"").count(), 2, "{joined}");
     let ssh = dir.path().join("ssh");
     let with_ssh = |script: &str| {
         std::fs::write(&ssh, format!("#!/bin/sh\n{script}\n")).unwrap();

@@ -1,9 +1,10 @@
-//! `--with`: the report of `taut why` at the other end, over ssh or from a file.
+//! `--with`: the report of `taut why` at the other end, over ssh, or from a file or a pipe.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,8 @@ use crate::Failure;
 /// Arguments that name the other end.
 #[derive(ClapArgs)]
 pub(crate) struct WithArgs {
-    /// Observe the other end as well: a host for ssh, or a file (a path with a `/`) that
-    /// `taut why --json` wrote there during the same time
+    /// Observe the other end as well: a host for ssh, or a file or pipe (a path with a `/`) to which
+    /// `taut why --json` writes there during the same time
     #[arg(long, value_name = "HOST|FILE")]
     with: Option<String>,
 
@@ -40,6 +41,8 @@ pub(crate) struct Other {
 
 enum Source {
     File(PathBuf),
+    /// What a thread reads from a pipe.
+    Pipe(mpsc::Receiver<io::Result<Vec<u8>>>),
     Ssh(Ssh),
 }
 
@@ -72,12 +75,18 @@ impl WithArgs {
         let path = Path::new(name);
         // A bare word is a host, even if the current directory has a file of that name.
         if name.contains('/') {
-            if !path.is_file() {
-                return Err(Failure::Usage(format!(
-                    "--with {name}: there is no such file"
-                )));
-            }
-            let source = Source::File(path.to_owned());
+            let source = match path.metadata() {
+                Ok(file) if file.is_dir() => {
+                    return Err(Failure::Usage(format!("--with {name}: it is a directory")));
+                }
+                Ok(file) if file.is_file() => Source::File(path.to_owned()),
+                Ok(_) => Source::Pipe(read_pipe(path.to_owned())),
+                Err(_) => {
+                    return Err(Failure::Usage(format!(
+                        "--with {name}: there is no such file"
+                    )));
+                }
+            };
             return Ok(Some(Other {
                 name: name.clone(),
                 source,
@@ -127,6 +136,15 @@ impl Other {
             Source::File(path) => {
                 let file = File::open(&path).and_then(|mut file| read(&mut file, REPORT_MAX));
                 file.map_err(|e| fail(e.to_string()))?
+            }
+            Source::Pipe(bytes) => {
+                let bytes = bytes.recv_timeout(PATIENCE).map_err(|_| {
+                    let seconds = PATIENCE.as_secs();
+                    fail(format!(
+                        "no whole report {seconds} s after this end had finished"
+                    ))
+                })?;
+                bytes.map_err(|e| fail(e.to_string()))?
             }
             Source::Ssh(ssh) => ssh.finish(&name).map_err(fail)?,
         };
@@ -180,6 +198,17 @@ fn pass_on(name: &str, stderr: impl Read) {
         // Nobody may read standard error any more.
         let _ = writeln!(io::stderr(), "{name}: {}", sanitize::text(&line));
     }
+}
+
+/// Reads a report from a pipe on a thread: the program that writes it may not end in time.
+fn read_pipe(path: PathBuf) -> mpsc::Receiver<io::Result<Vec<u8>>> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let bytes = File::open(path).and_then(|mut pipe| read(&mut pipe, REPORT_MAX));
+        // This end may have given up.
+        let _ = sender.send(bytes);
+    });
+    receiver
 }
 
 /// Reads a report of at most `max` bytes.
