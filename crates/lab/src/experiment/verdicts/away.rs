@@ -86,15 +86,25 @@ impl Away {
     }
 
     /// Runs `taut` in the guest with these arguments, and sends its output to this port of the
-    /// server.
-    pub(super) fn say(&mut self, taut: &Path, args: &[&str], port: u16) -> io::Result<()> {
+    /// server. With a `limit`, stops it after that time.
+    pub(super) fn say(
+        &mut self,
+        taut: &Path,
+        args: &[&str],
+        limit: Option<Duration>,
+        port: u16,
+    ) -> io::Result<()> {
+        let run = match limit {
+            Some(limit) => format!("timeout --preserve-status {}", limit.as_secs_f64()),
+            None => String::new(),
+        };
         let script = format!(
-            "{{ \"$TAUT\" \"$@\" || echo it failed; }} | socat -u STDIN TCP:{SERVER}:{port},{TRIES}"
+            "{{ {run} \"$TAUT\" \"$@\" || echo it failed; }} | socat -u STDIN TCP:{SERVER}:{port},{TRIES}"
         );
         let mut all = vec!["-c".to_owned(), script, "sh".to_owned()];
         all.extend(args.iter().map(ToString::to_string));
         self.guest.start(Start {
-            name: "taut".to_owned(),
+            name: format!("taut-{port}"),
             program: "sh".to_owned(),
             args: all,
             env: vec![("TAUT".to_owned(), taut.display().to_string())],

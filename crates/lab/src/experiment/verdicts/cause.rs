@@ -173,6 +173,27 @@ impl Cause {
         }
     }
 
+    /// Whether both ends can be observed: the connection is established, and neither end is in a guest.
+    pub(super) fn has_both_ends(self) -> bool {
+        !matches!(
+            self,
+            Self::NoAnswer | Self::Descheduled | Self::DescheduledSender
+        )
+    }
+
+    /// Whether the connection ends when its clients end. It does not if no answer comes, or if a guest
+    /// has it.
+    pub(super) fn can_end(self) -> bool {
+        !matches!(
+            self,
+            Self::Cut
+                | Self::NoAnswer
+                | Self::BlackHole
+                | Self::Descheduled
+                | Self::DescheduledSender
+        )
+    }
+
     /// Whether a segment that waits for this long in the bottleneck's queue, on average, is as it should be.
     /// The limit between the two is that of the verdicts.
     pub(super) fn expects_wait(self, mean: Duration) -> bool {

@@ -3,25 +3,44 @@
 use std::collections::BTreeMap;
 
 use super::family::Part;
+use super::mode::Mode;
 
 /// The verdict of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Said {
-    /// The factor, as `taut why --json` writes it.
+    /// The factor, as `taut why --json` writes it; `nothing` without a verdict.
     pub(super) factor: String,
     /// Its confidence, as `taut why --json` writes it.
     pub(super) confidence: String,
 }
 
+impl Default for Said {
+    fn default() -> Self {
+        Self {
+            factor: "nothing".to_owned(),
+            confidence: "unclear".to_owned(),
+        }
+    }
+}
+
 /// A confusion matrix.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Matrix {
+    mode: Mode,
     said: BTreeMap<Part, Vec<Said>>,
 }
 
 // === impl Matrix ===
 
 impl Matrix {
+    /// Returns an empty matrix for verdicts of `mode`.
+    pub(super) fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            said: BTreeMap::new(),
+        }
+    }
+
     pub(super) fn add(&mut self, part: Part, said: Said) {
         self.said.entry(part).or_default().push(said);
     }
@@ -36,7 +55,7 @@ impl Matrix {
         let (mut runs, mut right) = (0, 0);
         for (part, said) in self.runs().filter(|(part, said)| of(*part, said)) {
             runs += 1;
-            right += usize::from(said.factor == part.factor());
+            right += usize::from(said.factor == self.mode.expected(part));
         }
         share(right, runs)
     }
@@ -58,10 +77,18 @@ impl Matrix {
 
     /// Returns the share of all runs whose verdict was sure and wrong.
     pub(super) fn confident_wrong_rate(&self) -> f64 {
+        let wrong = self.runs().filter(|(part, said)| {
+            said.confidence == "sure" && said.factor != self.mode.expected(*part)
+        });
+        share(wrong.count(), self.runs().count())
+    }
+
+    /// Returns the number of verdicts that name this factor although another one was right.
+    pub(super) fn wrongly(&self, factor: &str) -> usize {
         let wrong = self
             .runs()
-            .filter(|(part, said)| said.confidence == "sure" && said.factor != part.factor());
-        share(wrong.count(), self.runs().count())
+            .filter(|(part, said)| said.factor == factor && self.mode.expected(*part) != factor);
+        wrong.count()
     }
 
     /// Returns each part, each factor in its verdicts, and the number of those verdicts.
@@ -103,7 +130,7 @@ mod tests {
 
     #[test]
     fn shares_are_of_what_was_said() {
-        let mut matrix = Matrix::default();
+        let mut matrix = Matrix::new(Mode::Why);
         let (loss, link) = (
             part(Family::Cubic, Cause::Loss),
             part(Family::Cubic, Cause::Link),
@@ -120,6 +147,7 @@ mod tests {
         let worst = matrix.worst(|part| Some(part.cause));
         assert_eq!(worst, Some((Cause::Loss, 0.5)));
         assert_eq!(matrix.confident_wrong_rate(), 1.0 / 6.0);
+        assert_eq!(matrix.wrongly("link"), 1);
         let cells = matrix.cells();
         assert_eq!(cells.iter().map(|(.., count)| count).sum::<usize>(), 6);
         assert!(cells.contains(&(link, "loss", 1)));
@@ -127,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_same_verdict_is_right_in_one_family_and_wrong_in_another() {
-        let mut matrix = Matrix::default();
+        let mut matrix = Matrix::new(Mode::Why);
         matrix.add(part(Family::Bbr, Cause::Loss), said("link", "sure"));
         matrix.add(part(Family::Reno, Cause::Loss), said("link", "sure"));
         assert_eq!(matrix.accuracy(|part, _| part.family == Family::Bbr), 1.0);
@@ -137,7 +165,7 @@ mod tests {
 
     #[test]
     fn of_nothing_there_is_no_share() {
-        let matrix = Matrix::default();
+        let matrix = Matrix::new(Mode::Why);
         assert!(matrix.accuracy(|_, _| true).is_nan());
         assert_eq!(matrix.worst(|part| Some(part.cause)), None);
     }

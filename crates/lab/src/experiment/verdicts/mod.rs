@@ -1,11 +1,12 @@
-//! `verdicts`: whether `taut why` names the factor that limits a connection, in worlds built to
-//! have a known one.
+//! `verdicts`: whether `taut why`, `taut top` and `taut watch` name the factor that limits a
+//! connection, in worlds built to have a known one.
 
 mod away;
 mod case;
 mod cause;
 mod family;
 mod matrix;
+mod mode;
 mod reader;
 mod stage;
 mod writer;
@@ -23,12 +24,13 @@ use case::Case;
 use cause::Cause;
 use family::{Family, Part};
 use matrix::{Matrix, Said};
+use mode::{Mode, Statement};
 use stage::Shown;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "verdicts",
-    about: "whether `taut why` names what was made to limit a connection",
+    about: "whether `taut why`, `taut top` and `taut watch` name what was made to limit a connection",
     has_parts: true,
     run,
 };
@@ -37,7 +39,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const RUNS: usize = 2;
 /// The number of concurrent worlds. Each world spends most of its time waiting.
 const AT_A_TIME: usize = 4;
-/// The number of wrong verdicts that are described.
+/// The number of wrong verdicts of each mode that are described.
 const TOLD: usize = 60;
 
 /// A finished run.
@@ -111,7 +113,7 @@ fn run_all(plan: &[(usize, Part)], request: &Request) -> Result<Vec<Done>, Exper
                         return;
                     };
                     let case = Case::of(part, request.seed, number);
-                    let done = stage::run(&case, request).map(|shown| Done {
+                    let done = stage::run(&case, &Mode::ALL, request).map(|shown| Done {
                         case,
                         number,
                         shown,
@@ -133,10 +135,8 @@ fn run_all(plan: &[(usize, Part)], request: &Request) -> Result<Vec<Done>, Exper
 }
 
 fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcome {
-    let mut matrix = Matrix::default();
     let (mut astray, mut notes) = (0, Vec::new());
     for Done { case, shown, .. } in done {
-        matrix.add(case.part(), shown.said.clone());
         let (least, most) = case.part().expected_use();
         if !(least..=most).contains(&shown.used) {
             astray += 1;
@@ -161,8 +161,21 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
             ));
         }
     }
-    notes.extend(wrong(done));
-    let mut headline = headline(&matrix, done.len(), &mut notes);
+    let matrices = Mode::ALL.map(|mode| (mode, matrix(done, mode)));
+    notes.extend(Mode::ALL.into_iter().flat_map(|mode| wrong(done, mode)));
+    let mut headline = BTreeMap::from([("runs".to_owned(), done.len() as f64)]);
+    for (mode, matrix) in &matrices {
+        headline.extend(match mode.key() {
+            None => figures(matrix, &mut notes),
+            Some(key) => figures_of(matrix, key),
+        });
+    }
+    if let Some((_, both)) = matrices.iter().find(|(mode, _)| *mode == Mode::BothEnds) {
+        let as_peer = both.wrongly("peer") as f64;
+        headline.insert("both_ends_left_as_peer".to_owned(), as_peer);
+    }
+    headline.extend(longest_right(done));
+    headline.retain(|_, share| !share.is_nan());
     if let Some(error) = share_error(done) {
         headline.insert("share_error".to_owned(), error);
         notes.push(
@@ -173,17 +186,21 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     }
     notes.push(
         "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come \
-         from the seed. In the series `verdicts`, columns are verdicts and rows are causes; `(seen \
+         from the seed. In the series of verdicts, columns are verdicts and rows are causes; `(seen \
          there)` means at the receiving end."
             .to_owned(),
     );
-    let verdicts = matrix
-        .cells()
-        .into_iter()
-        .filter_map(|(part, factor, count)| {
+    let verdicts = matrices.iter().flat_map(|(mode, matrix)| {
+        let metric = match mode {
+            Mode::Why => "verdicts".to_owned(),
+            mode => format!("verdicts of {}", mode.name()),
+        };
+        let cells = matrix.cells().into_iter();
+        cells.filter_map(move |(part, factor, count)| {
             let name = format!("{factor}/{}", part.name());
-            Series::of(&name, "verdicts", "runs", vec![count as f64])
-        });
+            Series::of(&name, &metric, "runs", vec![count as f64])
+        })
+    });
     let used = Part::all().into_iter().filter_map(|part| {
         let of = done.iter().filter(|done| done.case.part() == part);
         let used = of.map(|done| done.shown.used).collect();
@@ -208,8 +225,51 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     }
 }
 
-/// Returns the figures of the matrix, and adds notes that name the worst causes and families.
-fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<String, f64> {
+/// Returns the verdicts of a mode.
+fn matrix(done: &[Done], mode: Mode) -> Matrix {
+    let mut matrix = Matrix::new(mode);
+    for Done { case, shown, .. } in done {
+        if let Some(statement) = shown.of(mode) {
+            matrix.add(case.part(), statement.said.clone());
+        }
+    }
+    matrix
+}
+
+/// Returns how often the verdicts of another mode than `taut why` were right.
+fn figures_of(matrix: &Matrix, key: &str) -> BTreeMap<String, f64> {
+    let said = |confidence: &str| matrix.accuracy(|_, said| said.confidence == confidence);
+    BTreeMap::from([
+        (format!("{key}_accuracy"), matrix.accuracy(|_, _| true)),
+        (
+            format!("{key}_heldout_accuracy"),
+            matrix.accuracy(|part, _| part.family.is_left_out()),
+        ),
+        (format!("{key}_sure_right"), said("sure")),
+        (format!("{key}_likely_right"), said("likely")),
+        (
+            format!("{key}_confident_wrong_rate"),
+            matrix.confident_wrong_rate(),
+        ),
+    ])
+}
+
+/// Returns the share of connections for which `taut watch` recorded the cause for the longest time.
+fn longest_right(done: &[Done]) -> Option<(String, f64)> {
+    let longest = done.iter().filter_map(|Done { case, shown, .. }| {
+        let longest = shown.of(Mode::Watch)?.longest.as_deref();
+        Some(longest == Some(case.part().factor()))
+    });
+    let longest: Vec<bool> = longest.collect();
+    let right = longest.iter().filter(|right| **right).count();
+    (!longest.is_empty()).then(|| {
+        let share = right as f64 / longest.len() as f64;
+        ("watch_longest_right".to_owned(), share)
+    })
+}
+
+/// Returns the figures of `taut why`, and adds notes that name the worst causes and families.
+fn figures(matrix: &Matrix, notes: &mut Vec<String>) -> BTreeMap<String, f64> {
     let is_left_out = |part: Part| part.family.is_left_out();
     let said = |confidence: &str| matrix.accuracy(|_, said| said.confidence == confidence);
     let mut headline = BTreeMap::from([
@@ -224,7 +284,6 @@ fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<S
             "confident_wrong_rate".to_owned(),
             matrix.confident_wrong_rate(),
         ),
-        ("runs".to_owned(), runs as f64),
     ]);
     let mut worst = |key: &str, found: Option<(&str, f64)>| {
         if let Some((name, share)) = found {
@@ -246,7 +305,6 @@ fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<S
         "heldout_worst_family",
         family.map(|(family, share): (Family, f64)| (family.name(), share)),
     );
-    headline.retain(|_, share| !share.is_nan());
     headline
 }
 
@@ -255,7 +313,7 @@ fn headline(matrix: &Matrix, runs: usize, notes: &mut Vec<String>) -> BTreeMap<S
 fn share_error(done: &[Done]) -> Option<f64> {
     let errors = done.iter().filter_map(|Done { case, shown, .. }| {
         let truth = case.share(shown.used, shown.busy)?;
-        let said = shown.shares.get(case.part().factor());
+        let said = shown.why.shares.get(case.part().factor());
         Some((said.copied().unwrap_or(0.0) - truth).abs())
     });
     let errors: Vec<f64> = errors.collect();
@@ -263,27 +321,35 @@ fn share_error(done: &[Done]) -> Option<f64> {
     (!errors.is_empty()).then(|| sum / errors.len() as f64)
 }
 
-/// Describes the wrong verdicts.
-fn wrong(done: &[Done]) -> Vec<String> {
-    let wrong = done
-        .iter()
-        .filter(|done| done.shown.said.factor != done.case.part().factor());
-    wrong
-        .take(TOLD)
-        .map(
-            |Done {
-                 case,
-                 number,
-                 shown,
-             }| {
-                let Said { factor, confidence } = &shown.said;
-                format!(
-                    "Run {number}: {}: {factor} ({confidence}).",
-                    case.described()
-                )
-            },
-        )
-        .collect()
+/// Describes the wrong verdicts of a mode.
+fn wrong(done: &[Done], mode: Mode) -> impl Iterator<Item = String> {
+    let wrong = done.iter().filter_map(move |done| {
+        let Statement { said, longest, .. } = done.shown.of(mode)?;
+        let Said { factor, confidence } = said;
+        let longest = match longest {
+            Some(longest) => format!("; for longest: {longest}"),
+            None => String::new(),
+        };
+        (factor != mode.expected(done.case.part())).then(|| {
+            format!(
+                "{}: run {}: {}: {factor} ({confidence}{longest}).",
+                mode.name(),
+                done.number,
+                done.case.described()
+            )
+        })
+    });
+    wrong.take(TOLD)
+}
+
+impl Shown {
+    /// Returns what a command said; `None` if it did not observe the connection.
+    fn of(&self, mode: Mode) -> Option<&Statement> {
+        match mode {
+            Mode::Why => Some(&self.why),
+            other => self.others.get(&other),
+        }
+    }
 }
 
 impl Case {

@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader};
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use rustix::process::Signal;
 use taut_sys::child::Child;
 
 use super::away::Away;
 use super::case::Case;
 use super::cause::{Cause, End};
 use super::family::Family;
-use super::matrix::Said;
+use super::mode::{Mode, Statement};
 use super::reader::Reader;
 use super::writer::Writer;
 use crate::experiment::guests::network;
@@ -36,14 +37,18 @@ const OTHER_PORT: u16 = 8080;
 const OTHER_FIRST: Duration = Duration::from_secs(3);
 /// iperf3's port.
 const IPERF_PORT: u16 = 5201;
-/// The port to which a program or a guest sends data, which is discarded, and the server's port for verdicts of guests
-/// (`HEARD_PORT`).
+/// The port to which a program or a guest sends data, which is discarded, and the first of the server's ports for output
+/// of guests (`HEARD_PORT`).
 const SINK_PORT: u16 = 5009;
 const HEARD_PORT: u16 = 5010;
-/// How long iperf3 may take until it listens again.
+/// How long iperf3 may take until it listens again, and a connection until it has ended.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The pause between two checks whether iperf3 listens.
+/// How long a command may take to observe and to end.
+const LONGEST: Duration = Duration::from_secs(120);
+/// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How `taut watch` marks the record of a connection's end.
+const END: &str = "\"event\":\"end\"";
 
 /// A world with its programs.
 pub(super) struct Stage<'a> {
@@ -59,9 +64,10 @@ pub(super) struct Stage<'a> {
 
 /// The results of a run.
 pub(super) struct Shown {
-    pub(super) said: Said,
-    /// The share of the time that the verdict gives to each factor.
-    pub(super) shares: BTreeMap<String, f64>,
+    /// What `taut why` said.
+    pub(super) why: Statement,
+    /// What the other commands said.
+    pub(super) others: BTreeMap<Mode, Statement>,
     /// The share of the bottleneck that was used during the observation.
     pub(super) used: f64,
     /// How long a segment waited in its queue, on average.
@@ -70,21 +76,21 @@ pub(super) struct Shown {
     pub(super) busy: Option<f64>,
 }
 
-/// The parsed fields of a line of `taut why --json`.
-#[derive(Deserialize)]
-struct Line {
-    verdict: Option<ReportedVerdict>,
+/// A command that observes the connection.
+struct Observer {
+    mode: Mode,
+    child: Child,
+    /// `taut why` at the other end, whose report the command reads.
+    far: Option<Child>,
+    output: PathBuf,
 }
 
-#[derive(Deserialize)]
-struct ReportedVerdict {
-    factor: String,
-    confidence: String,
-    shares: BTreeMap<String, f64>,
-}
-
-/// Runs a case.
-pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentError> {
+/// Runs a case, which `taut why` and the commands of these modes observe.
+pub(super) fn run(
+    case: &Case,
+    modes: &[Mode],
+    request: &Request,
+) -> Result<Shown, ExperimentError> {
     let mut stage = Stage::build(case)?;
     if case.cause == Cause::NoAnswer {
         stage.cut();
@@ -102,69 +108,91 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     if case.cause == Cause::Cut {
         stage.cut();
     }
+    let began = Instant::now();
     let before = stage.bottleneck()?;
     let watch = case.watch();
-    let mut why = stage
-        .why(request, watch)
-        .map_err(ExperimentError::machine("start taut why"))?;
+    let has_both = modes.contains(&Mode::BothEnds) && case.cause.has_both_ends();
+    let why = match has_both {
+        true => stage.observe(Mode::BothEnds, request, watch)?,
+        false => stage.observe(Mode::Why, request, watch)?,
+    };
+    let others = || {
+        let others = modes.iter();
+        others.filter(|mode| !matches!(mode, Mode::Why | Mode::BothEnds))
+    };
+    // In a guest, which has little CPU time, one command would slow down the other.
+    let is_guest = case.cause.watched() == End::Guest;
+    let mut beside = Vec::new();
+    if !is_guest {
+        for mode in others() {
+            beside.push(stage.observe(*mode, request, watch)?);
+        }
+    }
     if case.cause.warm_up().is_none() {
         stage.talk()?;
     }
-    let began = Instant::now();
-    let (said, shares) =
-        said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
-    let ended = Instant::now();
+    let from = Instant::now();
+    let why = why.finish()?;
     let busy = stage
         .writing
         .as_ref()
-        .map(|writer| writer.busy(began, ended));
-    // `taut why` takes longer to start in a guest that shares its core.
+        .map(|writer| writer.busy(from, Instant::now()));
+    // The commands take some time to start.
     let watched = watch.max(began.elapsed()).as_secs_f64();
     let after = stage.bottleneck()?;
+    let mut said = BTreeMap::new();
+    if has_both {
+        said.insert(Mode::BothEnds, Mode::BothEnds.statement(&why, false)?);
+    }
+    if is_guest {
+        for mode in others() {
+            let observer = stage.observe(*mode, request, watch)?;
+            said.insert(*mode, mode.statement(&observer.finish()?, false)?);
+        }
+    }
+    // `taut watch` comes last, because it needs the connection's end.
+    beside.sort_by_key(|observer| observer.mode);
+    for observer in beside {
+        let mode = observer.mode;
+        said.insert(mode, stage.finish(observer)?);
+    }
     let bits = 8.0 * (after.delivered_bytes - before.delivered_bytes) as f64;
     Ok(Shown {
-        said,
-        shares,
+        why: Mode::Why.statement(&why, false)?,
+        others: said,
         used: bits / (case.rate.0 as f64 * watched),
         wait: after.mean_wait_since(&before),
         busy,
     })
 }
 
-/// Returns the verdict on the connection that carries the most bytes, and the share of each factor.
-fn said(why: &mut Child) -> io::Result<(Said, BTreeMap<String, f64>)> {
-    let mut line = String::new();
-    if let Some(out) = why.pipes().stdout.take() {
-        let mut lines = BufReader::new(out);
-        lines.read_line(&mut line)?;
-        // `taut why` ends by itself.
-        io::copy(&mut lines, &mut io::sink())?;
+// === impl Observer ===
+
+impl Observer {
+    /// Waits until the command ends, and returns its output.
+    fn finish(mut self) -> Result<String, ExperimentError> {
+        let mut finish = || {
+            for child in [&mut self.child].into_iter().chain(&mut self.far) {
+                match child.wait_for(LONGEST)? {
+                    Some(status) if status.success() => {}
+                    Some(status) => return Err(io::Error::other(format!("it failed ({status})"))),
+                    None => return Err(io::Error::other("it does not end")),
+                }
+            }
+            fs::read_to_string(&self.output)
+        };
+        let text = finish().map_err(ExperimentError::machine(self.mode.name()))?;
+        tracing::debug!("output of {}: {}", self.mode.name(), text.trim());
+        Ok(text)
     }
-    let status = why.wait()?;
-    if !status.success() {
-        return Err(io::Error::other(format!("it failed ({status})")));
+
+    fn wait_for_end(&self) -> io::Result<()> {
+        let began = Instant::now();
+        while !fs::read_to_string(&self.output)?.contains(END) && began.elapsed() < PATIENCE {
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
     }
-    tracing::debug!("output of taut why: {}", line.trim());
-    let verdict = match line.trim() {
-        "" => None,
-        line => serde_json::from_str::<Line>(line)?.verdict,
-    };
-    Ok(match verdict {
-        Some(verdict) => {
-            let said = Said {
-                factor: verdict.factor,
-                confidence: verdict.confidence,
-            };
-            (said, verdict.shares)
-        }
-        None => {
-            let said = Said {
-                factor: "nothing".to_owned(),
-                confidence: "unclear".to_owned(),
-            };
-            (said, BTreeMap::new())
-        }
-    })
 }
 
 // === impl Stage ===
@@ -480,40 +508,97 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Starts `taut why`, which observes from now on. If it runs in the guest, also starts the
-    /// listener for its verdict, and returns that.
-    fn why(&mut self, request: &Request, watch: Duration) -> io::Result<Child> {
-        let filter = match (self.case.cause, self.case.cause.watched()) {
-            (Cause::Pacing, _) => format!("dport {IPERF_PORT}"),
-            (Cause::ThrottledSender, _) | (_, End::Guest) => format!("dport {SINK_PORT}"),
-            _ if self.case.pauses().is_some() => format!("dport {SINK_PORT}"),
-            (_, End::Server) => "sport 80".to_owned(),
-            (_, End::Client) => "dport 80".to_owned(),
+    fn observe(
+        &mut self,
+        mode: Mode,
+        request: &Request,
+        time: Duration,
+    ) -> Result<Observer, ExperimentError> {
+        let started = self.start(mode, request, time);
+        started.map_err(ExperimentError::machine(mode.name()))
+    }
+
+    /// Returns the host of the end that is not watched.
+    fn other_end(&self) -> &Host {
+        match self.case.cause.watched() {
+            End::Server | End::Guest => self.world.host("client"),
+            End::Client => self.world.host("server"),
+        }
+    }
+
+    /// Starts a command that observes from now on. If it runs in the guest, also starts the listener
+    /// for its output.
+    fn start(&mut self, mode: Mode, request: &Request, time: Duration) -> io::Result<Observer> {
+        let (end, port) = match (self.case.cause, self.case.cause.watched()) {
+            (Cause::Pacing, _) => ("dport", IPERF_PORT),
+            (Cause::ThrottledSender, _) | (_, End::Guest) => ("dport", SINK_PORT),
+            _ if self.case.pauses().is_some() => ("dport", SINK_PORT),
+            (_, End::Server) => ("sport", 80),
+            (_, End::Client) => ("dport", 80),
         };
-        let watch = format!("{}ms", watch.as_millis());
-        let args = ["why", "--json", "--own-netns", "--for", &watch, &filter];
+        let args = mode.args(time, &format!("{end} {port}"));
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let far = (mode == Mode::BothEnds).then(|| {
+            let end = if end == "sport" { "dport" } else { "sport" };
+            let mut taut = Command::new(&request.taut);
+            taut.args(Mode::Why.args(time, &format!("{end} {port}")));
+            taut.stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null());
+            self.other_end().spawn(taut)
+        });
+        let mut far = far.transpose()?;
+        let report = far.as_mut().and_then(|far| far.pipes().stdout.take());
+        // Each command's output from a guest has a port of its own.
+        let port = HEARD_PORT + mode as u16;
         let mut command = match &self.away {
             Some(_) if self.case.cause.watched() == End::Guest => {
                 let mut socat = program::SOCAT.command();
                 // A peer that is silent for this long will stay silent.
-                let listen = format!("TCP-LISTEN:{HEARD_PORT},accept-timeout=60");
+                let listen = format!("TCP-LISTEN:{port},accept-timeout=60");
                 socat.args(["-T", "60", "-u", &listen, "STDOUT"]);
                 socat
             }
             _ => {
-                let mut why = Command::new(&request.taut);
-                why.args(args);
-                why
+                let mut taut = Command::new(&request.taut);
+                taut.args(&args);
+                taut
             }
         };
+        let output = self.world.dir().join(format!("observed-{}", mode as u16));
+        let file = File::create(&output)?;
         command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdin(report.map_or_else(Stdio::null, Stdio::from))
+            .stdout(file)
             .stderr(Stdio::null());
-        let heard = self.watched().spawn(command)?;
+        let child = self.watched().spawn(command)?;
         if let (End::Guest, Some(away)) = (self.case.cause.watched(), &mut self.away) {
-            away.say(&request.taut, &args, HEARD_PORT)?;
+            let limit = (mode == Mode::Watch).then_some(time);
+            away.say(&request.taut, &args, limit, port)?;
         }
-        Ok(heard)
+        Ok(Observer {
+            mode,
+            child,
+            far,
+            output,
+        })
+    }
+
+    /// Ends a command that observes, and reads its output. `taut watch` ends after the connection.
+    fn finish(&mut self, observer: Observer) -> Result<Statement, ExperimentError> {
+        if observer.mode != Mode::Watch {
+            return observer.mode.statement(&observer.finish()?, false);
+        }
+        let must_end = self.case.cause.can_end();
+        if must_end {
+            self.talking.clear();
+            self.reading = None;
+            self.writing = None;
+            let ended = observer.wait_for_end();
+            ended.map_err(ExperimentError::machine(observer.mode.name()))?;
+        }
+        let stopped = observer.child.signal(Signal::TERM);
+        stopped.map_err(ExperimentError::machine(observer.mode.name()))?;
+        observer.mode.statement(&observer.finish()?, must_end)
     }
 }

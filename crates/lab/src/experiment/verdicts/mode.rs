@@ -1,0 +1,238 @@
+//! The commands that give a verdict on a connection, and what they print.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::cause::Cause;
+use super::family::Part;
+use super::matrix::Said;
+use crate::experiment::ExperimentError;
+
+/// A way to a verdict on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Mode {
+    /// `taut why`.
+    Why,
+    /// `taut why --with`: the verdict of both ends. The same command, which observes one end, also
+    /// gives the verdict of [`Mode::Why`].
+    BothEnds,
+    /// `taut why --no-events`.
+    WhyNoEvents,
+    /// `taut top --json`: the last scan's verdict.
+    Top,
+    /// `taut watch`: the verdict of the record at the connection's end, or of the last record if
+    /// the connection cannot end.
+    Watch,
+}
+
+/// What a command said of a connection.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Statement {
+    pub(super) said: Said,
+    /// The share of the time that the verdict gives to each factor.
+    pub(super) shares: BTreeMap<String, f64>,
+    /// The factor that `taut watch` recorded for the longest time.
+    pub(super) longest: Option<String>,
+}
+
+/// The parsed fields of a line of output.
+#[derive(Deserialize)]
+struct Line {
+    cookie: u64,
+    verdict: Option<ReportedVerdict>,
+    /// Only in a line of `taut watch`.
+    event: Option<String>,
+    both_ends: Option<ReportedVerdict>,
+    #[serde(default)]
+    limited: BTreeMap<String, f64>,
+    instruments: Carried,
+}
+
+#[derive(Deserialize)]
+struct ReportedVerdict {
+    factor: String,
+    confidence: String,
+    #[serde(default)]
+    shares: BTreeMap<String, f64>,
+}
+
+#[derive(Deserialize)]
+struct Carried {
+    #[serde(rename = "HCThruOctetsAcked", default)]
+    sent: u64,
+    #[serde(rename = "HCThruOctetsReceived", default)]
+    received: u64,
+}
+
+// === impl Mode ===
+
+impl Mode {
+    pub(super) const ALL: [Self; 5] = [
+        Self::Why,
+        Self::BothEnds,
+        Self::WhyNoEvents,
+        Self::Top,
+        Self::Watch,
+    ];
+
+    /// Returns the prefix of its figures; `None` for `taut why`, whose figures have none.
+    pub(super) fn key(self) -> Option<&'static str> {
+        match self {
+            Self::Why => None,
+            Self::BothEnds => Some("both_ends"),
+            Self::WhyNoEvents => Some("no_events"),
+            Self::Top => Some("top"),
+            Self::Watch => Some("watch"),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Why => "taut why",
+            Self::BothEnds => "taut why --with",
+            Self::WhyNoEvents => "taut why --no-events",
+            Self::Top => "taut top --json",
+            Self::Watch => "taut watch",
+        }
+    }
+
+    /// Returns the factor that its verdict should name, as `taut why --json` writes it.
+    pub(super) fn expected(self, part: Part) -> &'static str {
+        match (self, part.cause) {
+            // Only the other end knows more than that.
+            (Self::BothEnds, Cause::Elsewhere) => "sender-application",
+            _ => part.factor(),
+        }
+    }
+
+    /// Returns the arguments with which `taut` observes the connections that a filter matches.
+    pub(super) fn args(self, time: Duration, filter: &str) -> Vec<String> {
+        let watch = format!("{}ms", time.as_millis());
+        // The first scan is at the start, the others a second apart.
+        let scans = (time.as_secs() + 1).to_string();
+        let own: &[&str] = match self {
+            Self::Why => &["why", "--json", "--for", &watch],
+            Self::BothEnds => &["why", "--json", "--with", "/dev/stdin", "--for", &watch],
+            Self::WhyNoEvents => &["why", "--json", "--no-events", "--for", &watch],
+            Self::Top => &["top", "--json", "--scans", &scans],
+            Self::Watch => &["watch", "--open-every", "1s"],
+        };
+        let own = own.iter().chain(&["--own-netns"]);
+        own.map(ToString::to_string)
+            .chain([filter.to_owned()])
+            .collect()
+    }
+
+    /// Returns what the output says of the connection that carried the most bytes. `must_end`: only
+    /// the record of its end counts.
+    ///
+    /// # Errors
+    /// The output is not what the command prints.
+    pub(super) fn statement(
+        self,
+        output: &str,
+        must_end: bool,
+    ) -> Result<Statement, ExperimentError> {
+        let parsed = self.parse(output, must_end);
+        parsed.map_err(|e| ExperimentError::machine(self.name())(e.into()))
+    }
+
+    fn parse(self, output: &str, must_end: bool) -> serde_json::Result<Statement> {
+        let mut last: BTreeMap<u64, Line> = BTreeMap::new();
+        for line in output.lines() {
+            // A line for a sum of ended connections has no cookie.
+            let any: serde_json::Value = serde_json::from_str(line)?;
+            if any.get("cookie").is_none() {
+                continue;
+            }
+            let line: Line = serde_json::from_value(any)?;
+            if !must_end || line.event.as_deref() == Some("end") {
+                last.insert(line.cookie, line);
+            }
+        }
+        let most = last.into_values().max_by_key(|line| line.instruments.sum());
+        let Some(line) = most else {
+            return Ok(Statement::default());
+        };
+        let longest = line.limited.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let longest = longest.map(|(factor, _)| factor);
+        let verdict = match self {
+            Self::BothEnds => line.both_ends,
+            _ => line.verdict,
+        };
+        Ok(match verdict {
+            Some(verdict) => Statement {
+                said: Said {
+                    factor: verdict.factor,
+                    confidence: verdict.confidence,
+                },
+                shares: verdict.shares,
+                longest,
+            },
+            None => Statement {
+                longest,
+                ..Statement::default()
+            },
+        })
+    }
+}
+
+// === impl Carried ===
+
+impl Carried {
+    fn sum(&self) -> u64 {
+        self.sent.saturating_add(self.received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(cookie: u64, rest: &str, sent: u64, factor: &str) -> String {
+        format!(
+            r#"{{"cookie": {cookie}, {rest} "instruments": {{"HCThruOctetsAcked": {sent}}},
+                "verdict": {{"factor": "{factor}", "confidence": "sure", "shares": {{}}}}}}"#
+        )
+        .replace('\n', " ")
+    }
+
+    #[test]
+    fn the_last_line_of_the_connection_that_carried_most_counts() {
+        let output = [
+            line(1, "", 10, "link"),
+            line(2, "", 90, "loss"),
+            r#"{"ended": {}}"#.to_owned(),
+            line(2, "", 95, "queue"),
+            line(1, "", 20, "link"),
+        ];
+        let statement = Mode::Top.statement(&output.join("\n"), false).unwrap();
+        assert_eq!(statement.said.factor, "queue");
+    }
+
+    #[test]
+    fn the_verdict_of_both_ends_is_apart_from_that_of_one() {
+        let both = r#""both_ends": {"factor": "queue", "confidence": "likely"},"#;
+        let output = line(1, both, 10, "peer");
+        let factor = |mode: Mode| mode.statement(&output, false).unwrap().said.factor;
+        assert_eq!(
+            (factor(Mode::Why), factor(Mode::BothEnds)),
+            ("peer".into(), "queue".into())
+        );
+    }
+
+    #[test]
+    fn only_an_end_counts_if_the_connection_must_end() {
+        let limited = r#""limited": {"loss": 3.0, "link": 1.0},"#;
+        let open = line(1, r#""event": "open","#, 10, "link");
+        let end = line(1, &format!(r#""event": "end", {limited}"#), 10, "queue");
+        let none = Mode::Watch.statement(&open, true).unwrap();
+        assert_eq!(none, Statement::default());
+        let statement = Mode::Watch.statement(&format!("{open}\n{end}"), true);
+        let statement = statement.unwrap();
+        assert_eq!(statement.said.factor, "queue");
+        assert_eq!(statement.longest.as_deref(), Some("loss"));
+    }
+}
