@@ -13,6 +13,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
 use serde_json::Value;
 
 use host::Host;
@@ -749,6 +750,91 @@ fn an_application_that_a_cpu_quota_stops_is_told_with_the_file_that_sets_it() {
     assert!(said.contains(file.to_str().unwrap()), "{said}");
     sender.end();
     reads.join().unwrap().unwrap();
+}
+
+/// Joins two hosts by devices called `veth`, 192.0.2.1 and 192.0.2.2.
+fn join(hosts: [&Host; 2]) {
+    let [near, far] = hosts.map(Host::name);
+    let pair = format!("link add veth type veth peer name veth netns {far}");
+    assert!(hosts[0].ip(&pair).status.success(), "{near}");
+    for (host, address) in hosts.into_iter().zip(["192.0.2.1/24", "192.0.2.2/24"]) {
+        assert!(
+            host.ip(&format!("addr add {address} dev veth"))
+                .status
+                .success()
+        );
+        assert!(host.ip("link set veth up").status.success());
+    }
+}
+
+/// Adds a rule to what comes in at a host.
+fn nft(host: &Host, rule: &str) {
+    let mut nft = Command::new("nft");
+    nft.arg(format!(
+        "add table inet t; add chain inet t c {{ type filter hook input priority 0; }}; add rule inet t c {rule}"
+    ));
+    let output = host.0.run(move || nft.output().unwrap()).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn packets_that_a_rule_or_a_policer_of_this_host_drops_are_named_with_their_place() {
+    for (name, rule) in [
+        ("drop", "numgen random mod 100 < 10 meta l4proto tcp drop"),
+        (
+            "limit",
+            "meta l4proto tcp limit rate over 2 mbytes/second burst 50 kbytes drop",
+        ),
+    ] {
+        let hosts = ["near", "far"].map(|end| Host::new(&format!("{name}-{end}")));
+        let [near, far] = &hosts;
+        join([near, far]);
+        let listener = far
+            .0
+            .run(|| TcpListener::bind("192.0.2.2:0").unwrap())
+            .unwrap();
+        let (mut client, mut server) = near.connection(&listener);
+        // BBR would send on, and its peer would not read as fast.
+        sockopt::set_tcp_congestion(&client, "cubic").unwrap();
+        nft(far, rule);
+        let reads = std::thread::spawn(move || std::io::copy(&mut server, &mut std::io::sink()));
+        let is_done = AtomicBool::new(false);
+        let told = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    client.write_all(&[7; 50_000]).unwrap();
+                }
+                // Its end does not have to pass the rule.
+                drop(client);
+            });
+            let told = records(&["why", "--json", "--for", "3s", "netns", near.name()]);
+            is_done.store(true, Ordering::Relaxed);
+            told
+        });
+        let [record] = &told[..] else {
+            panic!("one connection: {told:?}");
+        };
+        let verdict = &record["verdict"];
+        assert_eq!(verdict["factor"], "host-drops", "{name}: {record}");
+        let drop = &verdict["evidence"][1]["drop"];
+        assert_eq!(drop["place"], "netfilter", "{record}");
+        assert_eq!(drop["device"], "veth", "{record}");
+        assert_eq!(drop["netns"], far.name(), "{record}");
+        assert!(
+            verdict["remedy"]
+                .as_str()
+                .unwrap()
+                .contains("nft list ruleset")
+        );
+        let none = far.0.run(|| {
+            Command::new("nft")
+                .args(["flush", "ruleset"])
+                .status()
+                .unwrap()
+        });
+        assert!(none.unwrap().success());
+        reads.join().unwrap().unwrap();
+    }
 }
 
 #[test]
