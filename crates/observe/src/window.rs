@@ -116,13 +116,16 @@ impl<'a> Window<'a> {
     /// Returns the rates of the fastest train of acknowledgements of each scan that has one, in
     /// bytes a second. Empty if events are not counted.
     pub(crate) fn train_rates(&self) -> Vec<f64> {
-        let later = self.samples.get(1..).unwrap_or_default();
-        let rates = later.iter().filter_map(|sample| {
-            let events = sample.connection.internals?.events?;
+        let events = |sample: &Sample| sample.connection.internals?.events;
+        let pairs = self.samples.iter().zip(self.samples.iter().skip(1));
+        let rates = pairs.filter_map(|(before, sample)| {
+            let (before, events) = (events(before)?, events(sample)?);
             let mss = sample.info()?.snd_mss;
-            Some(f64::from(events.train_most_recent) * f64::from(mss))
+            let rate = f64::from(events.train_most_recent) * f64::from(mss);
+            // Samples repeat while nothing changes.
+            (events.trains != before.trains && rate > 0.0).then_some(rate)
         });
-        rates.filter(|rate| *rate > 0.0).collect()
+        rates.collect()
     }
 
     /// Returns `tcp_info` of all samples, oldest first.

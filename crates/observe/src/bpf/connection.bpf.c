@@ -254,12 +254,17 @@ struct slot {
 #define APART (1U << 20)
 #define APART_SEGMENTS (1U << 24)
 
-/* A train is at least this long, so that acknowledgements that a device or a queue
- * bundles do not look like a faster path.
+/* Acknowledgements are of one train if less than a sixteenth of the round trip, or
+ * this time, is between them. A train has at least so many segments and is at least
+ * so long, so that acknowledgements that a device or a queue bundles do not look
+ * like a faster path. One that goes on is cut after an eighth of the round trip, or
+ * after the longer time.
  */
-#define TRAIN_NS 2000000
+#define TRAIN_GAP_NS 2000000
 #define TRAIN_SEGMENTS 4
 #define TRAIN_SEGMENTS_MOST (1U << 20)
+#define TRAIN_LEAST_NS 1000000
+#define TRAIN_CUT_NS 4000000
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -436,39 +441,14 @@ static __always_inline __u32 recent(const struct slot *slot, __u32 now, __u32 be
 	return slot->longest_scan + 1 >= scan ? now : 0;
 }
 
-static __always_inline void begin_train(struct slot *slot, __u64 at, __u32 delivered)
+/* Notes the rate of the train that has ended. */
+static __always_inline void end_train(struct slot *slot)
 {
-	slot->train_began = at;
-	slot->train_first_delivered = delivered;
-}
+	__u64 time = slot->train_last - slot->train_began, rate;
+	__u32 segments = slot->train_delivered - slot->train_first_delivered;
 
-/* Measures the rate at which acknowledgements arrive while they arrive one after the
- * other. `delivered` is what the segments before this one have delivered, so it
- * belongs to the time at which the last of them arrived.
- */
-static __always_inline void note_train(struct slot *slot, struct tcp_sock *tp)
-{
-	__u64 now = bpf_ktime_get_ns(), at = slot->arrived, time, rate;
-	__u32 delivered = tp->delivered, segments;
-	bool follows;
-
-	slot->arrived = now;
-	if (!at || delivered == slot->train_delivered)
-		return;
-	slot->train_delivered = delivered;
-	/* srtt_us is eight times the round trip in us: a gap of a quarter of it. */
-	follows = at - slot->train_last < tp->srtt_us * 31ULL;
-	slot->train_last = at;
-	if (!follows) {
-		begin_train(slot, at, delivered);
-		return;
-	}
-	time = at - slot->train_began;
-	segments = delivered - slot->train_first_delivered;
-	if (segments < TRAIN_SEGMENTS || time < TRAIN_NS)
-		return;
-	begin_train(slot, at, delivered);
-	if (segments > TRAIN_SEGMENTS_MOST)
+	if (segments < TRAIN_SEGMENTS || segments > TRAIN_SEGMENTS_MOST ||
+	    time < TRAIN_LEAST_NS)
 		return;
 	rate = segments * 1000000000ULL / time;
 	begin_count(slot);
@@ -477,6 +457,40 @@ static __always_inline void note_train(struct slot *slot, struct tcp_sock *tp)
 	if (rate > slot->fastest)
 		slot->fastest = rate;
 	end_count(slot);
+}
+
+static __always_inline __u64 longer(__u64 one, __u64 other)
+{
+	return one > other ? one : other;
+}
+
+/* Follows the train of acknowledgements. `delivered` is what the segments before
+ * this one have delivered, so it belongs to the time at which the last of them
+ * arrived.
+ */
+static __always_inline void note_train(struct slot *slot, struct tcp_sock *tp)
+{
+	__u64 at = slot->arrived, round_trip;
+	__u32 delivered = tp->delivered;
+	bool is_gap, is_long;
+
+	slot->arrived = bpf_ktime_get_ns();
+	if (!at || delivered == slot->train_delivered)
+		return;
+	/* srtt_us is eight times the round trip in us. */
+	round_trip = tp->srtt_us * 125ULL;
+	is_gap = at - slot->train_last > longer(round_trip / 16, TRAIN_GAP_NS);
+	if (is_gap)
+		end_train(slot);
+	slot->train_last = at;
+	slot->train_delivered = delivered;
+	is_long = at - slot->train_began > longer(round_trip / 8, TRAIN_CUT_NS);
+	if (!is_gap && is_long)
+		end_train(slot);
+	if (is_gap || is_long) {
+		slot->train_began = at;
+		slot->train_first_delivered = delivered;
+	}
 }
 
 /* The maximum number of attempts to read counts that are being written. */

@@ -47,16 +47,21 @@ enum Capacity {
 /// A prediction is worth a sentence if it exceeds the rate by this factor.
 const WORTH: f64 = 1.1;
 /// The minimum number of scans with trains that shows a capacity.
-const SCANS_LEAST: usize = 3;
-/// The fastest trains of most scans are at least this share of the fastest ones if the bottleneck
-/// spaces them. Otherwise they are as dense as the sender happened to send.
-const STEADY: f64 = 0.85;
-/// Trains within this share of the pacing rate may be spaced by the sender itself.
+const SCANS_LEAST: usize = 5;
+/// The quantile of the scans' fastest trains that is the capacity. Fewer are faster, because
+/// something bundled their acknowledgements; more are slower, because the sender left gaps.
+const CAPACITY: f64 = 0.7;
+/// The ninth decile exceeds the capacity by less than this factor if the bottleneck spaces the
+/// trains: they have a common ceiling. Otherwise they are as dense as the sender happened to send.
+const CEILING: f64 = 1.25;
+/// Trains within this share of a steady pacing rate may be spaced by the sender itself. A steady
+/// one varies by less than [`STEADY_PACE`].
 const NEAR_PACE: f64 = 0.15;
-/// The share of a send buffer that data in flight takes when a program waits for room: the kernel
-/// wakes the program when a third of the buffer is free (`sk_stream_is_writeable()`), so the share
-/// is between two thirds and one.
-const SENDBUF_USED: f64 = 5.0 / 6.0;
+const STEADY_PACE: f64 = 1.5;
+/// The share of a send buffer that data in flight takes when a program waits for room, on average.
+/// It is above two thirds, because the kernel wakes the program when a third of the buffer is free
+/// (`sk_stream_is_writeable()`).
+const SENDBUF_USED: f64 = 0.75;
 /// The window of the peer has limited the sender at times from this share of the time on.
 const WINDOW_USED_UP: f64 = 0.02;
 /// The share of the pacing rate that is payload: the rate includes headers (TCP with timestamps,
@@ -93,7 +98,7 @@ pub(super) fn gain(
         found.map_or(0.0, |(_, share)| *share)
     };
     let limits = [
-        quota_removed(window, factor, share(Factor::CpuQuota)),
+        quota_removed(window, context, factor),
         send_buffer(window, context),
         receive_window(window, factor),
         loss(window, factor),
@@ -139,12 +144,14 @@ fn capacity(window: &Window<'_>) -> Option<Capacity> {
         let last = trains.len().checked_sub(1)?;
         trains.get((last as f64 * share).round() as usize).copied()
     };
-    let (Some(middle), Some(fast)) = (quantile(0.5), quantile(0.9)) else {
+    let (Some(middle), Some(most), Some(fastest)) =
+        (quantile(0.5), quantile(CAPACITY), quantile(0.9))
+    else {
         return (delivered > 0.0).then_some(Capacity::AtLeast(delivered));
     };
-    let is_steady = trains.len() >= SCANS_LEAST && middle >= fast * STEADY;
-    if is_steady && !is_paced(window, middle) {
-        return Some(Capacity::Known(middle));
+    let has_ceiling = trains.len() >= SCANS_LEAST && fastest <= most * CEILING;
+    if has_ceiling && !is_paced(window, most) {
+        return Some(Capacity::Known(most));
     }
     Some(Capacity::AtLeast(middle.max(delivered)))
 }
@@ -155,16 +162,22 @@ fn is_paced(window: &Window<'_>, rate: f64) -> bool {
         return true;
     }
     let is_limited = window.last().max_pacing_rate.is_some();
-    let paces = window.mean(|info| info.pacing_rate.map(|rate| rate as f64));
-    is_limited || paces.is_some_and(|paces| (rate / paces - 1.0).abs() < NEAR_PACE)
+    let paces = window.range(|info| info.pacing_rate);
+    let is_near = paces.is_some_and(|(least, most)| {
+        let (least, most) = (least as f64, most as f64);
+        let is_steady = most < least * STEADY_PACE;
+        is_steady && rate > least * (1.0 - NEAR_PACE) && rate < most * (1.0 + NEAR_PACE)
+    });
+    is_limited || is_near
 }
 
 /// The application without its quota: its rate while it ran.
-fn quota_removed(window: &Window<'_>, factor: Factor, stopped: f64) -> Option<Limit> {
-    let rate = window.sent_rate() / (1.0 - stopped).max(0.01);
-    (factor == Factor::CpuQuota).then_some(Limit {
+fn quota_removed(window: &Window<'_>, context: &Context, factor: Factor) -> Option<Limit> {
+    let quota = context.cpu_quota.as_ref()?;
+    let ran = 1.0 - quota.stopped;
+    (factor == Factor::CpuQuota && ran > 0.0).then(|| Limit {
         factor: Factor::SenderApplication,
-        rate,
+        rate: window.sent_rate() / ran,
     })
 }
 

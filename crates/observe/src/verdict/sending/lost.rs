@@ -244,6 +244,15 @@ fn fills_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
         && longer.is_some_and(|seconds_a_byte| seconds_a_byte * window.sent_rate() > OWN_RATE)
 }
 
+/// Whether the lost segments met no queue: the round trip is short, also before the losses.
+pub(super) fn is_without_queue(window: &Window<'_>) -> bool {
+    let Some((min_rtt, rtt)) = round_trips(window) else {
+        return false;
+    };
+    let is_short = rtt <= min_rtt * NO_QUEUE + MILLISECOND;
+    is_short && !is_lost_at_a_queue(window, min_rtt)
+}
+
 pub(super) fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
     let loss = window.loss();
     let (min_rtt, rtt) = round_trips(window)?;

@@ -1,7 +1,7 @@
 //! The rate that a congestion control reaches at a loss rate.
 
 use super::control;
-use super::lost::{LOSS_MATTERS, MATHIS};
+use super::lost::{LOSS_MATTERS, MATHIS, is_without_queue};
 use crate::window::Window;
 
 /// The window of CUBIC on a path of one second with a loss rate of one, in segments, for its
@@ -11,11 +11,12 @@ const CUBIC: f64 = 1.054;
 const LOST_LEAST: u32 = 5;
 
 /// Returns the rate at this connection's loss rate and round trip, in bytes a second. `None` if too
-/// few segments were lost, or if the congestion control does not react to losses.
+/// few segments were lost, if a queue dropped them (its path is then full at times, and has no loss
+/// rate of its own), or if the congestion control does not react to losses.
 pub(in super::super) fn rate(window: &Window<'_>) -> Option<f64> {
     let loss = window.loss();
     let is_measured = window.repeated() >= LOST_LEAST && loss >= LOSS_MATTERS;
-    if !is_measured || control::is_model_based(window) {
+    if !is_measured || !is_without_queue(window) || control::is_model_based(window) {
         return None;
     }
     let rtt = window.mean_seconds(|info| info.rtt)?;

@@ -11,6 +11,7 @@ fn with_trains(mut samples: Vec<Sample>, train: impl Fn(u64) -> u32) -> Vec<Samp
             max_window: 1 << 16,
             events: Some(Events {
                 train_most_recent: train(scan as u64),
+                trains: scan as u32,
                 ..Events::default()
             }),
             ..Internals::default()
@@ -49,9 +50,9 @@ fn the_path_carries_what_its_bottleneck_lets_through_in_a_train() {
     assert_eq!(megabytes(steady), (4.3, false, Some(Factor::Link)));
     // Trains that differ are only as dense as the sender sent them.
     let uneven = gain(&with_trains(by_window(|_, _| {}), |scan| {
-        1000 + scan as u32 * 200
+        scan as u32 * scan as u32 * 100
     }));
-    assert_eq!(megabytes(uneven), (3.2, true, None));
+    assert_eq!(megabytes(uneven), (5.2, true, None));
     // A rate that is no more than the connection carries says nothing.
     assert_eq!(gain(&with_trains(by_window(|_, _| {}), |_| 700)), None);
     assert_eq!(gain(&by_window(|_, _| {})), None);
@@ -89,8 +90,8 @@ fn the_narrowest_of_the_other_limits_is_next() {
         }
         megabytes(gain(&samples))
     };
-    // Half of 100 kB is payload; a third of that may be free. 22.4 ms.
-    assert_eq!(locked(100_000), (1.9, false, Some(Factor::SendBuffer)));
+    // Half of 100 kB is payload; a quarter of that is free. 22.4 ms.
+    assert_eq!(locked(100_000), (1.7, false, Some(Factor::SendBuffer)));
     assert_eq!(locked(1_000_000), (4.3, false, Some(Factor::Link)));
     let paced = gain(&with_trains(
         by_window(|_, info| info.max_pacing_rate = Some(2_000_000)),
