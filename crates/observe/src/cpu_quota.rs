@@ -19,6 +19,12 @@ const PROCESSES: usize = 4096;
 /// The maximum number of cgroups with a quota that are read at each scan. Others count as having no
 /// quota.
 const GROUPS: usize = 256;
+/// For how many scans a process without a connection is remembered, because the verdict on its last
+/// one comes after the end.
+const REMEMBERED: u32 = 5;
+/// After how many scans the cgroups of a process are looked up again: it may have moved, and a cgroup
+/// may have got its first quota.
+const LOOKED_UP_EVERY: u32 = 30;
 
 /// A quota that stopped the processes of a cgroup.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,11 +42,21 @@ pub struct CpuQuota {
 pub(crate) struct CpuQuotas {
     proc: PathBuf,
     hierarchies: Vec<Hierarchy>,
-    /// The cgroups with a quota that each process is in.
-    processes: FxHashMap<ProcessId, Vec<Arc<Path>>>,
+    processes: FxHashMap<ProcessId, Known>,
     groups: FxHashMap<Arc<Path>, Group>,
     /// The number of scans that the measured time covers.
     scans: usize,
+}
+
+/// What is known of a process.
+#[derive(Debug, Default)]
+struct Known {
+    /// The cgroups with a quota that it is in.
+    groups: Vec<Arc<Path>>,
+    /// The number of scans since they were looked up.
+    looked_up: u32,
+    /// The number of scans since it owned a connection.
+    owned: u32,
 }
 
 /// A mounted hierarchy of cgroups that may have CPU quotas.
@@ -107,19 +123,35 @@ impl CpuQuotas {
     }
 
     /// Begins to measure the cgroups of processes that are not known yet, reads those of known
-    /// processes again, and forgets processes that own no connection any more.
+    /// processes again, and forgets processes that have not owned a connection for a while.
     pub(crate) fn update<'a>(&mut self, owners: impl Iterator<Item = &'a Process>) {
         let owners: FxHashSet<ProcessId> = owners.map(Process::id).chain([OWN]).collect();
-        self.processes.retain(|id, _| owners.contains(id));
-        let used: FxHashSet<&Arc<Path>> = self.processes.values().flatten().collect();
+        self.processes.retain(|id, known| {
+            known.looked_up += 1;
+            known.owned = match owners.contains(id) {
+                true => 0,
+                false => known.owned + 1,
+            };
+            known.owned <= REMEMBERED
+        });
+        let known = self.processes.values();
+        let used: FxHashSet<&Arc<Path>> = known.flat_map(|known| &known.groups).collect();
         self.groups.retain(|directory, _| used.contains(directory));
         for (directory, group) in &mut self.groups {
             group.read(directory, self.scans);
         }
         for id in owners {
-            if self.processes.len() < PROCESSES && !self.processes.contains_key(&id) {
+            let is_due = match self.processes.get(&id) {
+                Some(known) => known.looked_up >= LOOKED_UP_EVERY,
+                None => self.processes.len() < PROCESSES,
+            };
+            if is_due {
                 let groups = self.groups_of(id);
-                self.processes.insert(id, groups);
+                let known = Known {
+                    groups,
+                    ..Known::default()
+                };
+                self.processes.insert(id, known);
             }
         }
     }
@@ -131,7 +163,7 @@ impl CpuQuotas {
     }
 
     fn of_id(&self, id: ProcessId) -> Option<CpuQuota> {
-        let groups = self.processes.get(&id)?.iter();
+        let groups = self.processes.get(&id)?.groups.iter();
         let measured = groups.filter_map(|directory| {
             let group = self.groups.get(directory)?;
             let limit = group.limit?;
@@ -447,9 +479,36 @@ mod tests {
         quotas.take_seconds();
         let quota = quotas.of_process(&process).unwrap();
         assert!((quota.stopped - 0.25).abs() < 1e-9, "{quota:?}");
+        // The verdict on its last connection comes after the end.
         quotas.update([].into_iter());
+        assert!(quotas.processes.contains_key(&process.id()));
+        for _ in 0..REMEMBERED {
+            quotas.update([].into_iter());
+        }
         assert_eq!(quotas.of_process(&process), None);
         assert!(quotas.groups.is_empty());
+    }
+
+    #[test]
+    fn a_quota_that_is_set_later_is_found() {
+        let machine = Machine::with("0::/app\n");
+        machine.write("cgroup/cgroup.controllers", "cpu\n");
+        machine.write("cgroup/app/cpu.max", "max 100000\n");
+        machine.write("cgroup/app/cpu.stat", "nr_throttled 0\nthrottled_usec 0\n");
+        let mut quotas = machine.quotas();
+        let process = Process::for_tests(7, "app", None);
+        quotas.update([&process].into_iter());
+        machine.write("cgroup/app/cpu.max", "20000 100000\n");
+        for _ in 0..LOOKED_UP_EVERY {
+            quotas.update([&process].into_iter());
+        }
+        machine.write(
+            "cgroup/app/cpu.stat",
+            "nr_throttled 9\nthrottled_usec 900000\n",
+        );
+        quotas.update([&process].into_iter());
+        quotas.take_seconds();
+        assert!(quotas.of_process(&process).unwrap().stopped > 0.5);
     }
 
     #[test]

@@ -21,6 +21,8 @@ const LATE: Duration = Duration::from_millis(5);
 const LONGEST: Duration = Duration::from_secs(1);
 /// The minimum number of late sleeps for a nonzero share: a few are chance.
 const AGAIN: u32 = 10;
+/// The minimum number of late sleeps for a share of more than half of the time, which is no chance.
+const AGAIN_IF_MOST: u32 = 3;
 
 /// A thread that sleeps 200 times a second and measures how late it wakes. Dropping the meter ends
 /// the thread.
@@ -144,10 +146,13 @@ impl Sleeps {
     }
 
     fn share(&self) -> f64 {
+        let is_most = self.late * 2 > self.total;
         match self.late_count {
-            AGAIN.. => self.late.as_secs_f64() / self.total.as_secs_f64(),
-            _ => 0.0,
+            AGAIN.. => {}
+            AGAIN_IF_MOST.. if is_most => {}
+            _ => return 0.0,
         }
+        self.late.as_secs_f64() / self.total.as_secs_f64()
     }
 }
 
@@ -206,7 +211,11 @@ mod tests {
         assert_eq!(sleeps(&[10; 100]).share(), 0.0);
         // Each sleep of 35 ms is 30 ms late.
         assert!((sleeps(&[35; 10]).share() - 30.0 / 35.0).abs() < 1e-12);
-        assert_eq!(sleeps(&[35; 9]).share(), 0.0);
+        assert!(sleeps(&[35; 3]).share() > 0.8);
+        assert_eq!(sleeps(&[35; 2]).share(), 0.0);
+        let mut few = vec![5; 60];
+        few.extend([35; 9]);
+        assert_eq!(sleeps(&few).share(), 0.0);
     }
 
     #[test]

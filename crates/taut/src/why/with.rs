@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -9,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
+use rustix::fs::OFlags;
 use taut_observe::both_ends::Report;
 use taut_observe::sanitize;
 
@@ -81,10 +83,8 @@ impl WithArgs {
                 }
                 Ok(file) if file.is_file() => Source::File(path.to_owned()),
                 Ok(_) => Source::Pipe(read_pipe(path.to_owned())),
-                Err(_) => {
-                    return Err(Failure::Usage(format!(
-                        "--with {name}: there is no such file"
-                    )));
+                Err(error) => {
+                    return Err(Failure::Usage(format!("--with {name}: {error}")));
                 }
             };
             return Ok(Some(Other {
@@ -134,7 +134,7 @@ impl Other {
         let fail = |what: String| Failure::Run(format!("--with {name}: {what}"));
         let bytes = match self.source {
             Source::File(path) => {
-                let file = File::open(&path).and_then(|mut file| read(&mut file, REPORT_MAX));
+                let file = open_file(&path).and_then(|mut file| read(&mut file, REPORT_MAX));
                 file.map_err(|e| fail(e.to_string()))?
             }
             Source::Pipe(bytes) => {
@@ -149,6 +149,17 @@ impl Other {
             Source::Ssh(ssh) => ssh.finish(&name).map_err(fail)?,
         };
         Report::parse(&String::from_utf8_lossy(&bytes)).map_err(|e| fail(e.to_string()))
+    }
+}
+
+/// Opens a regular file. It was one when the observation began; should it be a pipe by now, opening it
+/// must not wait for a writer.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it was a file and is none any more")),
     }
 }
 
