@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use taut_sys::sock_diag::Internals;
 
 use crate::sanitize;
-use crate::verdict::{Confidence, Factor, Verdict, confidence};
+use crate::verdict::{Confidence, Factor, LIKELY_MOST, Verdict, confidence};
 
 /// The connections of the other machine, as `taut why --json` reported them there.
 #[derive(Debug, Default)]
@@ -355,6 +355,8 @@ fn sender_findings(sender: &View, receiver: &View, end: End) -> Vec<(Factor, f64
         _ if is_of_receiver(factor) && denies => Some((factor, weight * DENIED, end)),
         // The receiver knows which of its own factors it is.
         _ if is_of_receiver(factor) && receiver.names_its_own() => None,
+        // The kernel there says what the sender can only suppose.
+        _ if may_be_host_drops(factor) && receiver.names_host_drops() => None,
         _ => Some((factor, weight, end)),
     });
     findings.collect()
@@ -369,16 +371,30 @@ fn receiver_findings(sender: &View, receiver: &View, end: End) -> Vec<(Factor, f
         .collect();
     findings.sort_by(|a, b| b.1.total_cmp(&a.1));
     // The sender's kernel has measured exactly for how long it waited for the receiver. That time
-    // belongs to the receiver's largest factor.
-    let waited = sender
-        .shares()
-        .filter(|(factor, _)| is_of_receiver(*factor))
-        .map(|(_, weight)| weight)
-        .sum::<f64>();
-    if let Some((_, weight, _)) = findings.first_mut() {
+    // belongs to the receiver's largest factor, except that nobody waits for a window because of drops.
+    let waited = sender.share_of(is_of_receiver);
+    let mut of_window = findings
+        .iter_mut()
+        .filter(|(factor, ..)| *factor != Factor::HostDrops);
+    if let Some((_, weight, _)) = of_window.next() {
         *weight = weight.max(waited.min(1.0));
     }
+    if receiver.names_host_drops() {
+        // The ends do not compare which segments these were.
+        let lost = sender.share_of(may_be_host_drops).min(LIKELY_MOST);
+        let mut drops = findings
+            .iter_mut()
+            .filter(|(factor, ..)| *factor == Factor::HostDrops);
+        if let Some((_, weight, _)) = drops.next() {
+            *weight = weight.max(lost);
+        }
+    }
     findings
+}
+
+/// Whether drops at the receiver look so to the sender.
+fn may_be_host_drops(factor: Factor) -> bool {
+    matches!(factor, Factor::Loss | Factor::RateLimit | Factor::Timeouts)
 }
 
 /// Whether only the receiver's instruments show the factor for certain.
@@ -411,6 +427,17 @@ impl View {
         };
         all.chain(only)
             .map(move |(factor, weight)| (factor, valid(weight)))
+    }
+
+    /// Returns the share of the time that these factors account for.
+    fn share_of(&self, is: impl Fn(Factor) -> bool) -> f64 {
+        let these = self.shares().filter(|(factor, _)| is(*factor));
+        these.map(|(_, weight)| weight).sum()
+    }
+
+    /// Whether the verdict is that the kernel of that machine drops packets.
+    fn names_host_drops(&self) -> bool {
+        self.factor == Factor::HostDrops && self.confidence >= Confidence::Likely
     }
 
     /// Whether the verdict of a receiver is about the receiver itself.

@@ -13,6 +13,7 @@ use libbpf_rs::btf::types::Enum;
 use rustc_hash::FxHashMap;
 use taut_bpf::{CEnum as _, CounterMap, Error, Map, Object, Open, bytes};
 
+pub(crate) use self::place::NO_REASON;
 pub use self::place::{Direction, DropPlace, HostDrop};
 use self::place::{drops_copies, is_no_loss, short};
 use self::raw::{DropsDirection, DropsExit};
@@ -239,7 +240,7 @@ impl HostDrops {
         let device = count.device.split(|byte| *byte == 0).next();
         let device = device.filter(|name| !name.is_empty());
         Some(HostDrop {
-            place: DropPlace::of(&reason),
+            place: DropPlace::of(&reason, function),
             reason,
             function: function.map(Into::into),
             device: device.map(|name| sanitize::text(name).into()),
@@ -248,6 +249,7 @@ impl HostDrops {
                 DropsDirection::Sent => Direction::Sent,
                 DropsDirection::Received => Direction::Received,
             },
+            is_own: kind.is_own != 0,
             data_segments: count.data,
             other_segments: count.other,
         })

@@ -76,7 +76,7 @@ const SURE: f64 = 0.75;
 /// The machine counts as descheduled only above this share of the time.
 const LEAST_DESCHEDULED: f64 = 0.25;
 /// The maximum weight of a finding that may be `likely` but never `sure`.
-const LIKELY_MOST: f64 = 0.74;
+pub(crate) const LIKELY_MOST: f64 = 0.74;
 /// A window counts as being as wide as its scale allows from this share of that width on. The
 /// kernel rounds windows down.
 const NEAR_SCALE: f64 = 0.9;

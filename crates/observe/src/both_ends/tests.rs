@@ -86,6 +86,34 @@ fn the_end_that_knows_decides() {
 }
 
 #[test]
+fn losses_are_drops_if_the_receivers_kernel_names_them() {
+    use Factor::*;
+    let dropped = says("host-drops", "likely", &[("host-drops", 0.74)]);
+    for lost in [Loss, RateLimit, Timeouts] {
+        let both = joint(&[(lost, 1.0)], &dropped);
+        assert_eq!(
+            (both.factor, both.confidence, both.shown_by),
+            (HostDrops, Confidence::Likely, End::There)
+        );
+    }
+    // A small share is less than what the sender knows.
+    let unclear = says("peer", "likely", &[("peer", 0.6), ("host-drops", 0.3)]);
+    assert_eq!(joint(&[(Loss, 1.0)], &unclear).factor, Loss);
+}
+
+#[test]
+fn the_time_that_a_sender_waits_for_the_window_is_not_that_of_drops() {
+    use Factor::*;
+    let shares = [("host-drops", 0.5), ("receive-buffer", 0.2)];
+    let dropped = says("host-drops", "likely", &shares);
+    let both = joint(&[(ReceiveBuffer, 0.9), (Loss, 0.1)], &dropped);
+    assert_eq!((both.factor, both.weight), (ReceiveBuffer, 0.9));
+    let only = says("host-drops", "likely", &[("host-drops", 0.6)]);
+    let both = joint(&[(ReceiveBuffer, 0.9)], &only);
+    assert_eq!((both.factor, both.shown_by), (ReceiveBuffer, End::Here));
+}
+
+#[test]
 fn a_small_share_of_the_receivers_does_not_take_the_senders_whole_claim() {
     let shares = [("receiver-application", 0.8), ("receive-buffer", 0.19)];
     let there = says("receiver-application", "sure", &shares);

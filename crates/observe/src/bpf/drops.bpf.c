@@ -38,6 +38,9 @@ struct sock_common {
 	struct {
 		struct net *net;
 	} skc_net;
+	struct {
+		__s64 counter;
+	} skc_cookie;
 } __attribute__((preserve_access_index));
 
 struct sock {
@@ -73,6 +76,11 @@ enum skb_drop_reason {
 #define PROTOCOL_IPV4 0x0800
 #define PROTOCOL_IPV6 0x86dd
 #define PROTOCOL_TCP 6
+
+/* A segment counts as at least so large (the default MSS of RFC 9293): a guest may
+ * say that a packet stands for 65,535 segments.
+ */
+#define SEGMENT_LEAST 536
 
 struct ipv4_header {
 	__u8 version_length;
@@ -175,7 +183,7 @@ static __always_inline __u32 read_packet(struct packet *packet, struct sk_buff *
 	const unsigned char *at = skb->head + skb->network_header;
 	__be16 protocol = skb->protocol;
 	struct tcp_header tcp;
-	long length;
+	long length, header;
 
 	if (protocol == bpf_htons(PROTOCOL_IPV4)) {
 		struct ipv4_header ip;
@@ -189,7 +197,8 @@ static __always_inline __u32 read_packet(struct packet *packet, struct sk_buff *
 			return DROPS_NOT_TCP;
 		map_ipv4(packet->tuple.from, ip.from);
 		map_ipv4(packet->tuple.to, ip.to);
-		at += (ip.version_length & 0xf) * 4;
+		header = (ip.version_length & 0xf) * 4;
+		length = bpf_ntohs(ip.length);
 	} else if (protocol == bpf_htons(PROTOCOL_IPV6)) {
 		struct ipv6_header ip;
 
@@ -201,16 +210,24 @@ static __always_inline __u32 read_packet(struct packet *packet, struct sk_buff *
 			return DROPS_NOT_TCP;
 		__builtin_memcpy(packet->tuple.from, ip.from, 16);
 		__builtin_memcpy(packet->tuple.to, ip.to, 16);
-		at += sizeof(ip);
+		header = sizeof(ip);
+		length = bpf_ntohs(ip.length);
+		if (length)
+			length += header;
 	} else {
 		return DROPS_NOT_TCP;
 	}
-	if (bpf_probe_read_kernel(&tcp, sizeof(tcp), at))
+	if (bpf_probe_read_kernel(&tcp, sizeof(tcp), at + header))
 		return DROPS_UNREADABLE;
 	packet->tuple.from_port = tcp.from_port;
 	packet->tuple.to_port = tcp.to_port;
-	/* Layers of the kernel move `data` past their headers. */
-	length = (long)skb->len - (at + (tcp.length >> 4) * 4 - skb->data);
+	/* The IP header has no length if the packet is larger than 64 KiB. The length of
+	 * an skb may include the padding of Ethernet, and layers of the kernel move `data`
+	 * past their headers.
+	 */
+	if (!length)
+		length = (long)skb->len - (at - skb->data);
+	length -= header + (tcp.length >> 4) * 4;
 	packet->data = length > 0 ? length : 0;
 	return DROPS_COUNTED;
 }
@@ -221,10 +238,11 @@ static __always_inline __u32 segments(struct sk_buff *skb, unsigned int data)
 	struct skb_shared_info *shared = (void *)(skb->head + skb->end);
 	__u16 count = BPF_CORE_READ(shared, gso_segs);
 	__u16 size = BPF_CORE_READ(shared, gso_size);
+	__u32 most = data / SEGMENT_LEAST + 1;
 
-	if (count)
-		return count;
-	return size ? (data + size - 1) / size : 1;
+	if (!count)
+		count = size ? (data + size - 1) / size : 1;
+	return count < most ? count : most;
 }
 
 static __always_inline __u32 netns_of(struct net *net)
@@ -248,8 +266,6 @@ static __always_inline void note_place(struct drops_kind *kind,
 				       struct drops_count *count,
 				       struct sk_buff *skb, struct sock *to)
 {
-	__u32 pruned = bpf_core_enum_value(enum skb_drop_reason,
-					   SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE);
 	struct net_device *device = skb->dev;
 	unsigned long dst;
 
@@ -257,7 +273,11 @@ static __always_inline void note_place(struct drops_kind *kind,
 		kind->netns = netns_of(BPF_CORE_READ(to, __sk_common.skc_net.net));
 		return;
 	}
-	if (kind->reason == pruned)
+	/* Older kernels do not have this reason. */
+	if (bpf_core_enum_value_exists(enum skb_drop_reason,
+				       SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE) &&
+	    kind->reason == bpf_core_enum_value(enum skb_drop_reason,
+						SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE))
 		return;
 	if (device) {
 		note_device(kind, count, device);
@@ -269,6 +289,12 @@ static __always_inline void note_place(struct drops_kind *kind,
 		note_device(kind, count, BPF_CORE_READ((struct dst_entry *)dst, dev));
 	else if (skb->sk)
 		kind->netns = netns_of(BPF_CORE_READ(skb, sk, __sk_common.skc_net.net));
+}
+
+static __always_inline __u32 is_own(struct sock *sock, __u64 cookie)
+{
+	return sock &&
+	       (__u64)BPF_CORE_READ(sock, __sk_common.skc_cookie.counter) == cookie;
 }
 
 /* Whether the kernel only frees a packet that a socket has received: it does so
@@ -316,12 +342,14 @@ static __always_inline __u32 dropped(struct sk_buff *skb, __u64 function, __u32 
 	exit = read_packet(&packet, skb);
 	if (exit != DROPS_COUNTED)
 		return exit;
-	note_place(&kind, &count, skb, to);
-	if (is_loopback(packet.tuple.from) || is_loopback(packet.tuple.to))
+	if (is_loopback(packet.tuple.from) || is_loopback(packet.tuple.to)) {
+		note_place(&kind, &count, skb, to);
 		packet.tuple.netns = kind.netns;
+	}
 	ends = bpf_map_lookup_elem(&followed, &packet.tuple);
 	if (!ends)
 		return DROPS_NOT_FOLLOWED;
+	note_place(&kind, &count, skb, to);
 	if (packet.data)
 		count.data = segments(skb, packet.data);
 	else
@@ -330,11 +358,13 @@ static __always_inline __u32 dropped(struct sk_buff *skb, __u64 function, __u32 
 	if (ends->from) {
 		kind.cookie = ends->from;
 		kind.direction = DROPS_SENT;
+		kind.is_own = is_own(skb->sk, ends->from);
 		exit = add(&kind, &count);
 	}
 	if (ends->to) {
 		kind.cookie = ends->to;
 		kind.direction = DROPS_RECEIVED;
+		kind.is_own = is_own(to, ends->to);
 		last = add(&kind, &count);
 		if (exit == DROPS_COUNTED)
 			exit = last;

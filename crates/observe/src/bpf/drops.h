@@ -46,6 +46,11 @@ struct drops_kind {
 	__u32 reason;	/* of the kernel's enum skb_drop_reason */
 	__u32 netns;	/* inode; 0: unknown */
 	__u32 device;	/* index; 0: none */
+	/* 1: the packet belongs to the socket with this cookie. 0: only the addresses and
+	 * ports are those of the connection, which others can forge.
+	 */
+	__u32 is_own;
+	__u32 unused;
 };
 
 struct drops_count {

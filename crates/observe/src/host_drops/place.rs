@@ -66,6 +66,9 @@ pub struct HostDrop {
     pub device: Option<Box<str>>,
     /// The network namespace, if it is not that of the connection.
     pub netns: Option<Box<str>>,
+    /// Whether the packets certainly belong to this end's socket. Of others only the addresses and
+    /// ports are known, which a guest, a container or another host can forge.
+    pub is_own: bool,
     /// Who sent them.
     pub direction: Direction,
     /// Segments with data.
@@ -74,12 +77,14 @@ pub struct HostDrop {
     pub other_segments: u64,
 }
 
+/// The reason of functions that give none.
+pub(crate) const NO_REASON: &str = "NOT_SPECIFIED";
 /// The prefix of the kernel's names.
 const PREFIX: &str = "SKB_DROP_REASON_";
 
 /// The reasons for which TCP is done with a packet, or which are no loss of this connection: the
-/// packet is a duplicate, or for another host, or its socket is closed.
-const NO_LOSS: [&str; 24] = [
+/// packet is a duplicate, or for another host, or its socket is closed, or it probes a closed window.
+const NO_LOSS: [&str; 28] = [
     "SKB_NOT_DROPPED_YET",
     "SKB_CONSUMED",
     "NO_SOCKET",
@@ -98,12 +103,16 @@ const NO_LOSS: [&str; 24] = [
     "TCP_INVALID_SEQUENCE",
     "TCP_INVALID_SYN",
     "TCP_OFOMERGE",
+    "TCP_OFO_DROP",
     "TCP_OLD_ACK",
     "TCP_OLD_DATA",
     "TCP_OLD_SEQUENCE",
     "TCP_RESET",
+    "TCP_RFC7323_PAWS",
     "TCP_RFC7323_PAWS_ACK",
+    "TCP_RFC7323_TSECR",
     "TCP_TOO_OLD_ACK",
+    "TCP_ZEROWINDOW",
 ];
 
 /// Functions that free copies of packets for packet sockets (tcpdump).
@@ -127,26 +136,29 @@ pub(super) fn drops_copies(function: &str) -> bool {
 // === impl DropPlace ===
 
 impl DropPlace {
-    /// Returns the place of a reason.
-    pub(super) fn of(reason: &str) -> Self {
+    /// Returns the place of a reason, or of a function that gives none.
+    pub(super) fn of(reason: &str, function: Option<&str>) -> Self {
         match reason {
+            // CoDel has reasons only in newer kernels.
+            NO_REASON => match function {
+                Some("drop_func") => Self::Qdisc,
+                Some(name) if name.starts_with("codel_") || name.starts_with("fq_codel_") => {
+                    Self::Qdisc
+                }
+                _ => Self::Other,
+            },
             "NETFILTER_DROP" => Self::Netfilter,
             "TC_INGRESS" => Self::TcIngress,
             "TC_EGRESS" => Self::TcEgress,
             "TC_CHAIN_NOTFOUND" | "TC_COOKIE_ERROR" | "TC_RECLASSIFY_LOOP" => Self::TcIngress,
             "CAKE_FLOOD" | "DUALPI2_STEP_DROP" => Self::Qdisc,
             reason if reason.starts_with("QDISC_") || reason.starts_with("FQ_") => Self::Qdisc,
-            "FULL_RING" | "TAP_FILTER" | "TAP_TXFILTER" => Self::TapQueue,
+            "FULL_RING" => Self::TapQueue,
             "CPU_BACKLOG" => Self::CpuBacklog,
             "SOCKET_BACKLOG" => Self::SocketBacklog,
-            "SOCKET_RCVBUFF"
-            | "PROTO_MEM"
-            | "TCP_ZEROWINDOW"
-            | "TCP_OVERWINDOW"
-            | "TCP_OFO_DROP"
-            | "TCP_OFO_QUEUE_PRUNE" => Self::ReceiveBuffer,
+            "SOCKET_RCVBUFF" | "PROTO_MEM" | "TCP_OFO_QUEUE_PRUNE" => Self::ReceiveBuffer,
             "TCP_LISTEN_OVERFLOW" => Self::AcceptQueue,
-            "SOCKET_FILTER" | "BPF_CGROUP_EGRESS" | "SECURITY_HOOK" => Self::SocketFilter,
+            "SOCKET_FILTER" | "BPF_CGROUP_EGRESS" => Self::SocketFilter,
             "XDP" => Self::Xdp,
             "IP_RPFILTER" => Self::ReversePath,
             "IP_OUTNOROUTES" | "IP_INNOROUTES" | "IP_INADDRERRORS" | "IP_LOCAL_SOURCE"
@@ -167,5 +179,32 @@ impl HostDrop {
     /// Returns the number of segments.
     pub fn segments(&self) -> u64 {
         self.data_segments.saturating_add(self.other_segments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_the_receiver_has_already_is_no_loss() {
+        for reason in ["TCP_OFO_DROP", "TCP_OLD_DATA", "TCP_RFC7323_PAWS"] {
+            assert!(is_no_loss(reason), "{reason}");
+        }
+        assert!(!is_no_loss("SOCKET_RCVBUFF"));
+        assert!(!is_no_loss(NO_REASON));
+    }
+
+    #[test]
+    fn a_function_without_a_reason_has_a_place_if_it_is_of_codel() {
+        let of = |function| DropPlace::of(NO_REASON, Some(function));
+        assert_eq!(of("fq_codel_enqueue"), DropPlace::Qdisc);
+        assert_eq!(of("drop_func"), DropPlace::Qdisc);
+        assert_eq!(of("nf_hook_slow"), DropPlace::Other);
+        assert_eq!(
+            DropPlace::of("NETFILTER_DROP", Some("drop_func")),
+            DropPlace::Netfilter
+        );
+        assert_eq!(DropPlace::of("TAP_FILTER", None), DropPlace::Other);
     }
 }

@@ -1,17 +1,23 @@
 //! Attributes losses to the packets that the kernel of this machine dropped.
 
 use super::finding::{Cause, Finding};
-use super::{Context, Direction, DropPlace, Factor, HostDrop, LIKELY_MOST, is_handshake};
+use super::{Context, Direction, DropPlace, Factor, HostDrop, LIKELY, LIKELY_MOST, is_handshake};
+use crate::host_drops::NO_REASON;
 use crate::window::Window;
 
 /// Drops on this machine explain the losses of a connection if they are at least this share of them.
 const MOST: f64 = 0.5;
+/// Drops that are more than this many times the losses are of packets that were not lost: a driver
+/// frees what it has sent, or another host or guest uses the addresses of the connection.
+const FAR: f64 = 2.0;
+/// The minimum number of drops that explain anything if no segment counts as lost.
+const SEVERAL: f64 = 5.0;
 /// The minimum share of the segments whose drops matter to a sender. As few losses as this slow no
 /// connection.
 const MATTERS: f64 = 1e-4;
-/// The minimum share of the arriving segments whose drops matter if only the receiver is observed. It
-/// does not know whether anything else limits the sender.
-const MATTERS_TO_RECEIVER: f64 = 1e-3;
+/// The minimum share of the segments whose drops matter if no segment counts as lost, or if only the
+/// receiver is observed: it does not know whether anything else limits the sender.
+const MATTERS_WITHOUT_LOSSES: f64 = 1e-3;
 
 /// Attributes to drops on this machine the time that the rules attribute to losses, if most losses are
 /// such drops; otherwise adds the drops to the evidence.
@@ -48,7 +54,6 @@ struct Dropped<'a> {
     lost: Option<f64>,
     /// The segments that this end sent or received.
     all: f64,
-    matters: f64,
 }
 
 /// Removes the findings that the drops explain. Returns their weight, with that of the time that no
@@ -63,9 +68,22 @@ fn take(findings: &mut Vec<Finding>, dropped: &Dropped<'_>) -> f64 {
         }
         !is_taken
     });
-    match dropped.lost {
-        Some(_) => taken,
-        None => taken.min(LIKELY_MOST),
+    match dropped.is_certain() {
+        true => taken,
+        false => taken.min(LIKELY_MOST),
+    }
+}
+
+/// Removes the drops for which `is` holds if their sum is more than `most`.
+fn retain_below(
+    drops: &mut Vec<&HostDrop>,
+    most: f64,
+    sum: impl Fn(&[&HostDrop]) -> f64,
+    is: impl Fn(&HostDrop) -> bool,
+) {
+    let these: Vec<_> = drops.iter().copied().filter(|drop| is(drop)).collect();
+    if sum(&these) > most {
+        drops.retain(|drop| !is(drop));
     }
 }
 
@@ -88,8 +106,8 @@ impl<'a> Dropped<'a> {
     /// Returns `None` if nothing was dropped that matters.
     fn of(window: &Window<'_>, drops: &'a [HostDrop], sends: bool) -> Option<Self> {
         let is_handshake = is_handshake(window);
-        // A lost acknowledgement is made up for by the next one, unless none comes through.
-        let is_silent = is_handshake || window.last().retransmits > 0;
+        // Acknowledgements are cumulative, so a lost one matters only if all are lost.
+        let is_silent = is_handshake || window.often(|info| info.retransmits > 0) > LIKELY;
         let is_away = |drop: &&HostDrop| match sends {
             true => drop.direction == Direction::Sent,
             false => drop.direction == Direction::Received,
@@ -98,9 +116,6 @@ impl<'a> Dropped<'a> {
             true => drop.segments(),
             false => drop.data_segments,
         };
-        let relevant = drops.iter().filter(|drop| is_silent || is_away(drop));
-        let drops: Vec<_> = relevant.filter(|drop| of(drop) > 0).collect();
-        let segments = drops.iter().map(|drop| of(drop)).sum::<u64>();
         let lost = match is_handshake {
             true => u32::from(window.last().retransmits),
             false => window.repeated(),
@@ -109,38 +124,51 @@ impl<'a> Dropped<'a> {
             true => window.more_wrapping(|info| info.data_segs_out),
             false => window.more_wrapping(|info| info.data_segs_in),
         };
-        (segments > 0).then_some(Self {
+        let lost = sends.then_some(f64::from(lost));
+        let relevant = drops.iter().filter(|drop| is_silent || is_away(drop));
+        let mut drops: Vec<_> = relevant.filter(|drop| of(drop) > 0).collect();
+        let sum = |drops: &[&HostDrop]| drops.iter().map(|drop| of(drop)).sum::<u64>() as f64;
+        // A receiver does not know what was lost, but it is not more than what arrived.
+        let most = lost.map_or(all.into(), |lost| FAR * lost);
+        retain_below(&mut drops, most, sum, |drop| !drop.is_own);
+        let most = FAR * lost.unwrap_or(0.0);
+        retain_below(&mut drops, most, sum, |drop| &*drop.reason == NO_REASON);
+        let segments = sum(&drops);
+        (segments > 0.0).then_some(Self {
             drops,
-            segments: segments as f64,
-            lost: sends.then_some(lost.into()),
+            segments,
+            lost,
             all: all.into(),
-            matters: match sends {
-                true => MATTERS,
-                false => MATTERS_TO_RECEIVER,
-            },
         })
     }
 
     /// Whether most losses are such drops. The drops of a sender's own machine may be more than the losses
     /// that it counts: it sends a segment again that did not leave, and does not call it retransmitted.
     fn explains(&self) -> bool {
-        self.segments >= self.lost.unwrap_or(0.0) * MOST
-            && self.segments >= (self.all + self.segments) * self.matters
-            && !self.are_freed_only()
+        let lost = self.lost.unwrap_or(0.0);
+        let (matters, least) = match lost > 0.0 {
+            true => (MATTERS, 1.0),
+            false => (MATTERS_WITHOUT_LOSSES, SEVERAL),
+        };
+        self.segments >= lost * MOST
+            && self.segments >= least
+            && self.segments >= (self.all + self.segments) * matters
     }
 
-    /// Whether a driver frees all packets in this way once they are sent, without a reason.
-    fn are_freed_only(&self) -> bool {
-        let reasonless = self
+    /// Whether most losses certainly are such drops. Packets in another namespace may only have the
+    /// addresses of the connection.
+    fn is_certain(&self) -> bool {
+        let here = self
             .drops
             .iter()
-            .filter(|drop| drop.reason.as_ref() == "NOT_SPECIFIED");
-        let reasonless = reasonless.map(|drop| drop.segments()).sum::<u64>() as f64;
-        reasonless > self.segments / 2.0 && reasonless > 2.0 * self.lost.unwrap_or(0.0)
+            .filter(|drop| drop.is_own || drop.netns.is_none());
+        let here = here.map(|drop| drop.segments()).sum::<u64>() as f64;
+        self.lost
+            .is_some_and(|lost| lost > 0.0 && here >= lost * MOST)
     }
 
-    /// Whether the drops explain a finding. A queue that is too long is one whether or not it is on this
-    /// machine.
+    /// Whether the drops explain a finding. Drops by a queueing discipline do not replace `queue`: the
+    /// long queue is the problem, on this machine or not.
     fn takes(&self, factor: Factor) -> bool {
         match factor {
             Factor::Loss | Factor::RateLimit | Factor::Timeouts | Factor::PathMtu => true,
@@ -156,7 +184,7 @@ impl<'a> Dropped<'a> {
     fn cause(&self) -> Cause {
         Cause::DroppedHere {
             dropped: self.segments,
-            lost: self.lost.filter(|lost| *lost >= self.segments),
+            lost: self.lost.filter(|lost| *lost > 0.0),
             drops: self.drops.iter().copied().cloned().collect(),
         }
     }

@@ -678,11 +678,11 @@ impl Cause {
 fn dropped_here(dropped: f64, lost: Option<f64>, drops: &[HostDrop]) -> Vec<Evidence> {
     let (sum, figures) = match lost {
         Some(lost) => (
-            format!("{dropped} of {lost} lost segments were dropped on this host"),
+            format!("this host dropped {}; {lost} were lost", segments(dropped)),
             vec![("dropped_here", dropped), ("lost", lost)],
         ),
         None => (
-            format!("{dropped} segments were dropped on this host"),
+            format!("this host dropped {}", segments(dropped)),
             vec![("dropped_here", dropped)],
         ),
     };
@@ -740,8 +740,8 @@ impl DropPlace {
     fn subject(self) -> &'static str {
         match self {
             Self::Netfilter => "a rule of netfilter (nftables or iptables)",
-            Self::TcIngress => "a filter or policer of tc, for what comes in,",
-            Self::TcEgress => "a filter or policer of tc, for what goes out,",
+            Self::TcIngress => "a tc ingress filter",
+            Self::TcEgress => "a tc egress filter",
             Self::Qdisc => "the queueing discipline",
             Self::TapQueue => "the full queue of a tap device",
             Self::CpuBacklog => "the full backlog of a CPU",
@@ -751,11 +751,20 @@ impl DropPlace {
             Self::SocketFilter => "a filter of the socket or of its cgroup",
             Self::Xdp => "an XDP program",
             Self::ReversePath => "the reverse path filter",
-            Self::Route => "the lack of a route",
-            Self::Neighbour => "the lack of a neighbour's link address (ARP, NDP)",
-            Self::Mtu => "the MTU",
-            Self::Checksum => "a wrong checksum",
-            Self::Other => "the kernel",
+            Self::Route | Self::Neighbour | Self::Mtu | Self::Checksum | Self::Other => {
+                "the kernel"
+            }
+        }
+    }
+
+    /// Returns what is wrong with the packets, if that says more than what drops them.
+    fn defect(self) -> Option<&'static str> {
+        match self {
+            Self::Route => Some("had no route"),
+            Self::Neighbour => Some("had no link address (ARP, NDP) of the next hop"),
+            Self::Mtu => Some("exceed the MTU"),
+            Self::Checksum => Some("had a wrong checksum"),
+            _ => None,
         }
     }
 }
@@ -774,23 +783,23 @@ impl HostDrop {
         };
         let function = self.function.as_ref();
         let function = function.map_or(String::new(), |function| format!(" in {function}"));
-        format!(
-            "{}{device}{netns} dropped {} that {} sent ({}{function})",
-            self.place.subject(),
-            match self.segments() {
-                1 => "a segment".to_owned(),
-                count => format!("{count} segments"),
-            },
-            match self.direction {
-                Direction::Sent => "this end",
-                Direction::Received => "the peer",
-            },
-            self.reason
-        )
+        let end = match self.direction {
+            Direction::Sent => "this end",
+            Direction::Received => "the peer",
+        };
+        let segments = format!("{} that {end} sent", segments(self.segments() as f64));
+        let what = match self.place.defect() {
+            Some(defect) => format!("{segments} {defect}{device}{netns}"),
+            None => format!("{}{device}{netns} dropped {segments}", self.place.subject()),
+        };
+        format!("{what} ({}{function})", self.reason)
     }
 
     fn remedy(&self) -> Cow<'static, str> {
-        let device = self.device.as_deref().unwrap_or("DEVICE");
+        let device = self.device.as_deref();
+        let device = device
+            .filter(|name| is_safe_in_command(name))
+            .unwrap_or("DEVICE");
         let text = match self.place {
             DropPlace::Netfilter => {
                 "find the rule that drops them: `nft list ruleset` or `iptables-save -c`; a rule may have a `limit`"
@@ -861,6 +870,13 @@ impl HostDrop {
     }
 }
 
+/// Whether a name can be pasted into a shell as one word. Whoever owns a container or a guest names
+/// its devices.
+fn is_safe_in_command(name: &str) -> bool {
+    let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"_.@-".contains(&byte);
+    !name.is_empty() && !name.starts_with('-') && name.bytes().all(is_safe)
+}
+
 // === impl Sizing ===
 
 impl Sizing {
@@ -903,6 +919,13 @@ fn rate(bytes: f64) -> String {
         bits if bits >= 1e9 => format!("{:.2} Gbit/s", bits / 1e9),
         bits if bits >= 1e6 => format!("{:.1} Mbit/s", bits / 1e6),
         bits => format!("{:.1} kbit/s", bits / 1e3),
+    }
+}
+
+fn segments(count: f64) -> String {
+    match count {
+        1.0 => "a segment".to_owned(),
+        count => format!("{count} segments"),
     }
 }
 

@@ -14,6 +14,7 @@ fn drop(
         function: Some("nf_hook_slow".into()),
         device: Some("eth0".into()),
         netns: None,
+        is_own: true,
         direction,
         data_segments,
         other_segments,
@@ -53,7 +54,7 @@ fn losses_that_are_drops_on_this_host_are_named_with_their_place() {
     assert_eq!(
         texts,
         [
-            "32 of 40 lost segments were dropped on this host",
+            "this host dropped 32 segments; 40 were lost",
             "a rule of netfilter (nftables or iptables) on eth0 dropped 34 segments that this end sent (NETFILTER_DROP in \
              nf_hook_slow)",
             "the queueing discipline on eth0 dropped 2 segments that this end sent (NETFILTER_DROP in nf_hook_slow)",
@@ -77,7 +78,7 @@ fn a_few_drops_are_evidence_and_not_the_cause() {
     let last = &few.evidence().pop().unwrap();
     assert!(last.drop.is_some(), "{last:?}");
     assert!(few.remedy().unwrap().contains("repair what loses packets"));
-    // A lost acknowledgement is made up for by the next one.
+    // The next acknowledgement makes up for a lost one.
     let acks = with(
         &samples,
         vec![drop(DropPlace::Netfilter, Direction::Received, 0, 100)],
@@ -93,10 +94,7 @@ fn a_full_path_stays_one_whatever_drops_packets() {
         vec![drop(DropPlace::Qdisc, Direction::Sent, 50, 0)],
     );
     assert_eq!((full.factor, full.remedy()), (Factor::Link, None));
-    assert_eq!(
-        full.evidence()[1].text,
-        "50 segments were dropped on this host"
-    );
+    assert_eq!(full.evidence()[1].text, "this host dropped 50 segments");
 }
 
 #[test]
@@ -146,11 +144,11 @@ fn what_never_left_is_not_counted_as_lost() {
         &samples,
         vec![drop(DropPlace::Netfilter, Direction::Sent, 40, 0)],
     );
-    assert_eq!(verdict.factor, Factor::HostDrops);
     assert_eq!(
-        verdict.evidence()[0].text,
-        "40 segments were dropped on this host"
+        (verdict.factor, verdict.confidence),
+        (Factor::HostDrops, Confidence::Likely)
     );
+    assert_eq!(verdict.evidence()[0].text, "this host dropped 40 segments");
 }
 
 #[test]
@@ -160,7 +158,14 @@ fn a_driver_that_frees_what_it_has_sent_without_a_reason_drops_nothing() {
         reason: "NOT_SPECIFIED".into(),
         ..drop(DropPlace::Other, Direction::Sent, 3500, 0)
     };
-    assert_eq!(with(&samples, vec![freed.clone()]).factor, Factor::Loss);
+    assert_eq!(with(&samples, vec![freed.clone()]), found(&samples));
+    let full = sender(|_, _| {});
+    assert_eq!(with(&full, vec![freed.clone()]), found(&full));
+    // What another place drops at the same time still counts.
+    let rule = drop(DropPlace::Netfilter, Direction::Sent, 34, 0);
+    let verdict = with(&samples, vec![freed.clone(), rule]);
+    assert_eq!(verdict.factor, Factor::HostDrops);
+    assert_eq!(verdict.evidence().len(), 2, "{:?}", verdict.evidence());
     let lost = HostDrop {
         data_segments: 34,
         ..freed
@@ -191,4 +196,92 @@ fn a_receiver_knows_what_is_dropped_before_it() {
     };
     assert_eq!(of(3), (Factor::Peer, Confidence::Likely));
     assert_eq!(of(30), (Factor::HostDrops, Confidence::Likely));
+}
+
+#[test]
+fn one_drop_does_not_explain_what_is_unclear() {
+    let samples = sender(|_, info| info.unacked = 2);
+    assert_eq!(found(&samples).factor, Factor::Unclear);
+    for count in [1, 4] {
+        let few = vec![drop(DropPlace::Netfilter, Direction::Sent, count, 0)];
+        assert_eq!(with(&samples, few).factor, Factor::Unclear, "{count}");
+    }
+    // Five of a million segments.
+    let many = sender(|scan, info| {
+        info.unacked = 2;
+        info.data_segs_out = Some(scan as u32 * 100_000);
+    });
+    let few = vec![drop(DropPlace::Netfilter, Direction::Sent, 5, 0)];
+    assert_eq!(with(&many, few).factor, Factor::Unclear);
+}
+
+#[test]
+fn packets_that_only_have_the_addresses_of_the_connection_explain_no_more_than_was_lost() {
+    let samples = sender(loses);
+    let forged = |data_segments| HostDrop {
+        is_own: false,
+        ..drop(DropPlace::ReversePath, Direction::Sent, data_segments, 0)
+    };
+    assert_eq!(with(&samples, vec![forged(1_000_000)]), found(&samples));
+    assert_eq!(with(&samples, vec![forged(81)]), found(&samples));
+    assert_eq!(with(&samples, vec![forged(40)]).factor, Factor::HostDrops);
+    let without_losses = sender(|_, info| info.unacked = 2);
+    let verdict = with(&without_losses, vec![forged(40)]);
+    assert_eq!(verdict.factor, Factor::Unclear);
+}
+
+#[test]
+fn drops_in_another_namespace_are_never_sure() {
+    let samples = sender(loses);
+    let away = HostDrop {
+        is_own: false,
+        netns: Some("router".into()),
+        ..drop(DropPlace::Netfilter, Direction::Sent, 40, 0)
+    };
+    let verdict = with(&samples, vec![away]);
+    assert_eq!(
+        (verdict.factor, verdict.confidence),
+        (Factor::HostDrops, Confidence::Likely)
+    );
+}
+
+#[test]
+fn a_timer_that_expires_at_the_end_does_not_make_lost_acknowledgements_matter() {
+    let samples = sender(|scan, info| {
+        loses(scan, info);
+        info.retransmits = u8::from(scan == LOOKS - 1);
+    });
+    let acks = vec![drop(DropPlace::Netfilter, Direction::Received, 0, 40)];
+    assert_eq!(with(&samples, acks), found(&samples));
+}
+
+#[test]
+fn a_name_that_a_shell_would_run_is_not_part_of_a_command() {
+    let remedy = |name: &str| {
+        let named = HostDrop {
+            device: Some(name.into()),
+            ..drop(DropPlace::Qdisc, Direction::Sent, 40, 0)
+        };
+        with(&sender(loses), vec![named]).remedy().unwrap()
+    };
+    assert!(remedy("veth1@if2.7").contains("dev veth1@if2.7`"));
+    for name in ["$(reboot)", "`id`", "a;b", "a&b", "-batch", "a'b", "a|b"] {
+        let remedy = remedy(name);
+        assert!(remedy.contains("dev DEVICE`"), "{remedy}");
+        assert!(!remedy.contains(name), "{remedy}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_packet_is_said_of_the_packet() {
+    let sentence = |place| {
+        let one = drop(place, Direction::Sent, 30, 0);
+        with(&sender(loses), vec![one]).evidence()[1].text.clone()
+    };
+    assert_eq!(
+        sentence(DropPlace::Mtu),
+        "30 segments that this end sent exceed the MTU on eth0 (NETFILTER_DROP in nf_hook_slow)"
+    );
+    assert!(sentence(DropPlace::Route).contains("sent had no route"));
+    assert!(sentence(DropPlace::TcIngress).starts_with("a tc ingress filter on eth0 dropped 30"));
 }
