@@ -12,16 +12,12 @@ const TARGET: u64 = 5_000_000;
 /// The time for which a queue may exceed [`TARGET`], in nanoseconds: long enough for a sender to react
 /// (RFC 8289 4.3).
 const INTERVAL: u64 = 100_000_000;
-/// The largest packet. With no more than this waiting, dropping would leave the wire idle (RFC 8289 5.5).
-const MAX_PACKET: u64 = 1514;
 /// The number of queues of FQ-CoDel (RFC 8290 5.2.3).
 const QUEUES: usize = 1024;
-/// The bytes that a queue may send in its turn (RFC 8290 5.2.4).
-const TURN: i64 = 1514;
 
-/// What the queue knows of a segment.
+/// The properties of a segment that decide its queue and its mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Label {
+pub(super) struct PacketInfo {
     /// A number of the segment's flow.
     pub(super) flow: u32,
     /// Whether the segment may be marked instead of dropped (ECT, RFC 3168).
@@ -46,6 +42,9 @@ pub(super) struct Left<P> {
 pub(super) struct Aqm<P> {
     /// The bytes that may wait.
     limit: u64,
+    /// The longest frame. It is the quantum: the bytes that a queue may send in its turn (RFC 8290 5.2.4).
+    /// And with no more than this waiting, a drop would leave the wire idle (RFC 8289 5.5).
+    quantum: u32,
     bytes: u64,
     queues: Vec<Queue<P>>,
     /// Queues that just became busy have priority over those that stay busy (RFC 8290 4.2).
@@ -67,7 +66,7 @@ struct Queue<P> {
 #[derive(Debug)]
 struct Waiting<P> {
     arrived: u64,
-    label: Label,
+    info: PacketInfo,
     payload: P,
 }
 
@@ -84,8 +83,9 @@ struct Control {
 // === impl Aqm ===
 
 impl<P> Aqm<P> {
-    /// Returns the queue for this discipline; `None` for drop-tail. At most `limit` bytes wait.
-    pub(super) fn new(discipline: Discipline, limit: u64) -> Option<Self> {
+    /// Returns the queue for this discipline; `None` for drop-tail. At most `limit` bytes wait, in frames
+    /// of at most `longest` bytes.
+    pub(super) fn new(discipline: Discipline, limit: u64, longest: u32) -> Option<Self> {
         let count = match discipline {
             Discipline::DropTail => return None,
             Discipline::Codel => 1,
@@ -93,6 +93,7 @@ impl<P> Aqm<P> {
         };
         Some(Self {
             limit,
+            quantum: longest,
             bytes: 0,
             queues: (0..count).map(|_| Queue::default()).collect(),
             new: VecDeque::new(),
@@ -111,23 +112,23 @@ impl<P> Aqm<P> {
 
     /// Adds a segment that arrives at `now`. Returns the number of segments dropped because the
     /// queue was full: the segment itself, or with FQ-CoDel the first of the longest queue (RFC 8290 4.1).
-    pub(super) fn enqueue(&mut self, now: u64, label: Label, payload: P) -> u64 {
-        let wire = u64::from(label.wire);
+    pub(super) fn enqueue(&mut self, now: u64, info: PacketInfo, payload: P) -> u64 {
+        let wire = u64::from(info.wire);
         if self.queues.len() == 1 && self.bytes + wire > self.limit {
             return 1;
         }
-        let index = label.flow as usize % self.queues.len();
+        let index = info.flow as usize % self.queues.len();
         let queue = &mut self.queues[index];
         queue.bytes += wire;
         queue.segments.push_back(Waiting {
             arrived: now,
-            label,
+            info,
             payload,
         });
         self.bytes += wire;
         if !queue.is_listed {
             queue.is_listed = true;
-            queue.credit = TURN;
+            queue.credit = self.quantum.into();
             self.new.push_back(index);
         }
         let mut dropped = 0;
@@ -136,7 +137,7 @@ impl<P> Aqm<P> {
             let Some(first) = longest.and_then(Queue::pop) else {
                 break;
             };
-            self.bytes -= u64::from(first.label.wire);
+            self.bytes -= u64::from(first.info.wire);
             dropped += 1;
         }
         dropped
@@ -154,12 +155,12 @@ impl<P> Aqm<P> {
             };
             let queue = &mut self.queues[index];
             if queue.credit <= 0 {
-                queue.credit += TURN;
+                queue.credit += i64::from(self.quantum);
                 self.old.push_back(index);
                 continue;
             }
             let before = queue.bytes;
-            let left = queue.dequeue(now, &mut dropped);
+            let left = queue.dequeue(now, self.quantum, &mut dropped);
             self.bytes -= before - queue.bytes;
             let Some(left) = left else {
                 // A new queue that has become empty waits for one turn of the old ones, so that a flow
@@ -196,42 +197,43 @@ impl<P> Default for Queue<P> {
 impl<P> Queue<P> {
     fn pop(&mut self) -> Option<Waiting<P>> {
         let first = self.segments.pop_front()?;
-        self.bytes -= u64::from(first.label.wire);
+        self.bytes -= u64::from(first.info.wire);
         Some(first)
     }
 
-    /// CoDel's `dequeue` (RFC 8289 5.6). Drops are added to `dropped`.
-    fn dequeue(&mut self, now: u64, dropped: &mut u64) -> Option<Left<P>> {
-        let (mut first, mut may_drop) = self.pop_judged(now)?;
+    /// CoDel's `dequeue` (RFC 8289 5.6), for frames of at most `longest` bytes. Drops are added to
+    /// `dropped`.
+    fn dequeue(&mut self, now: u64, longest: u32, dropped: &mut u64) -> Option<Left<P>> {
+        let (mut first, mut may_drop) = self.pop_judged(now, longest)?;
         let mut is_marked = false;
         if self.control.is_dropping {
             self.control.is_dropping = may_drop;
             while self.control.is_dropping && now >= self.control.drop_next {
                 self.control.count = self.control.count.saturating_add(1);
                 let next = self.control.next(self.control.drop_next);
-                if first.label.is_ect {
+                if first.info.is_ect {
                     is_marked = true;
                     self.control.drop_next = next;
                     break;
                 }
                 *dropped += 1;
-                (first, may_drop) = self.pop_judged(now)?;
+                (first, may_drop) = self.pop_judged(now, longest)?;
                 match may_drop {
                     true => self.control.drop_next = next,
                     false => self.control.is_dropping = false,
                 }
             }
         } else if may_drop {
-            is_marked = first.label.is_ect;
+            is_marked = first.info.is_ect;
             self.control.start(now);
             if !is_marked {
                 *dropped += 1;
-                (first, _) = self.pop_judged(now)?;
+                (first, _) = self.pop_judged(now, longest)?;
             }
         }
         Some(Left {
             waited: now - first.arrived,
-            wire: first.label.wire,
+            wire: first.info.wire,
             payload: first.payload,
             is_marked,
         })
@@ -239,13 +241,13 @@ impl<P> Queue<P> {
 
     /// Returns the first segment, and whether the queue has been too long for long enough that CoDel may
     /// drop it (`dodequeue`).
-    fn pop_judged(&mut self, now: u64) -> Option<(Waiting<P>, bool)> {
+    fn pop_judged(&mut self, now: u64, longest: u32) -> Option<(Waiting<P>, bool)> {
         let Some(first) = self.pop() else {
             self.control.first_above = None;
             self.control.is_dropping = false;
             return None;
         };
-        if now - first.arrived < TARGET || self.bytes <= MAX_PACKET {
+        if now - first.arrived < TARGET || self.bytes <= u64::from(longest) {
             self.control.first_above = None;
             return Some((first, false));
         }

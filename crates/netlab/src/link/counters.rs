@@ -16,7 +16,7 @@ pub struct PathCounters {
     /// Segments that CoDel dropped because they and those before them had waited too long: congestion,
     /// as configured.
     pub aqm_drops: u64,
-    /// Segments that CoDel marked (CE) instead.
+    /// Segments that CoDel marked (CE) instead of dropping them.
     pub marks: u64,
     /// Segments lost at random, as configured.
     pub loss_drops: u64,
@@ -29,8 +29,10 @@ pub struct PathCounters {
     /// Bytes delivered to the receiving host, Ethernet headers included. They never exceed the rate;
     /// `bytes` does while the queue fills or drops.
     pub delivered_bytes: u64,
-    /// Time that the segments which the queue accepted waited in it, in sum. With CoDel, it counts when
-    /// they leave the queue.
+    /// Segments put on the wire, whether lost there or not. A drop-tail queue counts them when it accepts
+    /// them, CoDel when they leave its queue.
+    pub serialised: u64,
+    /// Time that those segments waited in the queue, in sum.
     pub waited: Duration,
     /// Trains of segments delivered to the receiving host.
     pub deliveries: u64,
@@ -63,13 +65,12 @@ pub struct DirectionReport {
 // === impl PathCounters ===
 
 impl PathCounters {
-    /// Returns how long a segment waited in the queue, on average, since `earlier`.
+    /// Returns how long a segment waited in the queue, on average, since `earlier`; zero if none was put
+    /// on the wire.
     pub fn mean_wait_since(&self, earlier: &Self) -> Duration {
-        let drops = |of: &Self| of.queue_drops + of.aqm_drops + of.cut_drops + of.memory_drops;
-        let accepted = |of: &Self| of.segments - drops(of);
-        let segments = accepted(self) - accepted(earlier);
-        let waited = (self.waited - earlier.waited).as_secs_f64();
-        Duration::from_secs_f64(waited / segments.max(1) as f64)
+        let segments = self.serialised.saturating_sub(earlier.serialised);
+        let waited = self.waited.saturating_sub(earlier.waited);
+        Duration::from_secs_f64(waited.as_secs_f64() / segments.max(1) as f64)
     }
 }
 
@@ -92,6 +93,7 @@ impl DirectionReport {
                 cut_drops: now.cut_drops - then.cut_drops,
                 memory_drops: now.memory_drops - then.memory_drops,
                 delivered_bytes: now.delivered_bytes - then.delivered_bytes,
+                serialised: now.serialised - then.serialised,
                 waited: now.waited - then.waited,
                 deliveries: now.deliveries - then.deliveries,
                 late: now.late - then.late,

@@ -75,8 +75,8 @@ impl Engine {
         let mut carrier = Carrier {
             taps,
             paths: [
-                Path::new(spec.a_to_b, spec.seed, 0),
-                Path::new(spec.b_to_a, spec.seed, 1),
+                Path::new(spec.a_to_b, spec.mtu, spec.seed, 0),
+                Path::new(spec.b_to_a, spec.mtu, spec.seed, 1),
             ],
             poll,
             wake: wake.try_clone()?,

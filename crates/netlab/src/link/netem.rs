@@ -22,7 +22,7 @@ use crate::units::{BitsPerSecond, Bytes};
 /// The most packets in flight on a link without a rate.
 const MAX_PACKETS: u64 = 1_000_000;
 
-/// Returns what only user-space links have of a description, if anything.
+/// Returns the first property of `spec` that netem cannot model.
 pub(super) fn lacks(spec: &LinkSpec) -> Option<&'static str> {
     let has = |is_set: fn(&Shape) -> bool| is_set(&spec.a_to_b) || is_set(&spec.b_to_a);
     if has(|shape| shape.discipline != Discipline::DropTail) {

@@ -9,8 +9,9 @@
 //! at which the wire becomes free determines how many bytes wait and when each new segment leaves.
 //! Everything about a segment is decided when it arrives. CoDel decides when a segment leaves, so its
 //! queue is a list; a segment leaves at the moment at which the wire becomes free, whenever the caller
-//! comes. Either way a late caller (on a busy machine) delivers late, but never changes which segments
-//! are lost or when the next ones are due.
+//! comes. Either way a delivery that the caller takes late (on a busy machine) never changes which
+//! segments are dropped, marked or lost, or when the next ones are due. A frame that the caller passes
+//! late may: it arrives at the `now` that the caller passes, and finds the queue of that moment.
 //!
 //! The caller passes the time: [`Path::handle_frame`] takes input, [`Path::poll_delivery`] returns
 //! output, and [`Path::next_due`] says when to call again.
@@ -22,7 +23,7 @@ use std::time::Duration;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 
-use super::aqm::{Aqm, Label};
+use super::aqm::{Aqm, PacketInfo};
 use super::counters::PathCounters;
 use super::shape::Shape;
 use crate::units::Bytes;
@@ -74,12 +75,15 @@ impl Segments {
     }
 }
 
+/// The length of an Ethernet header.
+const ETHERNET: u32 = 14;
+
 /// The longest train of segments that is delivered at once, in serialisation time. TCP sees the pacing
 /// of the wire at this granularity, and the host is not woken for every packet.
 pub const QUANTUM: Duration = Duration::from_micros(100);
 
-/// The least memory for segments in flight, in bytes. Beyond it, the shape (rate x delay + queue) bounds
-/// them.
+/// The least memory for segments in flight, in bytes. Beyond it, the shape (rate x longest delay + queue)
+/// bounds them.
 const MIN_MEMORY: u64 = 64 << 20;
 
 /// A train that is due.
@@ -158,11 +162,13 @@ struct OpenTrain {
 // === impl Path ===
 
 impl<P> Path<P> {
-    /// A direction with this shape, whose losses are drawn from `stream` of `seed`.
-    pub fn new(shape: Shape, seed: u64, stream: u64) -> Self {
+    /// A direction with this shape for IP packets of at most `mtu` bytes, whose losses are drawn from
+    /// `stream` of `seed`.
+    pub fn new(shape: Shape, mtu: u16, seed: u64, stream: u64) -> Self {
+        let longest_delay = shape.delay + shape.jitter + shape.held_for;
         let on_the_wire = shape
             .rate
-            .map_or(Bytes(0), |rate| rate.in_time(shape.delay));
+            .map_or(Bytes(0), |rate| rate.in_time(longest_delay));
         let [random, delays] = generators(seed, stream);
         Self {
             shape,
@@ -178,7 +184,7 @@ impl<P> Path<P> {
             is_cut: false,
             free_at: 0,
             free_at_fraction: 0,
-            aqm: Aqm::new(shape.discipline, shape.queue.0),
+            aqm: Aqm::new(shape.discipline, shape.queue.0, u32::from(mtu) + ETHERNET),
             last_due: 0,
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
@@ -259,12 +265,12 @@ impl<P> Path<P> {
     fn enqueue(&mut self, now: Moment, segments: Segments, mut cut: impl FnMut(Range<usize>) -> P) {
         self.advance(now);
         for index in 0..segments.count {
-            let label = Label {
+            let info = PacketInfo {
                 flow: segments.flow,
                 is_ect: segments.is_ect,
                 wire: segments.length(index),
             };
-            let wire = u64::from(label.wire);
+            let wire = u64::from(info.wire);
             self.counters.bytes += wire;
             let Some(aqm) = &mut self.aqm else { return };
             if self.in_flight_bytes + aqm.bytes() + wire > self.memory {
@@ -275,7 +281,7 @@ impl<P> Path<P> {
                 // The wire has been idle, and takes the segment at once.
                 self.free_at = self.free_at.max(now.0);
             }
-            self.counters.queue_drops += aqm.enqueue(now.0, label, cut(index..index + 1));
+            self.counters.queue_drops += aqm.enqueue(now.0, info, cut(index..index + 1));
             self.advance(now);
         }
     }
@@ -365,6 +371,7 @@ impl<P> Path<P> {
             self.free_at = now.0;
             self.free_at_fraction = 0;
         }
+        self.counters.serialised += 1;
         self.counters.waited += Moment(self.free_at).since(now);
         let Some(rate) = self.shape.rate else { return };
         let time = u128::from(wire) * 8_000_000_000 + u128::from(self.free_at_fraction);

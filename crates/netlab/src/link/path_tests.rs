@@ -46,7 +46,7 @@ fn ms(delay: u64) -> Shape {
 
 #[test]
 fn an_unlimited_path_only_delays() {
-    let mut path = Path::new(ms(10), 1, 0);
+    let mut path = Path::new(ms(10), 1500, 1, 0);
     offer(&mut path, 5, 0, segments(40, 1514));
     assert_eq!(drain(&mut path), [(10 * MS + 5, 0, 0..40)]);
 }
@@ -54,7 +54,7 @@ fn an_unlimited_path_only_delays() {
 #[test]
 fn a_segment_arrives_when_it_has_been_serialised_and_has_travelled() {
     // 1250 bytes at 10 Mbit/s take 1 ms.
-    let mut path = Path::new(ms(10).rate(BitsPerSecond::mega(10)), 1, 0);
+    let mut path = Path::new(ms(10).rate(BitsPerSecond::mega(10)), 1500, 1, 0);
     offer(&mut path, 0, 0, segments(1, 1250));
     offer(&mut path, 0, 1, segments(1, 1250));
     // The wire is idle again by then.
@@ -68,7 +68,7 @@ fn a_segment_arrives_when_it_has_been_serialised_and_has_travelled() {
 #[test]
 fn fractions_of_a_nanosecond_add_up() {
     // 100 bytes take 114 285.71 ns: 7 of them 800 000.
-    let mut path = Path::new(ms(0).rate(BitsPerSecond::mega(7)), 1, 0);
+    let mut path = Path::new(ms(0).rate(BitsPerSecond::mega(7)), 1500, 1, 0);
     offer(&mut path, 0, 0, segments(7000, 100));
     assert_eq!(
         drain(&mut path).last().map(|(due, ..)| *due),
@@ -81,7 +81,7 @@ fn a_queue_takes_its_last_byte_and_none_more_at_any_rate() {
     // Rates at which a nanosecond is no whole number of bytes.
     for rate in [7_000_003, 3_333_333_333, 10_487_224_158] {
         let shape = ms(0).rate(BitsPerSecond(rate)).queue(Bytes(18_059));
-        let mut path = Path::new(shape, 1, 0);
+        let mut path = Path::new(shape, 1500, 1, 0);
         offer(&mut path, 0, 0, segments(20, 900));
         offer(&mut path, 0, 1, segments(1, 60));
         assert_eq!(path.counters().queue_drops, 1, "60 bytes do not fit in 59");
@@ -93,7 +93,7 @@ fn a_queue_takes_its_last_byte_and_none_more_at_any_rate() {
 #[test]
 fn trains_are_no_longer_than_the_quantum() {
     let trains = |rate| {
-        let mut path = Path::new(ms(1).rate(rate), 1, 0);
+        let mut path = Path::new(ms(1).rate(rate), 1500, 1, 0);
         offer(&mut path, 0, 0, segments(20, 1514));
         drain(&mut path)
             .into_iter()
@@ -108,7 +108,7 @@ fn trains_are_no_longer_than_the_quantum() {
 #[test]
 fn the_queue_holds_its_bytes_and_drops_what_exceeds_them() {
     let shape = ms(1).rate(BitsPerSecond::mega(10)).queue(Bytes(5000));
-    let mut path = Path::new(shape, 1, 0);
+    let mut path = Path::new(shape, 1500, 1, 0);
     offer(&mut path, 0, 0, segments(10, 1250));
     assert_eq!(path.counters().queue_drops, 6);
     // By now half a segment has left, so a whole one does not fit; later it does.
@@ -122,7 +122,7 @@ fn the_queue_holds_its_bytes_and_drops_what_exceeds_them() {
 #[test]
 fn a_lost_segment_splits_its_train_and_still_takes_its_time_on_the_wire() {
     let shape = ms(0).rate(BitsPerSecond::giga(10)).loss(0.2);
-    let mut path = Path::new(shape, 3, 0);
+    let mut path = Path::new(shape, 1500, 3, 0);
     offer(&mut path, 0, 0, segments(50, 1250));
     let lost = path.counters().loss_drops as usize;
     assert!(lost > 0);
@@ -140,7 +140,7 @@ fn a_lost_segment_splits_its_train_and_still_takes_its_time_on_the_wire() {
 #[test]
 fn loss_is_drawn_for_each_segment_and_not_for_each_frame() {
     let lost = |count| {
-        let mut path = Path::new(ms(1).loss(0.01), 9, 0);
+        let mut path = Path::new(ms(1).loss(0.01), 1500, 9, 0);
         for frame in 0..(1_000_000 / count) {
             offer(&mut path, 0, frame as u32, segments(count, 1514));
             while path.poll_delivery(at(MS)).is_some() {}
@@ -156,7 +156,7 @@ fn loss_is_drawn_for_each_segment_and_not_for_each_frame() {
 #[test]
 fn a_loss_of_1_loses_every_segment_and_a_loss_of_0_none() {
     for (loss, lost) in [(1.0, 1000), (0.0, 0)] {
-        let mut path = Path::new(ms(1).loss(loss), 1, 0);
+        let mut path = Path::new(ms(1).loss(loss), 1500, 1, 0);
         offer(&mut path, 0, 0, segments(1000, 100));
         assert_eq!(path.counters().loss_drops, lost);
     }
@@ -165,7 +165,7 @@ fn a_loss_of_1_loses_every_segment_and_a_loss_of_0_none() {
 #[test]
 fn seeds_and_streams_lose_different_segments_and_the_same_seed_the_same() {
     let lost = |seed, stream| {
-        let mut path = Path::new(ms(1).loss(0.5), seed, stream);
+        let mut path = Path::new(ms(1).loss(0.5), 1500, seed, stream);
         offer(&mut path, 0, 0, segments(200, 100));
         drain(&mut path)
     };
@@ -176,7 +176,7 @@ fn seeds_and_streams_lose_different_segments_and_the_same_seed_the_same() {
 
 #[test]
 fn memory_bounds_a_path_without_a_rate() {
-    let mut path = Path::new(ms(1000), 1, 0);
+    let mut path = Path::new(ms(1000), 1500, 1, 0);
     for frame in 0..2000 {
         offer(&mut path, 0, frame, segments(44, 1514));
     }
@@ -190,8 +190,27 @@ fn memory_bounds_a_path_without_a_rate() {
 }
 
 #[test]
+fn memory_suffices_for_segments_that_jitter_or_are_held_back() {
+    let second = Duration::from_secs(1);
+    for shape in [ms(0).jitter(second), ms(0).reordering(1.0, second)] {
+        let mut path = Path::new(shape.rate(BitsPerSecond::giga(1)), 1500, 1, 0);
+        // The wire is always busy. In a second it carries more than the least memory.
+        for frame in 0..11_000 {
+            offer(
+                &mut path,
+                u64::from(frame) * 96_896,
+                frame,
+                segments(8, 1514),
+            );
+        }
+        assert!(path.in_flight_bytes > MIN_MEMORY);
+        assert_eq!(path.counters().memory_drops, 0);
+    }
+}
+
+#[test]
 fn a_late_caller_is_counted_and_has_no_other_effect() {
-    let mut path = Path::new(ms(1), 1, 0);
+    let mut path = Path::new(ms(1), 1500, 1, 0);
     for frame in 0..3 {
         offer(&mut path, 0, frame, segments(1, 100));
     }
@@ -218,7 +237,7 @@ fn check_order_and_counters(
         queue: Bytes(queue),
         ..Shape::default()
     };
-    let mut path = Path::new(shape, 5, 0);
+    let mut path = Path::new(shape, 1500, 5, 0);
     let mut now = 0;
     for (frame, (gap, count, each)) in offers.iter().enumerate() {
         now += gap;
@@ -286,7 +305,7 @@ fn one_small_frame_on_a_path_without_rate_or_delay_is_accounted_for() {
 
 #[test]
 fn setting_the_same_seed_again_repeats_the_losses() {
-    let mut path = Path::new(ms(1).loss(0.3), 5, 0);
+    let mut path = Path::new(ms(1).loss(0.3), 1500, 5, 0);
     let lost = |path: &mut Path<_>, now: u64| {
         offer(path, now, 0, segments(40, 1000));
         drain(path)
@@ -303,7 +322,7 @@ fn setting_the_same_seed_again_repeats_the_losses() {
 
 #[test]
 fn segments_in_flight_arrive_after_a_cut_and_later_ones_are_dropped() {
-    let mut path = Path::new(ms(10), 1, 0);
+    let mut path = Path::new(ms(10), 1500, 1, 0);
     offer(&mut path, 0, 0, segments(2, 1514));
     path.cut(true);
     offer(&mut path, 1, 1, segments(3, 1514));
@@ -322,7 +341,7 @@ fn overload(discipline: Discipline, is_ect: bool) -> Path<(u32, Range<usize>)> {
         .rate(BitsPerSecond::mega(10))
         .queue(Bytes(1_000_000))
         .discipline(discipline);
-    let mut path = Path::new(shape, 1, 0);
+    let mut path = Path::new(shape, 1500, 1, 0);
     for frame in 0..30_000 {
         // 1250 bytes take 1 ms.
         let now = u64::from(frame) * MS * 98 / 100;
@@ -352,6 +371,48 @@ fn codel_keeps_a_queue_short_that_fills_with_drop_tail() {
 }
 
 #[test]
+fn a_mean_wait_is_of_the_segments_that_leave_and_not_of_those_that_codel_drops() {
+    let shape = ms(0)
+        .rate(BitsPerSecond::mega(10))
+        .discipline(Discipline::Codel);
+    let mut path = Path::new(shape, 1500, 1, 0);
+    // The n-th segment waits for up to n milliseconds.
+    offer(&mut path, 0, 0, segments(800, 1250));
+    let earlier = *path.counters();
+    drain(&mut path);
+    assert!(path.counters().aqm_drops > 0);
+    let mean = path.counters().mean_wait_since(&earlier);
+    assert!(
+        mean > Duration::from_millis(200) && mean < Duration::from_millis(400),
+        "{mean:?}"
+    );
+}
+
+#[test]
+fn codel_keeps_one_frame_of_the_links_mtu_waiting() {
+    // A segment takes 8 ms. One is on the wire, and the next waits for longer than CoDel's target.
+    let drops = |mtu| {
+        let shape = ms(0)
+            .rate(BitsPerSecond::mega(9))
+            .discipline(Discipline::Codel);
+        let mut path = Path::new(shape, mtu, 1, 0);
+        offer(&mut path, 0, 0, segments(1, 9014));
+        for frame in 0..200 {
+            offer(
+                &mut path,
+                u64::from(frame) * 8 * MS,
+                frame,
+                segments(1, 9014),
+            );
+        }
+        drain(&mut path);
+        path.counters().aqm_drops
+    };
+    assert_eq!(drops(9000), 0);
+    assert!(drops(1500) > 0);
+}
+
+#[test]
 fn codel_marks_segments_that_support_it_and_drops_none() {
     let mut path = overload(Discipline::Codel, true);
     let mut marked = 0;
@@ -369,7 +430,7 @@ fn codel_leaves_a_link_alone_that_is_not_full() {
     let shape = ms(10)
         .rate(BitsPerSecond::mega(10))
         .discipline(Discipline::Codel);
-    let mut path = Path::new(shape, 1, 0);
+    let mut path = Path::new(shape, 1500, 1, 0);
     for frame in 0..1000 {
         // A burst of 4 ms every 5 ms.
         offer(
@@ -389,7 +450,7 @@ fn fq_codel_gives_each_flow_its_share() {
         .rate(BitsPerSecond::mega(10))
         .queue(Bytes(1_000_000))
         .discipline(Discipline::FqCodel);
-    let mut path = Path::new(shape, 1, 0);
+    let mut path = Path::new(shape, 1500, 1, 0);
     let flow = |flow| Segments {
         flow,
         ..segments(100, 1250)
@@ -418,7 +479,7 @@ fn a_full_queue_of_fq_codel_drops_from_the_longest_flow() {
         .rate(BitsPerSecond::mega(10))
         .queue(Bytes(12_500))
         .discipline(Discipline::FqCodel);
-    let mut path = Path::new(shape, 1, 0);
+    let mut path = Path::new(shape, 1500, 1, 0);
     offer(&mut path, 0, 1, segments(20, 1250));
     let short = Segments {
         flow: 1,
@@ -437,7 +498,7 @@ fn a_late_caller_changes_neither_drops_nor_deliveries_of_codel() {
         let shape = ms(5)
             .rate(BitsPerSecond::mega(10))
             .discipline(Discipline::Codel);
-        let mut path = Path::new(shape, 1, 0);
+        let mut path = Path::new(shape, 1500, 1, 0);
         let mut out = Vec::new();
         for frame in 0..2000_u32 {
             let now = at(u64::from(frame) * MS / 2);
@@ -458,7 +519,7 @@ fn a_late_caller_changes_neither_drops_nor_deliveries_of_codel() {
 
 #[test]
 fn jitter_delays_by_at_most_its_bound_and_keeps_the_order() {
-    let mut path = Path::new(ms(10).jitter(Duration::from_millis(4)), 1, 0);
+    let mut path = Path::new(ms(10).jitter(Duration::from_millis(4)), 1500, 1, 0);
     for frame in 0..1000 {
         offer(
             &mut path,
@@ -487,7 +548,7 @@ fn segments_that_are_held_back_are_overtaken() {
     let shape = ms(10)
         .rate(BitsPerSecond::mega(10))
         .reordering(0.1, Duration::from_millis(3));
-    let mut path = Path::new(shape, 1, 0);
+    let mut path = Path::new(shape, 1500, 1, 0);
     offer(&mut path, 0, 0, segments(700, 1250));
     let held = path.counters().held;
     assert!((40..100).contains(&held), "{held}");
@@ -507,7 +568,7 @@ fn segments_that_are_held_back_are_overtaken() {
 #[test]
 fn jitter_and_reordering_do_not_change_which_segments_are_lost() {
     let lost = |shape: Shape| {
-        let mut path = Path::new(shape.loss(0.1), 1, 0);
+        let mut path = Path::new(shape.loss(0.1), 1500, 1, 0);
         for frame in 0..500 {
             offer(
                 &mut path,
@@ -549,7 +610,7 @@ proptest! {
             .jitter(Duration::from_millis(jitter))
             .reordering(reordering, Duration::from_millis(7))
             .discipline(discipline);
-        let mut path = Path::new(shape, 5, 0);
+        let mut path = Path::new(shape, 1500, 5, 0);
         let (mut now, mut arrivals, mut flows) = (0, Vec::new(), Vec::new());
         for (frame, (gap, count, each, flow, is_ect)) in offers.iter().enumerate() {
             now += gap;
