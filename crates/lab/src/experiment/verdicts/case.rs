@@ -98,7 +98,7 @@ impl Case {
             Cause::SlowStart => 4 * path,
             // The path is no bottleneck: the guest is.
             Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
-            // CoDel keeps the queue short, and not the room for it.
+            // CoDel keeps the queue short, so the limit may be large.
             _ if family.has_aqm() => 4 * path,
             _ => path,
         };

@@ -181,6 +181,16 @@ impl Cause {
         )
     }
 
+    /// Whether `taut top` and `taut watch` can see the cause on a path with this round trip. A verdict
+    /// takes two scans of the connection, a second apart, and is on the last five seconds.
+    pub(super) fn has_scans(self, round_trip: Duration) -> bool {
+        match self {
+            Self::SlowStart => self.watch(round_trip) >= Duration::from_secs(2),
+            Self::MtuProbing => false,
+            _ => true,
+        }
+    }
+
     /// Whether the connection ends when its clients end. It does not if no answer comes, or if a guest
     /// has it.
     pub(super) fn can_end(self) -> bool {

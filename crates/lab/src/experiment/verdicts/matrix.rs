@@ -45,7 +45,8 @@ impl Matrix {
         self.said.entry(part).or_default().push(said);
     }
 
-    fn runs(&self) -> impl Iterator<Item = (Part, &Said)> {
+    /// Returns each verdict with its part.
+    pub(super) fn runs(&self) -> impl Iterator<Item = (Part, &Said)> {
         let parts = self.said.iter();
         parts.flat_map(|(part, said)| said.iter().map(move |said| (*part, said)))
     }

@@ -135,35 +135,25 @@ fn run_all(plan: &[(usize, Part)], request: &Request) -> Result<Vec<Done>, Exper
 }
 
 fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcome {
-    let (mut astray, mut notes) = (0, Vec::new());
-    for Done { case, shown, .. } in done {
-        let (least, most) = case.part().expected_use();
-        if !(least..=most).contains(&shown.used) {
-            astray += 1;
-            notes.push(format!(
-                "This world did not work as intended: {}: {:.2} of the bottleneck was used, and {least} to {most} was expected.",
-                case.described(),
-                shown.used
-            ));
-        } else if !case.cause.expects_wait(shown.wait) {
-            astray += 1;
-            notes.push(format!(
-                "This world did not work as intended: {}: segments waited {:.0?} in the queue, on average.",
-                case.described(),
-                shown.wait
-            ));
-        } else if !case.expects_busy(shown.busy) {
-            astray += 1;
-            notes.push(format!(
-                "This world did not work as intended: {}: it had data for {:.2} of the time.",
-                case.described(),
-                shown.busy.unwrap_or(f64::NAN)
-            ));
-        }
-    }
+    let astray = done.iter().filter_map(|done| Some((done, done.astray()?)));
+    let mut notes: Vec<_> = astray
+        .map(|(Done { case, .. }, how)| {
+            let case = case.described();
+            format!("This world did not work as intended: {case}: {how}.")
+        })
+        .collect();
+    let astray = notes.len() as f64;
     let matrices = Mode::ALL.map(|mode| (mode, matrix(done, mode)));
     notes.extend(Mode::ALL.into_iter().flat_map(|mode| wrong(done, mode)));
-    let mut headline = BTreeMap::from([("runs".to_owned(), done.len() as f64)]);
+    let intended = done.iter().filter(|done| done.astray().is_none());
+    let mut headline = BTreeMap::from([
+        ("runs".to_owned(), done.len() as f64),
+        ("worlds_astray".to_owned(), astray),
+        (
+            "accuracy_without_astray".to_owned(),
+            matrix(intended, Mode::Why).accuracy(|_, _| true),
+        ),
+    ]);
     for (mode, matrix) in &matrices {
         headline.extend(match mode.key() {
             None => figures(matrix, &mut notes),
@@ -216,7 +206,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         calibration: Calibration::of([(
             // Other work of the machine may affect two of a hundred runs.
             "worlds_astray_share",
-            Check::at_most(f64::from(astray) / done.len().max(1) as f64, 0.02),
+            Check::at_most(astray / done.len().max(1) as f64, 0.02),
         )]),
         headline,
         series: verdicts.chain(used).collect(),
@@ -226,7 +216,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
 }
 
 /// Returns the verdicts of a mode.
-fn matrix(done: &[Done], mode: Mode) -> Matrix {
+fn matrix<'a>(done: impl IntoIterator<Item = &'a Done>, mode: Mode) -> Matrix {
     let mut matrix = Matrix::new(mode);
     for Done { case, shown, .. } in done {
         if let Some(statement) = shown.of(mode) {
@@ -240,6 +230,7 @@ fn matrix(done: &[Done], mode: Mode) -> Matrix {
 fn figures_of(matrix: &Matrix, key: &str) -> BTreeMap<String, f64> {
     let said = |confidence: &str| matrix.accuracy(|_, said| said.confidence == confidence);
     BTreeMap::from([
+        (format!("{key}_runs"), matrix.runs().count() as f64),
         (format!("{key}_accuracy"), matrix.accuracy(|_, _| true)),
         (
             format!("{key}_heldout_accuracy"),
@@ -342,6 +333,33 @@ fn wrong(done: &[Done], mode: Mode) -> impl Iterator<Item = String> {
     wrong.take(TOLD)
 }
 
+impl Done {
+    /// Returns how the world differs from the intended one, if it does.
+    fn astray(&self) -> Option<String> {
+        let Self { case, shown, .. } = self;
+        let (least, most) = case.part().expected_use();
+        if !(least..=most).contains(&shown.used) {
+            Some(format!(
+                "{:.2} of the bottleneck was used, and {least} to {most} was expected",
+                shown.used
+            ))
+        } else if !case.cause.expects_wait(shown.wait) {
+            let wait = shown.wait;
+            Some(format!(
+                "segments waited {wait:.0?} in the queue, on average"
+            ))
+        } else {
+            let busy = shown.busy.unwrap_or(f64::NAN);
+            (!case.expects_busy(shown.busy)).then(|| {
+                format!(
+                    "the sender had unacknowledged data for {:.0} % of the time",
+                    busy * 100.0
+                )
+            })
+        }
+    }
+}
+
 impl Shown {
     /// Returns what a command said; `None` if it did not observe the connection.
     fn of(&self, mode: Mode) -> Option<&Statement> {
@@ -392,5 +410,64 @@ impl Case {
             rate.0 as f64 / 1e6,
             loss * 100.0
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A run with a small receive buffer.
+    fn done(factor: &str, used: f64) -> Done {
+        let part = Part {
+            family: Family::Cubic,
+            cause: Cause::ReceiveBuffer,
+        };
+        let statement = Statement {
+            said: Said {
+                factor: factor.to_owned(),
+                confidence: "sure".to_owned(),
+            },
+            ..Statement::default()
+        };
+        Done {
+            case: Case::of(part, 1, 0),
+            number: 0,
+            shown: Shown {
+                why: statement,
+                others: BTreeMap::new(),
+                used,
+                wait: Duration::ZERO,
+                busy: None,
+            },
+        }
+    }
+
+    #[test]
+    fn a_world_that_did_not_work_and_a_command_that_did_not_run_are_counted() {
+        let request = Request {
+            quick: false,
+            seed: 1,
+            runs: None,
+            only: None,
+            taut: PathBuf::new(),
+        };
+        let mut done = [done("receive-buffer", 0.3), done("link", 0.95)];
+        let top = done[0].shown.why.clone();
+        done[0].shown.others.insert(Mode::Top, top);
+        let headline = outcome(&request, Environment::here(), &done).headline;
+        for (key, figure) in [
+            ("runs", 2.0),
+            ("accuracy", 0.5),
+            ("worlds_astray", 1.0),
+            ("accuracy_without_astray", 1.0),
+            ("top_runs", 1.0),
+            ("watch_runs", 0.0),
+        ] {
+            assert_eq!(headline.get(key), Some(&figure), "{key}");
+        }
     }
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::case::Case;
 use super::cause::Cause;
 use super::family::Part;
 use super::matrix::Said;
 use crate::experiment::ExperimentError;
 
-/// A way to a verdict on a connection.
+/// A command that prints a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Mode {
     /// `taut why`.
@@ -27,7 +28,7 @@ pub(super) enum Mode {
     Watch,
 }
 
-/// What a command said of a connection.
+/// The verdict that a command printed for a connection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Statement {
     pub(super) said: Said,
@@ -104,6 +105,15 @@ impl Mode {
             // Only the other end knows more than that.
             (Self::BothEnds, Cause::Elsewhere) => "sender-application",
             _ => part.factor(),
+        }
+    }
+
+    /// Whether the command can be right: its instruments and its window suffice for the cause.
+    pub(super) fn can_tell(self, case: &Case) -> bool {
+        match self {
+            Self::Why | Self::WhyNoEvents => true,
+            Self::BothEnds => case.cause.has_both_ends(),
+            Self::Top | Self::Watch => case.cause.has_scans(case.round_trip),
         }
     }
 
@@ -189,6 +199,7 @@ impl Carried {
 
 #[cfg(test)]
 mod tests {
+    use super::super::family::Family;
     use super::*;
 
     fn line(cookie: u64, rest: &str, sent: u64, factor: &str) -> String {
@@ -221,6 +232,27 @@ mod tests {
             (factor(Mode::Why), factor(Mode::BothEnds)),
             ("peer".into(), "queue".into())
         );
+    }
+
+    #[test]
+    fn a_command_is_not_scored_where_its_scans_cannot_show_the_cause() {
+        let can_tell = |mode: Mode, cause, round_trip| {
+            let family = Family::Cubic;
+            let case = Case {
+                round_trip: Duration::from_millis(round_trip),
+                ..Case::of(Part { family, cause }, 1, 0)
+            };
+            mode.can_tell(&case)
+        };
+        for mode in [Mode::Top, Mode::Watch] {
+            assert!(!can_tell(mode, Cause::SlowStart, 249));
+            assert!(can_tell(mode, Cause::SlowStart, 250));
+            assert!(!can_tell(mode, Cause::MtuProbing, 20));
+            assert!(can_tell(mode, Cause::Link, 20));
+        }
+        assert!(can_tell(Mode::Why, Cause::SlowStart, 150));
+        assert!(can_tell(Mode::WhyNoEvents, Cause::MtuProbing, 20));
+        assert!(!can_tell(Mode::BothEnds, Cause::NoAnswer, 20));
     }
 
     #[test]

@@ -111,14 +111,15 @@ pub(super) fn run(
     let began = Instant::now();
     let before = stage.bottleneck()?;
     let watch = case.watch();
-    let has_both = modes.contains(&Mode::BothEnds) && case.cause.has_both_ends();
+    let has_both = modes.contains(&Mode::BothEnds) && Mode::BothEnds.can_tell(case);
     let why = match has_both {
         true => stage.observe(Mode::BothEnds, request, watch)?,
         false => stage.observe(Mode::Why, request, watch)?,
     };
     let others = || {
         let others = modes.iter();
-        others.filter(|mode| !matches!(mode, Mode::Why | Mode::BothEnds))
+        let others = others.filter(|mode| !matches!(mode, Mode::Why | Mode::BothEnds));
+        others.filter(|mode| mode.can_tell(case))
     };
     // In a guest, which has little CPU time, one command would slow down the other.
     let is_guest = case.cause.watched() == End::Guest;
