@@ -4,7 +4,7 @@
 mod place;
 mod symbols;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
 
 use libbpf_rs::Link;
@@ -39,17 +39,22 @@ pub(crate) struct HostDrops {
     kinds: Map<raw::DropsKind, raw::DropsCount>,
     exits: CounterMap<DropsExit>,
     reasons: FxHashMap<u32, Box<str>>,
-    /// Read when the first drop of a connection is reported.
-    symbols: OnceCell<Symbols>,
+    /// The functions that dropped packets of connections that were reported, by address.
+    functions: RefCell<FxHashMap<u64, Option<Box<str>>>>,
+    hides_symbols: Cell<bool>,
     /// The connections that are followed, by cookie, with the packets that they send.
     connections: FxHashMap<u64, raw::DropsTuple>,
     /// The content of the map `followed`.
-    ends: FxHashMap<[u8; TUPLE], raw::DropsEnds>,
+    ends: FxHashMap<[u8; TUPLE], (raw::DropsTuple, raw::DropsEnds)>,
+    /// Whether `ends` may not be as `connections` wants it.
+    is_stale: bool,
     /// The drops of each connection, by cookie.
     drops: FxHashMap<u64, Vec<(raw::DropsKind, raw::DropsCount)>>,
     /// The number of drops that were counted when `drops` was read.
     counted: u64,
     left_out: usize,
+    /// Why the last update was not complete.
+    problem: Option<String>,
     _link: Link,
 }
 
@@ -97,12 +102,15 @@ impl HostDrops {
             kinds: object.map("kinds")?,
             exits: object.counters("exits")?,
             reasons: FxHashMap::default(),
-            symbols: OnceCell::new(),
+            functions: RefCell::default(),
+            hides_symbols: Cell::new(false),
             connections: FxHashMap::default(),
             ends: FxHashMap::default(),
+            is_stale: false,
             drops: FxHashMap::default(),
             counted: 0,
             left_out: 0,
+            problem: None,
             _link: link.map_err(Error::during("attach a BPF program"))?,
         })
     }
@@ -111,13 +119,12 @@ impl HostDrops {
     /// the last call. The drops of connections that are not followed any more are kept until the next
     /// call.
     pub(crate) fn update(&mut self, all: impl Iterator<Item = Followed>) {
-        if let Err(error) = self.try_update(all) {
-            tracing::debug!(%error, "drops on this machine are not counted completely");
-        }
+        self.problem = self.try_update(all).err().map(|error| error.to_string());
     }
 
     fn try_update(&mut self, all: impl Iterator<Item = Followed>) -> Result<(), Error> {
-        self.read()?;
+        // What cannot be read does not keep connections from being followed.
+        let read = self.read();
         let mut before = std::mem::take(&mut self.connections);
         self.left_out = 0;
         let mut added = Vec::new();
@@ -129,54 +136,65 @@ impl HostDrops {
                 added.push(one);
             }
         }
-        for (cookie, tuple) in before {
-            self.set(tuple, cookie, |end| *end = 0)?;
-        }
+        self.is_stale |= !before.is_empty() || !added.is_empty();
         for one in added {
             if self.connections.len() == CONNECTIONS {
                 self.left_out += 1;
                 continue;
             }
-            let tuple = one.tuple();
-            self.set(tuple, one.cookie, |end| *end = one.cookie)?;
-            self.connections.insert(one.cookie, tuple);
+            self.connections.insert(one.cookie, one.tuple());
         }
-        Ok(())
+        read.and(self.follow())
     }
 
-    /// Sets this end of a connection, in both directions. `cookie`: the one that is there or will be.
-    fn set(
-        &mut self,
-        sent: raw::DropsTuple,
-        cookie: u64,
-        change: impl Fn(&mut u64),
-    ) -> Result<(), Error> {
-        let received = raw::DropsTuple {
-            from: sent.to,
-            to: sent.from,
-            from_port: sent.to_port,
-            to_port: sent.from_port,
-            ..sent
-        };
-        for (tuple, is_sent) in [(sent, true), (received, false)] {
-            let ends = self.ends.entry(bytes(&tuple)).or_default();
-            let end = match is_sent {
-                true => &mut ends.from,
-                false => &mut ends.to,
-            };
-            // Another connection may have the same addresses, in another network namespace.
-            if *end != 0 && *end != cookie {
-                continue;
-            }
-            change(end);
-            if *ends == raw::DropsEnds::default() {
-                self.ends.remove(&bytes::<_, TUPLE>(&tuple));
-                self.followed.remove(&tuple)?;
-            } else {
-                self.followed.insert(&tuple, ends)?;
+    /// Makes the map `followed` that of the connections. Several may have the same addresses, in
+    /// different network namespaces: the one that is followed already stays.
+    fn follow(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.is_stale) {
+            return Ok(());
+        }
+        let mut wanted = FxHashMap::<[u8; TUPLE], (raw::DropsTuple, raw::DropsEnds)>::default();
+        for stays in [true, false] {
+            for (cookie, sent) in &self.connections {
+                for (tuple, is_sent) in [(*sent, true), (reversed(*sent), false)] {
+                    let key = bytes(&tuple);
+                    let known = self.ends.get(&key).copied().unwrap_or_default();
+                    if (*end(&mut { known.1 }, is_sent) == *cookie) != stays {
+                        continue;
+                    }
+                    let (_, ends) = wanted.entry(key).or_insert((tuple, Default::default()));
+                    let end = end(ends, is_sent);
+                    if *end == 0 {
+                        *end = *cookie;
+                    }
+                }
             }
         }
-        Ok(())
+        let mut result = Ok(());
+        self.ends.retain(|key, (tuple, _)| {
+            if wanted.contains_key(key) {
+                return true;
+            }
+            let removed = self.followed.remove(tuple);
+            let stays = removed.is_err();
+            if let Err(error) = removed {
+                result = Err(error);
+            }
+            stays
+        });
+        for (key, (tuple, ends)) in wanted {
+            if self.ends.get(&key).is_some_and(|(_, known)| *known == ends) {
+                continue;
+            }
+            match self.followed.insert(&tuple, &ends) {
+                Ok(()) => {
+                    self.ends.insert(key, (tuple, ends));
+                }
+                Err(error) => result = Err(error),
+            }
+        }
+        self.is_stale = result.is_err();
+        result
     }
 
     /// Reads what the program has counted, if it has counted more, and forgets the drops of connections
@@ -212,12 +230,33 @@ impl HostDrops {
         cookie: u64,
         name_of: impl Fn(u32) -> Option<Box<str>>,
     ) -> Vec<HostDrop> {
-        let all = self.drops.get(&cookie).into_iter().flatten();
+        let all = self.drops.get(&cookie).map_or(&[][..], Vec::as_slice);
+        self.name_functions(all);
         let mut drops: Vec<_> = all
+            .iter()
             .filter_map(|(kind, count)| self.drop(kind, count, &name_of))
             .collect();
         drops.sort_by_key(|drop| std::cmp::Reverse(drop.segments()));
         drops
+    }
+
+    /// Looks up the names of functions that are new. A module may have been loaded since the last time,
+    /// so the symbols are read again.
+    fn name_functions(&self, drops: &[(raw::DropsKind, raw::DropsCount)]) {
+        let mut functions = self.functions.borrow_mut();
+        let all = drops.iter().map(|(kind, _)| kind.function);
+        let new: Vec<_> = all
+            .filter(|function| !functions.contains_key(function))
+            .collect();
+        if new.is_empty() {
+            return;
+        }
+        let symbols = Symbols::read();
+        self.hides_symbols.set(symbols.is_empty());
+        let named = new
+            .into_iter()
+            .map(|address| (address, symbols.at(address).map(Into::into)));
+        functions.extend(named);
     }
 
     /// Returns `None` if nothing was lost.
@@ -227,16 +266,16 @@ impl HostDrops {
         count: &raw::DropsCount,
         name_of: impl Fn(u32) -> Option<Box<str>>,
     ) -> Option<HostDrop> {
-        let symbols = self.symbols.get_or_init(Symbols::read);
-        let function = symbols.at(kind.function);
-        if function.is_some_and(drops_copies) {
-            return None;
-        }
+        let functions = self.functions.borrow();
+        let function = functions.get(&kind.function).and_then(Option::as_deref);
         let reason = match self.reasons.get(&kind.reason) {
             Some(name) => name.clone(),
             // A module has reasons of its own.
             None => kind.reason.to_string().into(),
         };
+        if drops_copies(function, &reason) {
+            return None;
+        }
         let device = count.device.split(|byte| *byte == 0).next();
         let device = device.filter(|name| !name.is_empty());
         Some(HostDrop {
@@ -250,9 +289,22 @@ impl HostDrops {
                 DropsDirection::Received => Direction::Received,
             },
             is_own: kind.is_own != 0,
+            enter: None,
             data_segments: count.data,
             other_segments: count.other,
         })
+    }
+
+    /// Returns why the drops that the last update read, or the connections that are followed since, are
+    /// not all.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Whether the kernel hides the addresses of its functions. Drops without a reason are then not
+    /// reported.
+    pub(crate) fn hides_symbols(&self) -> bool {
+        self.hides_symbols.get()
     }
 
     /// Returns the number of connections whose drops are not counted because there are too many.
@@ -297,6 +349,25 @@ impl Followed {
                 false => 0,
             },
         }
+    }
+}
+
+/// Returns the tuple of the packets in the other direction.
+fn reversed(tuple: raw::DropsTuple) -> raw::DropsTuple {
+    raw::DropsTuple {
+        from: tuple.to,
+        to: tuple.from,
+        from_port: tuple.to_port,
+        to_port: tuple.from_port,
+        ..tuple
+    }
+}
+
+/// Returns the end that sends the packets, or the one that receives them.
+fn end(ends: &mut raw::DropsEnds, is_sent: bool) -> &mut u64 {
+    match is_sent {
+        true => &mut ends.from,
+        false => &mut ends.to,
     }
 }
 

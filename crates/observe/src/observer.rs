@@ -19,7 +19,7 @@ use crate::path_rtt::PathRtts;
 use crate::scan::{ScanError, ScanSummary, Scanner, Scope, Wants};
 use crate::steal::Steal;
 use crate::table::{self, Retention, Table};
-use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
+use crate::verdict::{Confidence, Context, Factor, Verdict, enter, limit, verdict};
 use crate::window::Window;
 
 /// A connection of the table. Remembers its limit while it does not change.
@@ -291,6 +291,18 @@ impl Observer {
         self.host_drops_problem.as_deref()
     }
 
+    /// Returns why drops on this machine are not counted completely.
+    pub fn host_drops_incomplete(&self) -> Option<&str> {
+        self.host_drops.as_ref().and_then(HostDrops::problem)
+    }
+
+    /// Whether the kernel hides its functions, and drops without a reason are therefore not reported.
+    pub fn hides_symbols(&self) -> bool {
+        self.host_drops
+            .as_ref()
+            .is_some_and(HostDrops::hides_symbols)
+    }
+
     /// Returns the number of connections whose drops on this machine are not counted because there are
     /// too many.
     pub fn without_host_drops(&self) -> usize {
@@ -334,7 +346,7 @@ impl Observer {
         let Some(drops) = &self.host_drops else {
             return Vec::new();
         };
-        drops.of(tracked.last().connection.cookie, |inode| {
+        let mut drops = drops.of(tracked.last().connection.cookie, |inode| {
             let mut all = self.namespaces().iter();
             let named = all.find(|namespace| namespace.id.inode() == u64::from(inode));
             match named {
@@ -342,7 +354,11 @@ impl Observer {
                 Some(namespace) => Some((*namespace.name).into()),
                 None => Some(format!("net:[{inode}]").into()),
             }
-        })
+        });
+        for drop in &mut drops {
+            drop.enter = enter(drop.netns.as_deref().unwrap_or(&tracked.netns));
+        }
+        drops
     }
 
     /// Returns the time since the observer was created.

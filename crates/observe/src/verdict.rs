@@ -22,6 +22,7 @@ use self::finding::Finding;
 pub use self::finding::{Cause, SignalInterval, Sizing};
 pub use self::gain::Gain;
 pub use self::render::Evidence;
+pub(crate) use self::render::enter;
 pub use crate::cpu_quota::CpuQuota;
 pub use crate::host_drops::{Direction, DropPlace, HostDrop};
 use crate::window::Window;

@@ -135,7 +135,7 @@ impl ConnectionArgs {
 /// Reports what cannot be observed, each item once.
 #[derive(Default)]
 pub(crate) struct Missing {
-    reported: [bool; 14],
+    reported: [bool; 16],
 }
 
 // === impl Missing ===
@@ -240,7 +240,21 @@ impl Missing {
             ),
             (
                 observer.without_host_drops(),
-                "connections are too many to count their drops on this host: at most 16,384".to_owned(),
+                "connections are left out: drops on this host are counted for 16,384 connections only; narrow the filter"
+                    .to_owned(),
+            ),
+            (
+                usize::from(observer.host_drops_incomplete().is_some()),
+                format!(
+                    "source is incomplete, the kernel's reports of dropped packets: {}",
+                    observer.host_drops_incomplete().unwrap_or_default()
+                ),
+            ),
+            (
+                usize::from(observer.hides_symbols()),
+                "source is missing, the names of the kernel's functions (kernel.kptr_restrict), so packets that were \
+                 dropped without a reason are not counted"
+                    .to_owned(),
             ),
             (
                 usize::try_from(observer.host_drops_missed()).unwrap_or(usize::MAX),

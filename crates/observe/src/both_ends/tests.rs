@@ -106,10 +106,11 @@ fn the_time_that_a_sender_waits_for_the_window_is_not_that_of_drops() {
     use Factor::*;
     let shares = [("host-drops", 0.5), ("receive-buffer", 0.2)];
     let dropped = says("host-drops", "likely", &shares);
-    let both = joint(&[(ReceiveBuffer, 0.9), (Loss, 0.1)], &dropped);
-    assert_eq!((both.factor, both.weight), (ReceiveBuffer, 0.9));
-    let only = says("host-drops", "likely", &[("host-drops", 0.6)]);
-    let both = joint(&[(ReceiveBuffer, 0.9)], &only);
+    let waits = [(ReceiveBuffer, 0.6), (ReceiverApplication, 0.4)];
+    let both = joint(&waits, &dropped);
+    assert_eq!((both.factor, both.weight), (ReceiveBuffer, 1.0));
+    let only = says("host-drops", "likely", &[("host-drops", 0.55)]);
+    let both = joint(&waits, &only);
     assert_eq!((both.factor, both.shown_by), (ReceiveBuffer, End::Here));
 }
 

@@ -69,6 +69,9 @@ pub struct HostDrop {
     /// Whether the packets certainly belong to this end's socket. Of others only the addresses and
     /// ports are known, which a guest, a container or another host can forge.
     pub is_own: bool,
+    /// The command that runs another one in that namespace; `None` if it is the caller's.
+    #[serde(skip)]
+    pub enter: Option<Box<str>>,
     /// Who sent them.
     pub direction: Direction,
     /// Segments with data.
@@ -128,9 +131,13 @@ pub(super) fn is_no_loss(reason: &str) -> bool {
     NO_LOSS.contains(&reason)
 }
 
-/// Whether this function drops only copies.
-pub(super) fn drops_copies(function: &str) -> bool {
-    COPIES.contains(&function)
+/// Whether this function drops only copies, as far as is known: a function without a name may, if it
+/// gives no reason.
+pub(super) fn drops_copies(function: Option<&str>, reason: &str) -> bool {
+    match function {
+        Some(function) => COPIES.contains(&function),
+        None => reason == NO_REASON,
+    }
 }
 
 // === impl DropPlace ===
@@ -193,6 +200,14 @@ mod tests {
         }
         assert!(!is_no_loss("SOCKET_RCVBUFF"));
         assert!(!is_no_loss(NO_REASON));
+    }
+
+    #[test]
+    fn copies_for_packet_sockets_are_no_loss_and_may_be_freed_by_a_function_without_a_name() {
+        assert!(drops_copies(Some("tpacket_rcv"), "PACKET_SOCK_ERROR"));
+        assert!(drops_copies(None, NO_REASON));
+        assert!(!drops_copies(None, "NETFILTER_DROP"));
+        assert!(!drops_copies(Some("tun_net_xmit"), NO_REASON));
     }
 
     #[test]

@@ -7,10 +7,15 @@ use std::path::Path;
 #[derive(Debug, Default)]
 pub(super) struct Symbols(Vec<(u64, Box<str>)>);
 
+/// The maximum length of a function in bytes. What is farther behind a symbol is not in its function,
+/// but in a module that was loaded later, or in a BPF program.
+const FUNCTION_MOST: u64 = 1 << 16;
+
 // === impl Symbols ===
 
 impl Symbols {
-    /// Reads the functions. Without CAP_SYSLOG the kernel hides the addresses, and then none is known.
+    /// Reads the functions. Without CAP_SYSLOG, or with `kernel.kptr_restrict=2`, the kernel hides the
+    /// addresses, and then none is known.
     pub(super) fn read() -> Self {
         // The kernel may have no symbols.
         let text = fs::read_to_string(Path::new("/proc/kallsyms")).unwrap_or_default();
@@ -30,10 +35,18 @@ impl Symbols {
         Self(functions)
     }
 
+    /// Whether no function is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns the function that an address is in.
     pub(super) fn at(&self, address: u64) -> Option<&str> {
         let after = self.0.partition_point(|(begin, _)| *begin <= address);
-        let (_, name) = self.0.get(after.checked_sub(1)?)?;
+        let (begin, name) = self.0.get(after.checked_sub(1)?)?;
+        if address - begin >= FUNCTION_MOST {
+            return None;
+        }
         // Optimised parts of a function are symbols of their own: `name.cold`, `name.isra.0`.
         name.split('.').next()
     }
@@ -55,11 +68,13 @@ mod tests {
         assert_eq!(symbols.at(0xffff_ffff_8100_0290), Some("nf_hook_slow"));
         assert_eq!(symbols.at(0xffff_ffff_c000_0100), Some("tun_net_xmit"));
         assert_eq!(symbols.at(5), None);
+        assert_eq!(symbols.at(0xffff_ffff_c001_0000), None);
     }
 
     #[test]
     fn hidden_and_damaged_symbols_are_none() {
         let symbols = Symbols::parse("0000000000000000 T hidden\nx T y\n\nffff t\n12 T\n");
+        assert!(symbols.is_empty());
         assert_eq!(symbols.at(u64::MAX), None);
     }
 

@@ -76,10 +76,10 @@ fn run(line: &str) {
     assert!(status.unwrap().success(), "{line}");
 }
 
-/// The ends of a connection, by the cookies that these tests give them: 1 and 2.
+/// The ends of a connection.
 fn ends([client, server]: &[TcpStream; 2]) -> [Followed; 2] {
-    [(1, client), (2, server)].map(|(cookie, end)| Followed {
-        cookie,
+    [client, server].map(|end| Followed {
+        cookie: sockopt::socket_cookie(end).unwrap(),
         local: end.local_addr().unwrap(),
         remote: end.peer_addr().unwrap(),
         netns: 0,
@@ -103,8 +103,9 @@ fn wait(
             let all = drops.of(cookie, |inode| Some(inode.to_string().into()));
             all.into_iter().find(&is_it)
         };
-        if let Some(of_first) = of(1) {
-            return [of_first.clone(), of(2).unwrap_or(of_first)];
+        if let Some(of_first) = of(followed[0].cookie) {
+            let of_second = followed.get(1).and_then(|second| of(second.cookie));
+            return [of_first.clone(), of_second.unwrap_or(of_first)];
         }
         assert!(began.elapsed() < PATIENCE, "nothing was dropped");
         std::thread::yield_now();
@@ -139,6 +140,8 @@ fn a_drop_by_a_rule_of_nftables_is_counted_for_both_ends_with_its_device() {
             (sent.direction, received.direction),
             (Direction::Sent, Direction::Received)
         );
+        // A packet that arrives is no socket's yet.
+        assert!(!sent.is_own && !received.is_own);
         assert_eq!(drops.missed(), 0);
     }
 }
@@ -160,6 +163,7 @@ fn a_full_queue_of_a_queueing_discipline_is_named_with_its_device() {
     );
     assert_eq!(sent.device.as_deref(), Some("veth"));
     assert_eq!(sent.direction, Direction::Sent);
+    assert!(sent.is_own, "{sent:?}");
 }
 
 #[test]
@@ -241,8 +245,9 @@ fn a_segment_for_a_closed_socket_is_no_loss() {
         std::thread::yield_now();
     }
     drops.update(followed.into_iter());
-    assert_eq!(drops.of(1, |_| None), []);
-    assert_eq!(drops.of(2, |_| None), []);
+    for end in followed {
+        assert_eq!(drops.of(end.cookie, |_| None), []);
+    }
 }
 
 #[test]
@@ -272,6 +277,13 @@ fn connections_that_are_not_followed_any_more_leave_nothing() {
     drops.update([one(1, 1000), one(2, 1000), one(3, 2000)].into_iter());
     assert_eq!(drops.followed.keys().count(), 4);
     drops.update([one(2, 1000), one(3, 2000)].into_iter());
+    // The second of two with the same addresses takes the place of the first.
+    let of_second = drops
+        .ends
+        .values()
+        .filter(|(_, ends)| [ends.from, ends.to].contains(&2));
+    assert_eq!(of_second.count(), 2);
+    assert_eq!(drops.followed.keys().count(), 4);
     drops.update([one(3, 2000)].into_iter());
     assert_eq!(drops.followed.keys().count(), 2);
     drops.update(std::iter::empty());

@@ -800,31 +800,36 @@ impl HostDrop {
         let device = device
             .filter(|name| is_safe_in_command(name))
             .unwrap_or("DEVICE");
+        let enter = self.enter.as_ref();
+        let enter = enter.map_or(String::new(), |enter| format!("{enter} "));
         let text = match self.place {
             DropPlace::Netfilter => {
-                "find the rule that drops them: `nft list ruleset` or `iptables-save -c`; a rule may have a `limit`"
+                return format!(
+                    "find the rule that drops them: `{enter}nft list ruleset` or `{enter}iptables-save -c`; a rule may have a `limit`"
+                )
+                .into();
             }
             DropPlace::TcIngress => {
                 return format!(
-                    "`tc -s filter show dev {device} ingress` shows the filter: raise its rate, or remove it"
+                    "`{enter}tc -s filter show dev {device} ingress` shows the filter: raise its rate, or remove it"
                 )
                 .into();
             }
             DropPlace::TcEgress => {
                 return format!(
-                    "`tc -s filter show dev {device} egress` shows the filter: raise its rate, or remove it"
+                    "`{enter}tc -s filter show dev {device} egress` shows the filter: raise its rate, or remove it"
                 )
                 .into();
             }
             DropPlace::Qdisc => {
                 return format!(
-                    "`tc -s qdisc show dev {device}` shows its rate and limit: raise them, or use fq_codel or CAKE"
+                    "`{enter}tc -s qdisc show dev {device}` shows its rate and limit: raise them, or use fq_codel or CAKE"
                 )
                 .into();
             }
             DropPlace::TapQueue => {
                 return format!(
-                    "the guest or program behind {device} reads too slowly: give it more CPU, or more queues; `ip link set \
+                    "the guest or program behind {device} reads too slowly: give it more CPU, or more queues; `{enter}ip link set \
                      {device} txqueuelen 10000` lengthens the queue"
                 )
                 .into();
@@ -843,8 +848,10 @@ impl HostDrop {
                 "look for BPF programs of the socket or the cgroup: `bpftool cgroup tree`"
             }
             DropPlace::Xdp => {
-                return format!("look for the XDP program: `ip -details link show dev {device}`")
-                    .into();
+                return format!(
+                    "look for the XDP program: `{enter}ip -details link show dev {device}`"
+                )
+                .into();
             }
             DropPlace::ReversePath => {
                 return format!(
@@ -852,15 +859,20 @@ impl HostDrop {
                 )
                 .into();
             }
-            DropPlace::Route => "`ip route get ADDRESS` shows which route is missing",
-            DropPlace::Neighbour => {
-                return format!("check that the next hop is up: `ip neigh show dev {device}`")
+            DropPlace::Route => {
+                return format!("`{enter}ip route get ADDRESS` shows which route is missing")
                     .into();
+            }
+            DropPlace::Neighbour => {
+                return format!(
+                    "check that the next hop is up: `{enter}ip neigh show dev {device}`"
+                )
+                .into();
             }
             DropPlace::Mtu => ALLOW_PATH_MTU,
             DropPlace::Checksum => {
                 return format!(
-                    "find what damages packets; checksum offload may be broken: `ethtool -K {device} rx off tx off`"
+                    "find what damages packets; checksum offload may be broken: `{enter}ethtool -K {device} rx off tx off`"
                 )
                 .into();
             }
@@ -868,6 +880,23 @@ impl HostDrop {
         };
         text.into()
     }
+}
+
+/// Returns the command that runs another one in a network namespace, given the namespace's name as
+/// it is reported; `None` if it is the caller's.
+pub(crate) fn enter(netns: &str) -> Option<Box<str>> {
+    if netns == "-" {
+        return None;
+    }
+    let pid = netns.strip_prefix("pid:");
+    let pid = pid.filter(|pid| pid.parse::<u32>().is_ok());
+    let command = match pid {
+        Some(pid) => format!("nsenter -t {pid} -n"),
+        None if is_safe_in_command(netns) => format!("ip netns exec {netns}"),
+        // Without a name, or with one that a shell would not take as one word.
+        None => "nsenter -t PID -n".to_owned(),
+    };
+    Some(command.into())
 }
 
 /// Whether a name can be pasted into a shell as one word. Whoever owns a container or a guest names
@@ -950,5 +979,24 @@ fn percent(share: f64) -> String {
     match percent {
         percent if percent >= 10.0 => format!("{percent:.0} %"),
         percent => format!("{percent:.2} %"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_entered_by_its_name_or_by_a_process_in_it() {
+        for (netns, command) in [
+            ("-", None),
+            ("far", Some("ip netns exec far")),
+            ("pid:812", Some("nsenter -t 812 -n")),
+            ("pid:$(reboot)", Some("nsenter -t PID -n")),
+            ("net:[4026531840]", Some("nsenter -t PID -n")),
+            ("a b", Some("nsenter -t PID -n")),
+        ] {
+            assert_eq!(enter(netns).as_deref(), command, "{netns}");
+        }
     }
 }

@@ -15,6 +15,7 @@ fn drop(
         device: Some("eth0".into()),
         netns: None,
         is_own: true,
+        enter: None,
         direction,
         data_segments,
         other_segments,
@@ -284,4 +285,17 @@ fn what_is_wrong_with_a_packet_is_said_of_the_packet() {
     );
     assert!(sentence(DropPlace::Route).contains("sent had no route"));
     assert!(sentence(DropPlace::TcIngress).starts_with("a tc ingress filter on eth0 dropped 30"));
+}
+
+#[test]
+fn a_command_enters_the_namespace_of_the_drops() {
+    let named = HostDrop {
+        enter: Some("ip netns exec far".into()),
+        ..drop(DropPlace::Netfilter, Direction::Sent, 40, 0)
+    };
+    let remedy = with(&sender(loses), vec![named]).remedy().unwrap();
+    assert!(
+        remedy.contains("`ip netns exec far nft list ruleset` or `ip netns exec far iptables-save"),
+        "{remedy}"
+    );
 }
