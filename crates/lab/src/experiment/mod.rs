@@ -83,6 +83,7 @@ pub const ALL: &[Experiment] = &[
     observe_cost::EXPERIMENT,
     tune_cost::EXPERIMENT,
     verdicts::EXPERIMENT,
+    verdicts::gains::EXPERIMENT,
     long_fat::EXPERIMENT,
     budget::EXPERIMENT,
     incast::EXPERIMENT,

@@ -48,6 +48,8 @@ pub(super) struct Case {
     /// sends at a time, on average; 0 for a sender without pauses.
     pub(super) idle: f64,
     pub(super) burst: u64,
+    /// Whether the cause limits the connection; otherwise the world is the same without it.
+    pub(super) is_limited: bool,
 }
 
 // === impl Case ===
@@ -165,8 +167,19 @@ impl Case {
             held_for: Duration::ZERO,
             idle: 0.0,
             burst: 0,
+            is_limited: true,
         };
         case.with_conditions(&mut draw)
+    }
+
+    /// Returns the same world without what limits the connection. Only for causes whose limit can
+    /// be removed ([`Cause::is_removable`]).
+    pub(super) fn without_limit(&self) -> Self {
+        Self {
+            loss: 0.0,
+            is_limited: false,
+            ..self.clone()
+        }
     }
 
     /// Adds the conditions of the family that are drawn last, so that worlds without them do not depend

@@ -215,6 +215,19 @@ impl Cause {
         }
     }
 
+    /// Whether a world can be run without what limits the connection.
+    pub(super) fn is_removable(self) -> bool {
+        matches!(
+            self,
+            Self::SendBuffer
+                | Self::ReceiveBuffer
+                | Self::SlowStart
+                | Self::Loss
+                | Self::Pacing
+                | Self::ThrottledSender
+        )
+    }
+
     /// Returns the range of the bottleneck's use, as a share, if the world works as intended.
     pub(super) fn expected_use(self) -> (f64, f64) {
         match self {

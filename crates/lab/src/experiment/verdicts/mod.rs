@@ -5,6 +5,7 @@ mod away;
 mod case;
 mod cause;
 mod family;
+pub mod gains;
 mod matrix;
 mod mode;
 mod reader;

@@ -36,6 +36,18 @@ pub(super) struct Statement {
     pub(super) shares: BTreeMap<String, f64>,
     /// The factor that `taut watch` recorded for the longest time.
     pub(super) longest: Option<String>,
+    /// What the connection would carry without the factor, if the verdict says so.
+    pub(super) gain: Option<Gain>,
+}
+
+/// What a connection would carry without the factor of its verdict.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(super) struct Gain {
+    /// Payload, in bytes a second.
+    pub(super) rate: f64,
+    pub(super) is_lower_bound: bool,
+    /// The factor that would limit the connection next.
+    pub(super) next: Option<String>,
 }
 
 /// The parsed fields of a line of output.
@@ -57,6 +69,8 @@ struct ReportedVerdict {
     confidence: String,
     #[serde(default)]
     shares: BTreeMap<String, f64>,
+    #[serde(default)]
+    gain: Option<Gain>,
 }
 
 #[derive(Deserialize)]
@@ -180,6 +194,7 @@ impl Mode {
                 },
                 shares: verdict.shares,
                 longest,
+                gain: verdict.gain,
             },
             None => Statement {
                 longest,

@@ -50,6 +50,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How `taut watch` marks the record of a connection's end.
 const END: &str = "\"event\":\"end\"";
 
+/// A quota that stops no program of one thread or two.
+const UNLIMITED_CPUS: f64 = 8.0;
+/// The time for which data flows in a world without its limit, before what it carries is measured,
+/// and the time of the measurement.
+const WITHOUT_LIMIT_START: Duration = Duration::from_secs(5);
+const WITHOUT_LIMIT: Duration = Duration::from_secs(5);
+/// The share of a full frame that is payload: 1448 of 1514 bytes.
+const PAYLOAD_SHARE: f64 = 1448.0 / 1514.0;
+
 /// A world with its programs.
 pub(super) struct Stage<'a> {
     case: &'a Case,
@@ -167,6 +176,20 @@ pub(super) fn run(
     })
 }
 
+/// Runs a case without its limit. Returns the payload that its bottleneck carries after the start,
+/// in bytes a second.
+pub(super) fn carried_without_limit(case: &Case) -> Result<f64, ExperimentError> {
+    let case = case.without_limit();
+    let mut stage = Stage::build(&case)?;
+    stage.talk()?;
+    std::thread::sleep(WITHOUT_LIMIT_START);
+    let (began, before) = (Instant::now(), stage.bottleneck()?);
+    std::thread::sleep(WITHOUT_LIMIT);
+    let (took, after) = (began.elapsed(), stage.bottleneck()?);
+    let bytes = (after.delivered_bytes - before.delivered_bytes) as f64;
+    Ok(bytes * PAYLOAD_SHARE / took.as_secs_f64())
+}
+
 // === impl Observer ===
 
 impl Observer {
@@ -220,6 +243,7 @@ impl<'a> Stage<'a> {
             }
         };
         world = match case.cause {
+            _ if !case.is_limited => world,
             Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
                 // The kernel needs twice the size, for its overhead.
                 let most = (2 * case.knob).to_string();
@@ -362,7 +386,7 @@ impl<'a> Stage<'a> {
         made.map_err(ExperimentError::machine("write nginx's files"))?;
         let knob = self.case.knob;
         let listen = match self.case.cause {
-            Cause::SendBuffer => format!(" sndbuf={knob}"),
+            Cause::SendBuffer if self.case.is_limited => format!(" sndbuf={knob}"),
             Cause::Descheduled => format!("; listen {}:80", network::SERVER),
             _ if self.case.family == Family::Standing => {
                 format!("; listen {}:{OTHER_PORT}", self.world.addr("server"))
@@ -426,12 +450,10 @@ impl<'a> Stage<'a> {
                 let mut iperf = program::IPERF3.command();
                 let client = self.world.addr("client").to_string();
                 iperf.args(["--client", &client, "--port", &IPERF_PORT.to_string()]);
-                iperf.args([
-                    "--time",
-                    "60",
-                    "--fq-rate",
-                    &(8 * self.case.knob).to_string(),
-                ]);
+                iperf.args(["--time", "60"]);
+                if self.case.is_limited {
+                    iperf.args(["--fq-rate", &(8 * self.case.knob).to_string()]);
+                }
                 iperf.stdin(Stdio::null());
                 ("server", iperf)
             }
@@ -459,7 +481,12 @@ impl<'a> Stage<'a> {
 
     /// Returns a program that compresses what it sends, which takes more CPU time than it has.
     fn throttled(&self) -> Result<Command, ExperimentError> {
-        let group = self.world.cpu_quota(self.case.knob as f64 / 1e3);
+        let cpus = match self.case.is_limited {
+            true => self.case.knob as f64 / 1e3,
+            // More than the program can use.
+            false => UNLIMITED_CPUS,
+        };
+        let group = self.world.cpu_quota(cpus);
         let lacks = || io::Error::other("this machine has no CPU controller for cgroups");
         let group = group.and_then(|group| group.ok_or_else(lacks));
         let group = group.map_err(ExperimentError::machine("make a cgroup with a CPU quota"))?;
