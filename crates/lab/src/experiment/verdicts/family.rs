@@ -3,7 +3,7 @@
 use super::cause::Cause;
 
 /// A set of conditions. The thresholds of the verdicts were set on some families. The others, which
-/// were left out, show how often the rules are right in new worlds.
+/// were left out, show how often the rules are right in new combinations of conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Family {
     /// One flow with Cubic, parameters clear of every boundary.

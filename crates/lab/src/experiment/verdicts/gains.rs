@@ -192,7 +192,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         .into_iter()
         .flatten()
     });
-    // Other work of the machine may affect two of a hundred runs.
+    // Runs with a wrong verdict are not scored. With more of them, the others are no fair sample.
     let wrong = share(done.len() - right, done.len());
     Outcome {
         environment,
@@ -217,7 +217,8 @@ fn worst(done: &[Done]) -> Option<(Cause, f64)> {
 // === impl Done ===
 
 impl Done {
-    /// Whether the verdict names the cause. A prediction of another verdict is about another limit.
+    /// Whether the verdict names the cause. Under a wrong verdict, the prediction concerns another
+    /// limit.
     fn is_right(&self) -> bool {
         self.shown.why.said.factor == self.case.part().factor()
     }
@@ -330,7 +331,7 @@ mod tests {
             (Some(true), Some(false))
         );
         assert_eq!(done("receive-buffer", gain(1e6, None), 9).error(), None);
-        // The prediction of a wrong verdict is about something else.
+        // Under a wrong verdict, the prediction concerns another limit.
         assert_eq!(done("loss", gain(1e6, Some("link")), 9).error(), None);
         assert_eq!(done("receive-buffer", None, 9).error(), None);
     }
