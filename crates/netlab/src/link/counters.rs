@@ -11,6 +11,8 @@ pub struct PathCounters {
     pub segments: u64,
     /// Bytes of those segments, Ethernet headers included.
     pub bytes: u64,
+    /// Segments dropped because they exceeded the policer's rate, as configured.
+    pub policer_drops: u64,
     /// Segments dropped because the queue was full: congestion, as configured.
     pub queue_drops: u64,
     /// Segments that CoDel dropped because they and those before them had waited too long: congestion,
@@ -85,6 +87,7 @@ impl DirectionReport {
                 frames: now.frames - then.frames,
                 segments: now.segments - then.segments,
                 bytes: now.bytes - then.bytes,
+                policer_drops: now.policer_drops - then.policer_drops,
                 queue_drops: now.queue_drops - then.queue_drops,
                 aqm_drops: now.aqm_drops - then.aqm_drops,
                 marks: now.marks - then.marks,

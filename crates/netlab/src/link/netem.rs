@@ -25,7 +25,9 @@ const MAX_PACKETS: u64 = 1_000_000;
 /// Returns the first property of `spec` that netem cannot model.
 pub(super) fn lacks(spec: &LinkSpec) -> Option<&'static str> {
     let has = |is_set: fn(&Shape) -> bool| is_set(&spec.a_to_b) || is_set(&spec.b_to_a);
-    if has(|shape| shape.discipline != Discipline::DropTail) {
+    if has(|shape| shape.policer.is_some()) {
+        Some("policer")
+    } else if has(|shape| shape.discipline != Discipline::DropTail) {
         Some("CoDel")
     } else if has(|shape| !shape.jitter.is_zero()) {
         Some("jitter that keeps the order")
@@ -191,6 +193,7 @@ mod tests {
         let plain = Shape::delay(ms(1)).rate(BitsPerSecond::mega(1)).loss(0.1);
         assert_eq!(lacks(&LinkSpec::both(plain)), None);
         for shape in [
+            plain.policer(BitsPerSecond::mega(1), Bytes::mega(1)),
             plain.discipline(Discipline::Codel),
             plain.jitter(ms(1)),
             plain.reordering(0.1, ms(1)),

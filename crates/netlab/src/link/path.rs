@@ -2,7 +2,7 @@
 //! are due.
 //!
 //! ```text
-//! frame -> [queue, bytes] -> serialisation at `rate` -> [loss, per segment] -> delay -> train
+//! frame -> [policer] -> [queue, bytes] -> serialisation at `rate` -> [loss, per segment] -> delay -> train
 //! ```
 //!
 //! A drop-tail queue is not a list. Service is first come, first served at a constant rate, so the time
@@ -113,6 +113,8 @@ pub struct Path<P> {
     /// When the last accepted segment has left: nanoseconds, and `1/rate`ths of one.
     free_at: u64,
     free_at_fraction: u64,
+    /// When the policer's bucket will be full again, in nanoseconds.
+    refilled_at: u64,
     /// The waiting segments, unless the queue is drop-tail.
     aqm: Option<Aqm<P>>,
     /// When the last train of `in_flight` is due.
@@ -184,6 +186,7 @@ impl<P> Path<P> {
             is_cut: false,
             free_at: 0,
             free_at_fraction: 0,
+            refilled_at: 0,
             aqm: Aqm::new(shape.discipline, shape.queue.0, u32::from(mtu) + ETHERNET),
             last_due: 0,
             in_flight: VecDeque::new(),
@@ -233,7 +236,9 @@ impl<P> Path<P> {
         for index in 0..segments.count {
             let wire = segments.length(index);
             self.counters.bytes += u64::from(wire);
-            if !self.accept(now, u64::from(wire) + train.bytes, wire) {
+            let is_accepted =
+                self.passes(now, wire) && self.accept(now, u64::from(wire) + train.bytes, wire);
+            if !is_accepted {
                 self.close(&mut train, &mut cut);
                 continue;
             }
@@ -272,6 +277,9 @@ impl<P> Path<P> {
             };
             let wire = u64::from(info.wire);
             self.counters.bytes += wire;
+            if !self.passes(now, info.wire) {
+                continue;
+            }
             let Some(aqm) = &mut self.aqm else { return };
             if self.in_flight_bytes + aqm.bytes() + wire > self.memory {
                 self.counters.memory_drops += 1;
@@ -334,6 +342,21 @@ impl<P> Path<P> {
         let is_waiting = self.aqm.as_ref().is_some_and(|aqm| !aqm.is_empty());
         let leaves = is_waiting.then_some(self.free_at);
         due.chain(leaves).min().map(Moment)
+    }
+
+    /// Returns whether the policer passes a segment of `wire` bytes. Counts the drop if not.
+    fn passes(&mut self, now: Moment, wire: u32) -> bool {
+        let Some(policer) = self.shape.policer else {
+            return true;
+        };
+        let time = |bytes: u64| bytes.saturating_mul(8_000_000_000) / policer.rate.0;
+        let refilled_at = self.refilled_at.max(now.0) + time(wire.into());
+        let passes = refilled_at - now.0 <= time(policer.burst.0);
+        match passes {
+            true => self.refilled_at = refilled_at,
+            false => self.counters.policer_drops += 1,
+        }
+        passes
     }
 
     /// Returns whether the queue has room for a segment of `wire` bytes, and memory for `train` bytes:

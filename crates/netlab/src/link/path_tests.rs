@@ -641,3 +641,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_policer_passes_its_burst_and_then_its_rate_and_delays_nothing() {
+    let shape = ms(10).policer(BitsPerSecond::mega(10), Bytes(12_500));
+    let mut path = Path::new(shape, 1500, 1, 0);
+    // A burst of ten segments passes, and then one in each millisecond.
+    offer(&mut path, 0, 0, segments(20, 1250));
+    assert_eq!(path.counters().policer_drops, 10);
+    for frame in 1..=100 {
+        offer(
+            &mut path,
+            u64::from(frame) * MS / 2,
+            frame,
+            segments(1, 1250),
+        );
+    }
+    assert_eq!(path.counters().policer_drops, 60);
+    for (due, frame, _) in drain(&mut path) {
+        assert_eq!(due, u64::from(frame) * MS / 2 + 10 * MS);
+    }
+    // The bucket is full again after a pause, and holds no more than its burst.
+    offer(&mut path, 1000 * MS, 101, segments(20, 1250));
+    assert_eq!(path.counters().policer_drops, 70);
+}

@@ -17,6 +17,15 @@ pub enum Discipline {
     FqCodel,
 }
 
+/// A policer: a token bucket that drops what exceeds its rate, and never delays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Policer {
+    /// The rate of what passes.
+    pub rate: BitsPerSecond,
+    /// The bytes that pass at once after a pause.
+    pub burst: Bytes,
+}
+
 /// The shape of one direction of a link.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Shape {
@@ -26,6 +35,8 @@ pub struct Shape {
     pub rate: Option<BitsPerSecond>,
     /// The probability, 0 to 1, that a serialised segment is lost; independent of the others.
     pub loss: f64,
+    /// What drops segments before the queue, if anything.
+    pub policer: Option<Policer>,
     /// The bytes that may wait for serialisation; segments beyond them are dropped.
     pub queue: Bytes,
     /// How waiting segments are managed.
@@ -52,6 +63,7 @@ impl Default for Shape {
             delay: Duration::ZERO,
             rate: None,
             loss: 0.0,
+            policer: None,
             queue: Bytes::mega(1),
             discipline: Discipline::DropTail,
             jitter: Duration::ZERO,
@@ -90,6 +102,15 @@ impl Shape {
     #[must_use]
     pub fn queue(self, queue: Bytes) -> Self {
         Self { queue, ..self }
+    }
+
+    /// Adds a policer.
+    #[must_use]
+    pub fn policer(self, rate: BitsPerSecond, burst: Bytes) -> Self {
+        Self {
+            policer: Some(Policer { rate, burst }),
+            ..self
+        }
     }
 
     /// Sets how waiting segments are managed.
@@ -135,6 +156,15 @@ impl Shape {
             return Some(format!(
                 "{:?} manages a queue, and without a rate there is none; set a rate",
                 self.discipline
+            ));
+        }
+        if self
+            .policer
+            .is_some_and(|policer| policer.rate.0 == 0 || policer.burst < frame)
+        {
+            return Some(format!(
+                "a policer of {:?} passes no frame of {frame}",
+                self.policer
             ));
         }
         if self.rate == Some(BitsPerSecond(0)) {

@@ -96,12 +96,16 @@ impl Case {
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
             // CUBIC needs this queue to keep a path full (it reduces its window by 0.3). It is less
             // than twice the path.
-            Cause::Link if !family.has_aqm() => (path as f64 * draw.within(0.6, 0.9)) as u64,
+            Cause::Link if !family.has_aqm() && family.idle().is_none() => {
+                (path as f64 * draw.within(0.6, 0.9)) as u64
+            }
             Cause::SlowStart => 4 * path,
             // The path is no bottleneck: the guest is.
             Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
             // CoDel keeps the queue short, so the limit may be large.
             _ if family.has_aqm() => 4 * path,
+            // After a pause, Cubic sends a whole window at once.
+            Cause::Link if family.idle().is_some() => 4 * path,
             _ => path,
         };
         let share = |draw: &mut Draw, of: u64, from: f64, to: f64| {
@@ -116,7 +120,8 @@ impl Case {
             | Cause::SlowReader
             | Cause::SlowReaderHere
             | Cause::Pacing
-            | Cause::Policer => {
+            | Cause::Policer
+            | Cause::PolicerHere => {
                 let (least, most) = if near { (0.4, 0.8) } else { (0.05, 0.4) };
                 share(&mut draw, rate.0 / 8, least, most)
             }
@@ -205,6 +210,9 @@ impl Case {
         if let Some((least, most)) = self.family.idle() {
             self.idle = draw.within(least, most);
             let period = draw.within(1.0, 2.5);
+            if self.cause == Cause::Link {
+                self.discipline = Discipline::Codel;
+            }
             self.burst = (self.reached() * period * (1.0 - self.idle)) as u64;
         }
         self
@@ -289,6 +297,14 @@ impl Case {
             .discipline(self.discipline)
             .jitter(self.jitter)
             .reordering(self.reordering, self.held_for);
+        // After a burst of a tenth of a second.
+        let there = match self.cause {
+            Cause::Policer => there.policer(
+                BitsPerSecond(8 * self.knob),
+                Bytes((self.knob / 10).max(15_000)),
+            ),
+            _ => there,
+        };
         let link = match self.cause {
             Cause::DescheduledSender => LinkSpec::each(bare, there),
             _ => LinkSpec::each(there, bare),

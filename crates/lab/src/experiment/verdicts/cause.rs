@@ -31,7 +31,7 @@ pub(super) enum Cause {
     Queue,
     /// iperf3 sets SO_MAX_PACING_RATE.
     Pacing,
-    /// Packets beyond a rate are dropped before the client (nft's `limit rate`).
+    /// Packets beyond a rate are dropped on the way.
     Policer,
     /// The client is a guest that shares a core with others.
     Descheduled,
@@ -51,6 +51,8 @@ pub(super) enum Cause {
     DescheduledSender,
     /// The sender needs more CPU time than its cgroup's quota.
     ThrottledSender,
+    /// Packets beyond a rate are dropped on this machine before the client (nft's `limit rate`).
+    PolicerHere,
 }
 
 /// The end at which the connection is observed.
@@ -65,7 +67,7 @@ pub(super) enum End {
 // === impl Cause ===
 
 impl Cause {
-    pub(super) const ALL: [Self; 23] = [
+    pub(super) const ALL: [Self; 24] = [
         Self::Idle,
         Self::SlowSender,
         Self::Questions,
@@ -89,6 +91,7 @@ impl Cause {
         Self::Elsewhere,
         Self::DescheduledSender,
         Self::ThrottledSender,
+        Self::PolicerHere,
     ];
 
     /// Returns the cause's name in figures.
@@ -117,6 +120,7 @@ impl Cause {
             Self::Elsewhere => "slow sender (seen by the receiver)",
             Self::DescheduledSender => "descheduled guest that sends",
             Self::ThrottledSender => "throttled sender",
+            Self::PolicerHere => "policer of this host",
         }
     }
 
@@ -135,6 +139,7 @@ impl Cause {
             Self::Policer => "rate-limit",
             Self::Descheduled | Self::DescheduledSender => "descheduled",
             Self::ThrottledSender => "cpu-quota",
+            Self::PolicerHere => "host-drops",
             Self::BlackHole | Self::MtuProbing => "path-mtu",
             Self::Cut | Self::NoAnswer => "timeouts",
             Self::Link => "link",

@@ -125,8 +125,11 @@ impl Mode {
     /// Whether the command can be right: its instruments and its window suffice for the cause.
     pub(super) fn can_tell(self, case: &Case) -> bool {
         match self {
-            Self::Why | Self::WhyNoEvents => true,
+            Self::Why => true,
             Self::BothEnds => case.cause.has_both_ends(),
+            // Only `taut why` loads the program that sees drops.
+            _ if case.cause == Cause::PolicerHere => false,
+            Self::WhyNoEvents => true,
             Self::Top | Self::Watch => case.cause.has_scans(case.round_trip),
         }
     }
@@ -265,6 +268,10 @@ mod tests {
             assert!(!can_tell(mode, Cause::MtuProbing, 20));
             assert!(can_tell(mode, Cause::Link, 20));
         }
+        for mode in [Mode::WhyNoEvents, Mode::Top, Mode::Watch] {
+            assert!(!can_tell(mode, Cause::PolicerHere, 20));
+        }
+        assert!(can_tell(Mode::Why, Cause::PolicerHere, 20));
         assert!(can_tell(Mode::Why, Cause::SlowStart, 150));
         assert!(can_tell(Mode::WhyNoEvents, Cause::MtuProbing, 20));
         assert!(!can_tell(Mode::BothEnds, Cause::NoAnswer, 20));

@@ -277,7 +277,7 @@ impl<'a> Stage<'a> {
         };
         match case.cause {
             Cause::BlackHole | Cause::MtuProbing => stage.silence()?,
-            Cause::Policer => stage.police()?,
+            Cause::PolicerHere => stage.police()?,
             Cause::Descheduled | Cause::DescheduledSender => {
                 let sharers = usize::try_from(case.knob).unwrap_or(usize::MAX);
                 let away = Away::boot(&stage.world, sharers, case.slice, case.seed);

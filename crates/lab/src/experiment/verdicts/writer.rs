@@ -1,4 +1,4 @@
-//! A sender that pauses between bursts, and records for how long it has had data on its way.
+//! A sender that pauses between bursts, and records for how long it has had data to send.
 
 use std::io::{self, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
 
 use taut_netlab::world::Host;
-use taut_sys::socket::unacknowledged;
+use taut_sys::tcp_info::TcpInfo;
 
 /// A thread that sends. Dropping this ends the connection and the thread.
 pub(super) struct Writer {
@@ -37,10 +37,11 @@ struct Log {
     bursts: Mutex<Vec<Burst>>,
 }
 
-/// When a burst began, and when its last byte was acknowledged.
+/// When a burst began, and when its last byte was sent. From then on it is the application that limits
+/// the connection.
 type Burst = (Instant, Option<Instant>);
 
-/// The pause between two checks whether all data is acknowledged.
+/// The pause between two checks whether all data is sent.
 const CHECK: Duration = Duration::from_millis(1);
 
 // === impl Writer ===
@@ -61,7 +62,7 @@ impl Writer {
         })
     }
 
-    /// Returns the share of this time in which data waited or was on its way.
+    /// Returns the share of this time in which there was data to send.
     pub(super) fn busy(&self, from: Instant, to: Instant) -> f64 {
         share_within(&self.log.bursts(), from, to)
     }
@@ -98,7 +99,7 @@ impl Log {
                     Ok(written) => left -= written,
                 }
             }
-            while unacknowledged(&stream) > 0 && !self.is_over() {
+            while has_unsent(&stream) && !self.is_over() {
                 std::thread::park_timeout(CHECK);
             }
             let busy = began.elapsed();
@@ -119,6 +120,13 @@ impl Log {
     fn bursts(&self) -> MutexGuard<'_, Vec<Burst>> {
         self.bursts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn has_unsent(stream: &TcpStream) -> bool {
+    // A connection that has ended has none.
+    let info = TcpInfo::of(stream).ok();
+    info.and_then(|info| info.notsent_bytes)
+        .is_some_and(|bytes| bytes > 0)
 }
 
 /// Returns the share of this time that lies within bursts.
