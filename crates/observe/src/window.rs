@@ -363,21 +363,24 @@ impl<'a> Window<'a> {
         (moments.first > 0.0).then(|| moments.both / moments.first)
     }
 
-    /// Returns the share of the samples for which `is` returns true.
+    /// Returns the share of the busy samples for which `is` returns true. In the others nothing waits and
+    /// nothing is in flight, so they say nothing about what limits the sender while it sends; the kernel
+    /// accounts for that time exactly.
     pub fn often(&self, is: impl Fn(&TcpInfo) -> bool) -> f64 {
-        let (mut so, mut count) = (0u32, 0u32);
-        for info in self.infos() {
-            so += u32::from(is(info));
-            count += 1;
-        }
-        f64::from(so) / f64::from(count.max(1))
+        self.often_of_samples(|_, info| is(info))
     }
 
     /// Like [`Window::often`], but `is` receives the whole sample.
     pub fn often_of_samples(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
-        let samples = self.samples.iter();
-        let so = samples.filter(|sample| sample.info().is_some_and(|info| is(sample, info)));
-        so.count() as f64 / self.samples.len().max(1) as f64
+        let (mut so, mut count) = (0u32, 0u32);
+        for sample in &self.samples {
+            let Some(info) = sample.info().filter(|info| is_busy(info)) else {
+                continue;
+            };
+            so += u32::from(is(sample, info));
+            count += 1;
+        }
+        f64::from(so) / f64::from(count.max(1))
     }
 
     /// Returns the smallest and the largest value of a figure.
@@ -388,6 +391,11 @@ impl<'a> Window<'a> {
             (least.min(value), most.max(value))
         }))
     }
+}
+
+/// Whether data waits to be sent or is in flight.
+fn is_busy(info: &TcpInfo) -> bool {
+    info.unacked > 0 || info.notsent_bytes.is_some_and(|bytes| bytes > 0)
 }
 
 #[cfg(test)]

@@ -90,6 +90,22 @@ fn an_application_with_pauses_is_the_cause() {
 }
 
 #[test]
+fn samples_without_data_say_nothing_about_the_time_with_data() {
+    // Half of the time nothing is in flight; in the other half the path is full.
+    let found = found(&sender(|scan, info| {
+        info.busy_time = of_half_seconds(scan, 0.5);
+        if scan % 2 == 0 {
+            (info.unacked, info.notsent_bytes) = (0, Some(0));
+        }
+    }));
+    let shares: Vec<_> = found.shares.iter().map(|(factor, _)| *factor).collect();
+    assert!(shares.contains(&Factor::SenderApplication) && shares.contains(&Factor::Link));
+    for (factor, share) in found.shares {
+        assert!((share - 0.5).abs() < 1e-9, "{factor:?}: {share}");
+    }
+}
+
+#[test]
 fn one_request_after_the_other_is_the_applications_too() {
     let asks = |unsent: u32, in_flight: u32| {
         let found = found(&sender(|_, info| {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::super::{Cause, Factor, Finding, SignalInterval};
 use super::control;
 use super::measures::{
-    LINK_QUEUE, MILLISECOND, NEAR_BANDWIDTH, NO_QUEUE, NOT_CERTAIN, OFTEN, round_trips, unanswered,
+    LINK_QUEUE, LINK_QUEUE_SECONDS, MILLISECOND, NEAR_BANDWIDTH, NO_QUEUE, NOT_CERTAIN, OFTEN,
+    round_trips, unanswered,
 };
 use crate::event_delta::EventDelta;
 use crate::window::Window;
@@ -24,6 +25,10 @@ const QUEUE_VARIES: f64 = 0.03;
 /// Each additional byte in flight must lengthen the round trip by at least this share of the time
 /// that the byte takes at the connection's rate.
 const OWN_RATE: f64 = 0.6;
+/// The windows at the signals are the same if they deviate by less than this share of their mean: a
+/// path drops when the window exceeds what path and queue have room for. With random losses they
+/// deviate by a fifth and more.
+const SAME_WINDOW: f64 = 0.1;
 /// The length of the parts whose rates are compared. A policer passes the same amount in each part;
 /// a sender with random losses does not.
 const PART: Duration = Duration::from_millis(500);
@@ -215,7 +220,13 @@ fn is_lost_at_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
     let delta = window.event_delta();
     match delta.and_then(|delta| delta.round_trip_at_signals()) {
         Some(_) if has_small_window(window) => false,
-        Some(rtt) => rtt > min_rtt * NO_QUEUE + MILLISECOND,
+        Some(rtt) if rtt > min_rtt * NO_QUEUE + MILLISECOND => true,
+        // CoDel drops while the queue is still short. A path with jitter has such round trips, too.
+        Some(rtt) => {
+            let windows = delta.and_then(|delta| delta.windows());
+            let is_same = windows.is_some_and(|of| of.deviation < of.mean * SAME_WINDOW);
+            rtt > min_rtt + LINK_QUEUE_SECONDS && (is_same || fills_a_queue(window, min_rtt))
+        }
         None => fills_a_queue(window, min_rtt),
     }
 }

@@ -13,6 +13,9 @@ pub(super) const NOT_CERTAIN: f64 = 0.7;
 /// On a full path, which has at least a short queue, the round trip exceeds this multiple of the
 /// shortest.
 pub(super) const LINK_QUEUE: f64 = 1.1;
+/// A path also counts as full if the round trip is this much longer than the shortest, in seconds
+/// (CoDel tolerates 5 ms).
+pub(super) const LINK_QUEUE_SECONDS: f64 = 0.004;
 /// The path is full if a sender delivers at least this share of the bandwidth that its congestion
 /// control has measured. Below 1, because the measurement is the highest of the last ten round
 /// trips, and because segments are lost.

@@ -3,17 +3,14 @@
 use super::super::{Cause, Context, Factor, Finding};
 use super::control;
 use super::measures::{
-    LINK_QUEUE, MANY, NEAR_BANDWIDTH, NOT_CERTAIN, OFTEN, is_answered_in_bursts, own_round_trips,
-    round_trips, unanswered, window_used_up,
+    LINK_QUEUE, LINK_QUEUE_SECONDS, MANY, NEAR_BANDWIDTH, NOT_CERTAIN, OFTEN,
+    is_answered_in_bursts, own_round_trips, round_trips, unanswered, window_used_up,
 };
 use crate::window::Window;
 
 /// In slow start, the congestion window grows at least by this factor from the first sample to the
 /// last.
 const GROWS: f64 = 1.3;
-/// A path also counts as full if the round trip is this much longer than the shortest, in seconds
-/// (CoDel tolerates 5 ms).
-const LINK_QUEUE_SECONDS: f64 = 0.004;
 /// A queue is long if the round trip is this multiple of the shortest and longer by
 /// [`LONG_QUEUE_SECONDS`].
 const LONG_QUEUE: f64 = 2.0;

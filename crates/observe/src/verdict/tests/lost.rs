@@ -116,6 +116,11 @@ fn a_steady_rate_with_many_drops_is_a_rate_limit() {
 /// Returns the verdict on a sender that loses one segment in fifty, with the given number of
 /// signals, a round trip of `millis` before each, and the given segments between signals.
 fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
+    losing_at(signals, millis, between, &[])
+}
+
+/// The same with the given congestion windows at the signals.
+fn losing_at(signals: u32, millis: u64, between: &[u64], windows: &[u64]) -> Verdict {
     let mut samples = sender(|scan, info| info.total_retrans = scan as u32 * 7);
     let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
     let events = Events {
@@ -124,6 +129,8 @@ fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
         between: between.len() as u32,
         between_sum: sum(|segments| segments),
         between_squares: sum(|segments| segments * segments),
+        signal_cwnd_sum: windows.iter().sum(),
+        signal_cwnd_squares: windows.iter().map(|window| window * window).sum(),
         // All intervals take the same time.
         between_times: sum(|_| 100),
         between_time_squares: sum(|_| 100 * 100),
@@ -176,4 +183,14 @@ fn a_limiter_drops_several_segments_at_an_even_rate() {
     assert_eq!(losing(0, 22, &[]).factor, Factor::Loss);
     // A full queue caused the losses.
     assert_eq!(losing(20, 40, &[175; 19]).factor, Factor::Link);
+}
+
+#[test]
+fn losses_at_the_same_window_and_a_queue_of_codel_are_a_full_link() {
+    let of = |millis, windows| losing_at(4, millis, &[1000, 1900, 600], windows).factor;
+    assert_eq!(of(25, &[58, 57, 59, 58]), Factor::Link);
+    // Random losses come at any window, also if jitter lengthens the round trips.
+    assert_eq!(of(25, &[40, 58, 76, 58]), Factor::Loss);
+    // No queue: a window that an application or a burst allows.
+    assert_eq!(of(23, &[58, 57, 59, 58]), Factor::Loss);
 }
