@@ -279,8 +279,7 @@ impl Done {
 mod tests {
     use std::time::Duration;
 
-    use super::super::matrix::Said;
-    use super::super::mode::{Gain, Statement};
+    use super::super::mode::{Gain, Said, Statement};
     use super::*;
 
     /// A run whose link carries 8 of `mbit` Mbit/s without its limit.

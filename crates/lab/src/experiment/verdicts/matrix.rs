@@ -3,25 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::family::Part;
-use super::mode::Mode;
-
-/// The verdict of one run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Said {
-    /// The factor, as `taut why --json` writes it; `nothing` without a verdict.
-    pub(super) factor: String,
-    /// Its confidence, as `taut why --json` writes it.
-    pub(super) confidence: String,
-}
-
-impl Default for Said {
-    fn default() -> Self {
-        Self {
-            factor: "nothing".to_owned(),
-            confidence: "unclear".to_owned(),
-        }
-    }
-}
+use super::mode::{Mode, Said};
 
 /// A confusion matrix.
 #[derive(Debug)]

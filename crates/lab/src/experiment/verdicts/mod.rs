@@ -24,8 +24,8 @@ use crate::peer::program;
 use case::Case;
 use cause::Cause;
 use family::{Family, Part};
-use matrix::{Matrix, Said};
-use mode::{Mode, Statement};
+use matrix::Matrix;
+use mode::{Mode, Said, Statement};
 use stage::Shown;
 
 /// The entry in the list of experiments.

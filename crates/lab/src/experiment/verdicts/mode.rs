@@ -8,7 +8,6 @@ use serde::Deserialize;
 use super::case::Case;
 use super::cause::Cause;
 use super::family::Part;
-use super::matrix::Said;
 use crate::experiment::ExperimentError;
 
 /// A command that prints a verdict.
@@ -38,6 +37,15 @@ pub(super) struct Statement {
     pub(super) longest: Option<String>,
     /// What the connection would carry without the factor, if the verdict says so.
     pub(super) gain: Option<Gain>,
+}
+
+/// The factor of a verdict, and its confidence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    /// The factor, as `taut why --json` writes it; `nothing` without a verdict.
+    pub(super) factor: String,
+    /// Its confidence, as `taut why --json` writes it.
+    pub(super) confidence: String,
 }
 
 /// What a connection would carry without the factor of its verdict.
@@ -79,6 +87,17 @@ struct Carried {
     sent: u64,
     #[serde(rename = "HCThruOctetsReceived", default)]
     received: u64,
+}
+
+// === impl Said ===
+
+impl Default for Said {
+    fn default() -> Self {
+        Self {
+            factor: "nothing".to_owned(),
+            confidence: "unclear".to_owned(),
+        }
+    }
 }
 
 // === impl Mode ===
