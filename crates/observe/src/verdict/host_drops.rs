@@ -31,7 +31,13 @@ pub(super) fn attribute(
         return;
     };
     let cause = dropped.cause();
-    let weight = match dropped.explains() {
+    // What does not fit through a device of this machine is no other factor than what does not fit
+    // through one elsewhere: its remedy is the same.
+    let is_path_mtu = dropped.are_of(DropPlace::Mtu)
+        && findings
+            .iter()
+            .any(|finding| finding.factor == Factor::PathMtu);
+    let weight = match dropped.explains() && !is_path_mtu {
         true => take(findings, &dropped),
         false => 0.0,
     };
@@ -173,12 +179,14 @@ impl<'a> Dropped<'a> {
         match factor {
             Factor::Loss | Factor::RateLimit | Factor::Timeouts | Factor::PathMtu => true,
             Factor::Peer => self.lost.is_none(),
-            Factor::Queue => self
-                .drops
-                .first()
-                .is_some_and(|drop| drop.place != DropPlace::Qdisc),
+            Factor::Queue => !self.are_of(DropPlace::Qdisc),
             _ => false,
         }
+    }
+
+    /// Whether the first of the drops, the most frequent one, is of this place.
+    fn are_of(&self, place: DropPlace) -> bool {
+        self.drops.first().is_some_and(|drop| drop.place == place)
     }
 
     fn cause(&self) -> Cause {

@@ -110,6 +110,20 @@ fn a_long_queue_on_this_host_is_a_queue_unless_it_is_that_of_a_tap_device() {
 }
 
 #[test]
+fn what_exceeds_the_mtu_of_a_device_is_the_paths_mtu_also_on_this_host() {
+    let samples = sender(|scan, info| {
+        info.total_retrans = scan.min(4) as u32;
+        info.retransmits = u8::from(scan < 7);
+        info.snd_mss = if scan < 7 { 1448 } else { 1024 };
+    });
+    let of = |place| with(&samples, vec![drop(place, Direction::Sent, 4, 0)]);
+    let mtu = of(DropPlace::Mtu);
+    assert_eq!(mtu.factor, Factor::PathMtu);
+    assert!(mtu.evidence().pop().unwrap().drop.is_some());
+    assert_eq!(of(DropPlace::Netfilter).factor, Factor::HostDrops);
+}
+
+#[test]
 fn silence_is_explained_by_drops_in_either_direction_and_of_any_segment() {
     let samples = sender(|scan, info| {
         info.retransmits = 3;
