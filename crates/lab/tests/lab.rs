@@ -279,7 +279,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, internet, neighbours, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, incast, descheduled, relay-peers, mesh-peers, failover, routes, soak, snoop-soak, snoop-hazards"
+            "pied-piper, internet, neighbours, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, gains, long-fat, budget, incast, descheduled, relay-peers, mesh-peers, failover, routes, soak, snoop-soak, snoop-hazards"
         ),
         "{}",
         said(&output)
