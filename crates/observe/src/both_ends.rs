@@ -125,8 +125,8 @@ pub enum ReportError {
 /// The maximum number of connections of a report.
 pub const CONNECTIONS_MAX: usize = 100_000;
 
-/// The share that remains of a sender's finding about the receiver if the receiver's own
-/// instruments deny it.
+/// The share that remains of a sender's finding about the receiver's application if the receiver's
+/// own instruments deny it.
 const DENIED: f64 = 0.25;
 
 /// The maximum difference between the bases at both ends. Linux counts the acknowledgement of a SYN
@@ -352,7 +352,9 @@ fn sender_findings(sender: &View, receiver: &View, end: End) -> Vec<(Factor, f64
     let denies = receiver.factor == Factor::Peer && receiver.confidence >= Confidence::Likely;
     let findings = sender.shares().filter_map(|(factor, weight)| match factor {
         Factor::Peer | Factor::Unclear => None,
-        _ if is_of_receiver(factor) && denies => Some((factor, weight * DENIED, end)),
+        // The receiver knows how much data waits to be read. How much of its window is used it knows
+        // only on average, also over the time in which the sender had no data.
+        Factor::ReceiverApplication if denies => Some((factor, weight * DENIED, end)),
         // The receiver knows which of its own factors it is.
         _ if is_of_receiver(factor) && receiver.names_its_own() => None,
         // The kernel there says what the sender can only suppose.

@@ -72,6 +72,9 @@ fn the_end_that_knows_decides() {
     // The receiver denies what the sender supposes: the sender's next factor.
     let both = joint(&[(ReceiverApplication, 0.6), (Link, 0.4)], &nothing);
     assert_eq!((both.factor, both.shown_by), (Link, End::Here));
+    // The sender's kernel has measured for how long the window was used up.
+    let both = joint(&[(ReceiveBuffer, 0.6), (SenderApplication, 0.3)], &nothing);
+    assert_eq!((both.factor, both.shown_by), (ReceiveBuffer, End::Here));
     // The sender sees a descheduled machine, and the receiver knows that it is its own.
     let away = says("descheduled", "likely", &[("descheduled", 0.74)]);
     let both = joint(&[(Descheduled, 0.6)], &away);
