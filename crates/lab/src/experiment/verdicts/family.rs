@@ -293,6 +293,12 @@ impl Part {
         format!("{} ({set}): {}", self.family.name(), self.cause.name())
     }
 
+    /// Whether its name contains one of the texts in `only`, which commas separate.
+    pub(super) fn is_named(self, only: &str) -> bool {
+        let name = self.name();
+        only.split(',').any(|text| name.contains(text.trim()))
+    }
+
     /// Returns the factor that a verdict should name, as `taut why --json` writes it.
     pub(super) fn factor(self) -> &'static str {
         match self {

@@ -3,15 +3,14 @@
 //! Each run has two worlds: that of `verdicts`, and the same without the limit.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::case::Case;
 use super::cause::Cause;
 use super::family::{Family, Part};
+use super::runs;
 use super::stage::{self, Shown};
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
-use crate::experiment::progress::Progress;
 use crate::experiment::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 
@@ -57,10 +56,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         program::SOCAT,
         program::IPERF3,
     ])?;
-    let plan: Vec<(usize, Part)> = (0..runs)
-        .flat_map(|number| parts.iter().map(move |part| (number, *part)))
-        .collect();
-    let done = run_all(&plan, request)?;
+    let done = runs::run_all("gains: runs", &parts, runs, AT_A_TIME, |part, number| {
+        run_both(part, number, request)
+    })?;
     let mut environment = Environment::here();
     environment.programs = programs;
     Ok(outcome(request, environment, &done))
@@ -75,42 +73,10 @@ fn parts(request: &Request) -> Vec<Part> {
         is_plain && part.cause.is_removable() && part.factor() == part.cause.factor()
     });
     let is_wanted = |part: &Part| match &request.only {
-        Some(only) => {
-            let name = part.name();
-            only.split(',').any(|text| name.contains(text.trim()))
-        }
+        Some(only) => part.is_named(only),
         None => !request.quick || part.family == Family::Cubic,
     };
     all.filter(is_wanted).collect()
-}
-
-/// Runs [`AT_A_TIME`] worlds at a time. The first error ends all of them.
-fn run_all(plan: &[(usize, Part)], request: &Request) -> Result<Vec<Done>, ExperimentError> {
-    let progress = Progress::new("gains: runs", plan.len() as u64);
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
-            scope.spawn(|| {
-                loop {
-                    let Some(&(number, part)) = plan.get(next.fetch_add(1, Ordering::Relaxed))
-                    else {
-                        return;
-                    };
-                    let done = run_both(part, number, request);
-                    if done.is_err() {
-                        next.store(plan.len(), Ordering::Relaxed);
-                    }
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    results.push(done);
-                    progress.step();
-                }
-            });
-        }
-    });
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut done = results.into_iter().collect::<Result<Vec<_>, _>>()?;
-    done.sort_by_key(|done| (done.case.part(), done.number));
-    Ok(done)
 }
 
 fn run_both(part: Part, number: usize, request: &Request) -> Result<Done, ExperimentError> {

@@ -9,16 +9,14 @@ pub mod gains;
 mod matrix;
 mod mode;
 mod reader;
+mod runs;
 mod stage;
 mod writer;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::guests::uml;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
-use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use case::Case;
@@ -66,12 +64,15 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         program::NFT,
         uml::KERNEL,
     ])?;
-    // One run of each part after the other, so that other work of the machine affects all parts
-    // equally.
-    let plan: Vec<(usize, Part)> = (0..runs)
-        .flat_map(|number| parts.iter().map(move |part| (number, *part)))
-        .collect();
-    let done = run_all(&plan, request)?;
+    let done = runs::run_all("verdicts: runs", &parts, runs, AT_A_TIME, |part, number| {
+        let case = Case::of(part, request.seed, number);
+        let shown = stage::run(&case, &Mode::ALL, request)?;
+        Ok(Done {
+            case,
+            number,
+            shown,
+        })
+    })?;
     let mut environment = Environment::here();
     environment.programs = programs;
     Ok(outcome(request, environment, &done))
@@ -83,13 +84,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 fn parts(request: &Request) -> Vec<Part> {
     let all = Part::all();
     match &request.only {
-        Some(only) => {
-            let is_wanted = |part: &Part| {
-                let name = part.name();
-                only.split(',').any(|text| name.contains(text.trim()))
-            };
-            all.into_iter().filter(is_wanted).collect()
-        }
+        Some(only) => all.into_iter().filter(|part| part.is_named(only)).collect(),
         None if request.quick => {
             let one = |(index, cause): (usize, Cause)| {
                 let of: Vec<_> = all.iter().filter(|part| part.cause == cause).collect();
@@ -99,40 +94,6 @@ fn parts(request: &Request) -> Vec<Part> {
         }
         None => all,
     }
-}
-
-/// Runs [`AT_A_TIME`] worlds at a time. The first error ends all of them.
-fn run_all(plan: &[(usize, Part)], request: &Request) -> Result<Vec<Done>, ExperimentError> {
-    let progress = Progress::new("verdicts: runs", plan.len() as u64);
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
-            scope.spawn(|| {
-                loop {
-                    let Some(&(number, part)) = plan.get(next.fetch_add(1, Ordering::Relaxed))
-                    else {
-                        return;
-                    };
-                    let case = Case::of(part, request.seed, number);
-                    let done = stage::run(&case, &Mode::ALL, request).map(|shown| Done {
-                        case,
-                        number,
-                        shown,
-                    });
-                    if done.is_err() {
-                        next.store(plan.len(), Ordering::Relaxed);
-                    }
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    results.push(done);
-                    progress.step();
-                }
-            });
-        }
-    });
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut done = results.into_iter().collect::<Result<Vec<_>, _>>()?;
-    done.sort_by_key(|done| (done.case.part(), done.number));
-    Ok(done)
 }
 
 fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcome {
