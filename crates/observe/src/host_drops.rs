@@ -80,12 +80,10 @@ impl HostDrops {
     pub(crate) fn start() -> Result<Self, Error> {
         let reasons = reasons()?;
         let [best, older] = PROGRAMS;
-        Self::load(best, &reasons)
-            .or_else(|error| {
-                tracing::debug!(%error, "the socket of a dropped packet is not known");
-                Self::load(older, &reasons)
-            })
-            .map(|loaded| Self { reasons, ..loaded })
+        Self::load(best, &reasons).or_else(|error| {
+            tracing::debug!(%error, "the socket of a dropped packet is not known");
+            Self::load(older, &reasons)
+        })
     }
 
     fn load(name: &'static str, reasons: &FxHashMap<u32, Box<str>>) -> Result<Self, Error> {
@@ -101,7 +99,7 @@ impl HostDrops {
             followed: object.map("followed")?,
             kinds: object.map("kinds")?,
             exits: object.counters("exits")?,
-            reasons: FxHashMap::default(),
+            reasons: reasons.clone(),
             functions: RefCell::default(),
             hides_symbols: Cell::new(false),
             connections: FxHashMap::default(),

@@ -28,7 +28,7 @@ pub(super) struct PacketInfo {
 
 /// A segment that has left the queue.
 #[derive(Debug)]
-pub(super) struct Left<P> {
+pub(super) struct Dequeued<P> {
     pub(super) payload: P,
     pub(super) wire: u32,
     /// How long it waited, in nanoseconds.
@@ -145,7 +145,7 @@ impl<P> Aqm<P> {
 
     /// Returns the segment that leaves when the wire becomes free at `now`, if any, and the
     /// number of segments that CoDel dropped before it.
-    pub(super) fn dequeue(&mut self, now: u64) -> (Option<Left<P>>, u64) {
+    pub(super) fn dequeue(&mut self, now: u64) -> (Option<Dequeued<P>>, u64) {
         let mut dropped = 0;
         loop {
             let is_new = !self.new.is_empty();
@@ -203,7 +203,7 @@ impl<P> Queue<P> {
 
     /// CoDel's `dequeue` (RFC 8289 5.6), for frames of at most `longest` bytes. Drops are added to
     /// `dropped`.
-    fn dequeue(&mut self, now: u64, longest: u32, dropped: &mut u64) -> Option<Left<P>> {
+    fn dequeue(&mut self, now: u64, longest: u32, dropped: &mut u64) -> Option<Dequeued<P>> {
         let (mut first, mut may_drop) = self.pop_judged(now, longest)?;
         let mut is_marked = false;
         if self.control.is_dropping {
@@ -231,7 +231,7 @@ impl<P> Queue<P> {
                 (first, _) = self.pop_judged(now, longest)?;
             }
         }
-        Some(Left {
+        Some(Dequeued {
             waited: now - first.arrived,
             wire: first.info.wire,
             payload: first.payload,

@@ -72,7 +72,7 @@ pub struct HostDrop {
     /// The command that runs another one in that namespace; `None` if it is the caller's.
     #[serde(skip)]
     pub enter: Option<Box<str>>,
-    /// Who sent them.
+    /// Whether this end sent the packets, or its peer.
     pub direction: Direction,
     /// Segments with data.
     pub data_segments: u64,
