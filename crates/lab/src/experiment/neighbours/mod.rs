@@ -33,7 +33,7 @@ const LANES: usize = 2;
 const BYTES: usize = 320_000_000;
 const BYTES_QUICK: usize = 240_000_000;
 /// Contests of each case.
-const RUNS: usize = 4;
+const RUNS: usize = 3;
 
 /// All contests of each case, in order.
 type Contests = BTreeMap<Case, Vec<Contest>>;
