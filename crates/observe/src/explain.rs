@@ -153,7 +153,7 @@ pub fn text(
     }
     if !observation.sees_all_ends() {
         text.push_str(
-            "connections that open and close between two scans are not reported: run this as root, on a kernel with BTF\n",
+            "connections that open and close between two scans are not reported (root sees them, on a kernel with BTF)\n",
         );
     }
     text

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
+use crate::privileges::{self, Capability};
 use crate::raw_sockopt;
 
 /// The directory of named namespaces, shared with `ip netns`.
@@ -54,10 +55,13 @@ impl NetnsError {
     }
 }
 
-fn hint(source: &io::Error) -> &'static str {
+fn hint(source: &io::Error) -> String {
     match source.kind() {
-        io::ErrorKind::PermissionDenied => "; run this as root (CAP_SYS_ADMIN and CAP_NET_ADMIN)",
-        _ => "",
+        io::ErrorKind::PermissionDenied => {
+            let needed = [Capability::SysAdmin, Capability::NetAdmin];
+            format!("; {}", privileges::advice(&needed))
+        }
+        _ => String::new(),
     }
 }
 

@@ -25,6 +25,10 @@ pub enum Capability {
     Bpf,
     /// Load BPF programs that trace.
     Perfmon,
+    /// Enter network namespaces.
+    SysAdmin,
+    /// Read other users' `/proc/PID`, borrow their descriptors.
+    SysPtrace,
 }
 
 /// A failure to drop privileges. The process must exit: it may have dropped some of them.
@@ -111,6 +115,32 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
     call("set no_new_privs", t::set_no_new_privs(true))
 }
 
+/// Returns what a person can do about a call that was refused and takes `needed`, as the end of a
+/// sentence.
+pub fn advice(needed: &[Capability]) -> String {
+    let has =
+        rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    advice_to(rustix::process::geteuid().is_root(), has, needed)
+}
+
+fn advice_to(is_root: bool, has: CapabilitySet, needed: &[Capability]) -> String {
+    let names = |capabilities: &mut dyn Iterator<Item = &Capability>| {
+        let names: Vec<_> = capabilities.map(|capability| capability.name()).collect();
+        names.join(" and ")
+    };
+    let missing = names(&mut needed.iter().filter(|c| !has.contains(c.set())));
+    match (missing.is_empty(), is_root) {
+        (false, false) => format!("run this as root ({missing})"),
+        (false, true) => format!(
+            "root lacks {missing} here: have the container, unit or namespace it runs in give it that"
+        ),
+        (true, _) => format!(
+            "this process has {}, but its container, namespace or a security module forbids it",
+            names(&mut needed.iter())
+        ),
+    }
+}
+
 struct UserIds {
     uid: rustix::process::Uid,
     gid: rustix::process::Gid,
@@ -179,6 +209,8 @@ impl Capability {
             Self::SysResource => "CAP_SYS_RESOURCE",
             Self::Bpf => "CAP_BPF",
             Self::Perfmon => "CAP_PERFMON",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysPtrace => "CAP_SYS_PTRACE",
         }
     }
 
@@ -190,6 +222,32 @@ impl Capability {
             Self::SysResource => CapabilitySet::SYS_RESOURCE,
             Self::Bpf => CapabilitySet::BPF,
             Self::Perfmon => CapabilitySet::PERFMON,
+            Self::SysAdmin => CapabilitySet::SYS_ADMIN,
+            Self::SysPtrace => CapabilitySet::SYS_PTRACE,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_not_root_is_told_to_be_root() {
+        let needed = [Capability::NetAdmin, Capability::SysPtrace];
+        let none = CapabilitySet::empty();
+        let all = CapabilitySet::all();
+        assert_eq!(
+            advice_to(false, none, &needed),
+            "run this as root (CAP_NET_ADMIN and CAP_SYS_PTRACE)"
+        );
+        let lacks = advice_to(true, CapabilitySet::NET_ADMIN, &needed);
+        assert!(
+            lacks.starts_with("root lacks CAP_SYS_PTRACE here: "),
+            "{lacks}"
+        );
+        let refused = advice_to(true, all, &needed);
+        assert!(!refused.contains("root"), "{refused}");
+        assert!(refused.contains("security module"), "{refused}");
     }
 }

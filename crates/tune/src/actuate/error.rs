@@ -1,6 +1,9 @@
 //! Why a change was not made or not undone.
 
+use std::borrow::Cow;
+
 use taut_sys::Errno;
+use taut_sys::privileges::{self, Capability};
 
 use crate::journal::JournalWriteError;
 use crate::routes::error::RouteError;
@@ -33,12 +36,15 @@ pub enum ActuateError {
     Journal(#[from] JournalWriteError),
 }
 
-fn socket_hint(error: Errno) -> &'static str {
+fn socket_hint(error: Errno) -> Cow<'static, str> {
     match error {
-        Errno::PERM | Errno::ACCESS => " (run this as root: CAP_SYS_PTRACE and CAP_NET_ADMIN)",
-        Errno::NOPROTOOPT => " (it needs Linux 5.14)",
-        Errno::NOSYS => " (it needs Linux 5.6)",
-        Errno::MFILE => " (the process has more descriptors than are searched)",
-        _ => "",
+        Errno::PERM | Errno::ACCESS => {
+            let needed = [Capability::SysPtrace, Capability::NetAdmin];
+            format!(" ({})", privileges::advice(&needed)).into()
+        }
+        Errno::NOPROTOOPT => " (it needs Linux 5.14)".into(),
+        Errno::NOSYS => " (it needs Linux 5.6)".into(),
+        Errno::MFILE => " (the process has more descriptors than are searched)".into(),
+        _ => "".into(),
     }
 }

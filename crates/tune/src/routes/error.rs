@@ -1,7 +1,10 @@
 //! Why routes were not changed.
 
+use std::borrow::Cow;
+
 use taut_sys::Errno;
 use taut_sys::netns::NetnsError;
+use taut_sys::privileges::{self, Capability};
 
 use super::message::{Obstacle, RouteKey};
 use crate::journal::JournalWriteError;
@@ -85,14 +88,14 @@ pub enum RouteError {
     Journal(#[from] JournalWriteError),
 }
 
-fn replace_hint(error: Errno) -> &'static str {
+fn replace_hint(error: Errno) -> Cow<'static, str> {
     match error {
-        Errno::PERM => " (run this as root: CAP_NET_ADMIN)",
+        Errno::PERM => format!(" ({})", privileges::advice(&[Capability::NetAdmin])).into(),
         Errno::NETDOWN | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::NODEV => {
-            " (its device or next hop is down or unreachable; the kernel refuses such a route, which stays as it is)"
+            " (its device or next hop is down or unreachable; the kernel refuses such a route, which stays as it is)".into()
         }
-        Errno::BUSY => " (another program keeps changing it)",
-        _ => "",
+        Errno::BUSY => " (another program keeps changing it)".into(),
+        _ => "".into(),
     }
 }
 

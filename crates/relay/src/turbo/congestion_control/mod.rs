@@ -19,6 +19,7 @@ use libbpf_rs::{ErrorKind, Link};
 use rustix::time::{ClockId, clock_gettime};
 use taut_bpf::kernel::cong_control_arguments;
 use taut_bpf::{CounterMap, Error, Map, Object, Open};
+use taut_sys::privileges::{self, Capability};
 use taut_sys::socket::has_congestion_control;
 
 use layout::{Config, FALLBACKS};
@@ -123,12 +124,15 @@ pub enum Unavailable {
     NamesTaken(Vec<String>),
 }
 
-fn hint(source: &Error) -> &'static str {
+fn hint(source: &Error) -> String {
     match source.kind() {
         ErrorKind::PermissionDenied => {
-            "; it takes CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: run this as root"
+            let needed = [Capability::Bpf, Capability::Perfmon, Capability::NetAdmin];
+            format!("; {}", privileges::advice(&needed))
         }
-        _ => "; it takes Linux 6.4 or newer with CONFIG_DEBUG_INFO_BTF and CONFIG_BPF_JIT",
+        _ => {
+            "; it takes Linux 6.4 or newer with CONFIG_DEBUG_INFO_BTF and CONFIG_BPF_JIT".to_owned()
+        }
     }
 }
 
