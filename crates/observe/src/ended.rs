@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_sys::tcp_info::TcpInfo;
 
 pub use self::groups::{Group, Groups, Key};
 pub use self::phases::{Phase, Phases};
@@ -74,6 +75,19 @@ pub struct Ended {
     pub data_segments: u32,
     /// Segments retransmitted, SYN and FIN included.
     pub retransmitted: u32,
+    /// Its counts as `tcp_info` has them.
+    pub(crate) counts: EndCounts,
+}
+
+/// The counts of `tcp_info` that a BPF program reads when a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndCounts {
+    bytes_sent: u64,
+    bytes_retrans: u64,
+    bytes_acked: u64,
+    bytes_received: u64,
+    data_segs_out: u32,
+    total_retrans: u32,
 }
 
 // === impl Ended ===
@@ -103,7 +117,29 @@ impl Ended {
                 .saturating_sub(end.flags.fin_received.into()),
             data_segments: end.data_segs_out,
             retransmitted: end.retransmitted,
+            counts: EndCounts {
+                bytes_sent: end.bytes_sent,
+                bytes_retrans: end.bytes_retrans,
+                bytes_acked: end.bytes_acked,
+                bytes_received: end.bytes_received,
+                data_segs_out: end.data_segs_out,
+                total_retrans: end.retransmitted,
+            },
         }
+    }
+}
+
+// === impl EndCounts ===
+
+impl EndCounts {
+    /// Replaces the counts of an earlier moment.
+    pub(crate) fn update(&self, info: &mut TcpInfo) {
+        info.bytes_sent = Some(self.bytes_sent);
+        info.bytes_retrans = Some(self.bytes_retrans);
+        info.bytes_acked = Some(self.bytes_acked);
+        info.bytes_received = Some(self.bytes_received);
+        info.data_segs_out = Some(self.data_segs_out);
+        info.total_retrans = self.total_retrans;
     }
 }
 
@@ -162,6 +198,8 @@ pub(crate) mod tests {
             recovering: Duration::ZERO,
             bytes_acked: 2,
             bytes_received: 1,
+            bytes_sent: 0,
+            bytes_retrans: 0,
             data_segs_out: 0,
             retransmitted: 0,
             signals: 0,

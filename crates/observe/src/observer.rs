@@ -107,6 +107,15 @@ impl Observer {
         }
     }
 
+    /// Finds the namespaces that the next scan lists.
+    ///
+    /// # Errors
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be opened.
+    pub(crate) fn find_namespaces(&mut self) -> Result<&[Namespace], ScanError> {
+        self.scanner.find()?;
+        Ok(self.scanner.namespaces())
+    }
+
     /// Scans all connections and keeps those that the filter matches, as far as the filter can be
     /// applied without their owner.
     ///

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use taut_sys::sock_diag::{Connection, SocketId};
+use taut_sys::sock_diag::{Connection, SocketId, State};
 use taut_sys::tcp_info::TcpInfo;
 
+use crate::ended::EndCounts;
 use crate::window::{Sample, Window};
 
 /// The largest size of a sample. A connection's buffer holds a power of two of them.
@@ -72,6 +73,18 @@ pub struct Tracked<M: Copy> {
     /// The value that [`Tracked::derived`] derived from identical samples. Valid until the
     /// connection is read again.
     memo: Cell<Option<M>>,
+}
+
+/// Where the figures of an ended connection are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// All are from the kernel's report of the end.
+    End,
+    /// The counts of bytes, of data segments and of retransmitted segments are those at the end. All
+    /// others are from the last scan that found the connection.
+    Counts,
+    /// All are from the last scan that found the connection.
+    Scan,
 }
 
 /// The maximum number of samples to reserve room for at once.
@@ -271,6 +284,12 @@ impl<M: Copy> Table<M> {
     }
 }
 
+/// Whether the kernel has not cleared `tcp_info` before it reported the end, as it does with
+/// SO_LINGER of 0.
+pub(crate) fn is_final(info: &TcpInfo) -> bool {
+    info.segs_out != Some(0)
+}
+
 // === impl Tracked ===
 
 impl<M: Copy> Tracked<M> {
@@ -351,25 +370,37 @@ impl<M: Copy> Tracked<M> {
         self.samples.push_back(sample);
     }
 
-    /// Adds the sample of the connection's end. Fields that the kernel does not report at the end
-    /// keep their last values.
-    pub fn finish(&mut self, end: Sample) {
-        let last = &self.last().connection;
-        let mut connection = Connection {
-            state: end.connection.state,
-            recv_queue: end.connection.recv_queue,
-            send_queue: end.connection.send_queue,
-            ..last.clone()
-        };
-        // With SO_LINGER of 0 the kernel clears tcp_info before it reports the end.
-        let whole = |info: &TcpInfo| info.segs_out != Some(0);
-        if end.connection.info.as_ref().is_some_and(whole) {
-            connection.info = end.connection.info;
+    /// Adds the sample of the connection's end, from the kernel's report and the counts of a BPF
+    /// program, as far as there are any. What neither has keeps its last value.
+    pub(crate) fn finish(
+        &mut self,
+        at: Duration,
+        report: Option<Connection>,
+        counts: Option<&EndCounts>,
+    ) -> Figures {
+        if report.is_none() && counts.is_none() {
+            return Figures::Scan;
         }
-        self.samples.push_back(Sample {
-            at: end.at,
-            connection,
-        });
+        let mut connection = self.last().later(at);
+        connection.state = State::Closed;
+        if let Some(report) = &report {
+            connection.recv_queue = report.recv_queue;
+            connection.send_queue = report.send_queue;
+        }
+        let reported = report.and_then(|report| report.info).filter(is_final);
+        let figures = match (reported, counts, &mut connection.info) {
+            (Some(reported), _, info) => {
+                *info = Some(reported);
+                Figures::End
+            }
+            (None, Some(counts), Some(info)) => {
+                counts.update(info);
+                Figures::Counts
+            }
+            _ => Figures::Scan,
+        };
+        self.samples.push_back(Sample { at, connection });
+        figures
     }
 
     /// Returns the payload sent and received between the first sample and the last, in bytes.
@@ -699,9 +730,12 @@ mod tests {
         };
         let acked = |tracked: &Tracked| tracked.last().info().unwrap().bytes_acked;
         let mut tracked = Tracked::only("-".into(), of(9, 700));
-        tracked.finish(of(12, 900));
-        assert_eq!(acked(&tracked), Some(900));
-        tracked.finish(of(0, 0));
+        let mut finish = |segs, acked| {
+            let end = of(segs, acked);
+            tracked.finish(end.at, Some(end.connection), None)
+        };
+        assert_eq!(finish(12, 900), Figures::End);
+        assert_eq!(finish(0, 0), Figures::Scan);
         assert_eq!(acked(&tracked), Some(900));
     }
 }

@@ -3,7 +3,10 @@
 //! A scan shows what each connection is doing. The kernel reports the end of a connection with its
 //! final figures ([`ends`]). A connection that opened and closed between two scans is reported only
 //! at its end, without an owner or a verdict. If a scan no longer finds a connection and the kernel
-//! does not report its end within two seconds, the connection is reported with its last sample.
+//! does not report its end within two seconds, the connection is reported with its last sample, and
+//! with the counts that a BPF program read at its end. The kernel reports the end only when it frees
+//! the socket: while an application keeps the descriptor of a connection that was reset, or that
+//! both ends have shut down, there is no report.
 
 mod ends;
 pub mod files;
@@ -24,15 +27,17 @@ use crate::observer::Observer;
 use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
+pub use crate::table::Figures;
+use crate::table::is_final;
 use crate::verdict::{Factor, Verdict};
 use crate::window::Sample;
 use ends::Listeners;
 
 /// The time that the kernel has to report the end of a connection after a scan missed it.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
-/// The minimum time to remember a connection that was reported as ended without the kernel's
-/// report.
-const REMEMBERED: Duration = Duration::from_secs(30);
+/// The number of connections to remember that were reported as ended without the kernel's report,
+/// which may come at any later time. Twice as many are remembered for some time.
+const REMEMBERED: usize = 50_000;
 
 /// The occasion of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +57,8 @@ pub struct Life {
     pub limited: [f64; Factor::ALL.len()],
     /// When a scan last found it.
     last: Duration,
+    /// Its end, if a BPF program has reported it and the kernel has not yet.
+    ended: Option<Box<Ended>>,
 }
 
 /// A report on a connection.
@@ -69,6 +76,8 @@ pub struct Report<'a> {
     pub life: Option<&'a Life>,
     /// The verdict on its last samples; `None` if there is only one sample.
     pub verdict: Option<Verdict>,
+    /// Where its figures are from; `None` if it is open, or if its end is known without figures.
+    pub figures: Option<Figures>,
     /// Its end, if it has ended and BPF programs recorded that.
     pub ended: Option<&'a Ended>,
 }
@@ -117,11 +126,9 @@ pub struct Watcher {
     lives: HashMap<u64, Life>,
     /// Connections whose end the kernel should report soon.
     unlisted: HashMap<u64, Unlisted>,
-    /// Connections that were reported as ended without the kernel's report, in the current and the
-    /// previous period.
+    /// Connections that were reported as ended without the kernel's report: the newest, and those
+    /// before.
     unreported: [HashSet<u64>; 2],
-    /// When the current period began.
-    unreported_since: Duration,
     counts: Counts,
 }
 
@@ -137,7 +144,6 @@ impl Watcher {
             lives: HashMap::new(),
             unlisted: HashMap::new(),
             unreported: Default::default(),
-            unreported_since: Duration::ZERO,
             counts: Counts::default(),
         }
     }
@@ -147,6 +153,10 @@ impl Watcher {
     /// # Errors
     /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
     pub fn scan(&mut self, to: &mut impl ReportSink) -> Result<ScanSummary, ScanError> {
+        // Before the scan, so that no connection that it finds ends without a listener. Listeners of
+        // namespaces that are gone are read a last time.
+        self.poll_ends(to);
+        self.listeners.listen(self.observer.find_namespaces()?);
         let (lives, unlisted) = (&mut self.lives, &mut self.unlisted);
         let since = self.observer.elapsed();
         let summary = self
@@ -168,27 +178,33 @@ impl Watcher {
             .values_mut()
             .filter(|unlisted| unlisted.since == since);
         new.for_each(|unlisted| unlisted.since = missed);
-        self.listeners.listen(self.observer.namespaces());
         self.account(to);
+        self.report_ends(self.observer.elapsed(), to);
+        Ok(summary)
+    }
+
+    /// Reports connections that have ended, also those whose end the kernel should have reported by
+    /// `now`. `now` is a time before this call: what the kernel has reported by then is read here,
+    /// however long reading takes.
+    fn report_ends(&mut self, now: Duration, to: &mut impl ReportSink) {
         self.poll_ends(to);
-        let now = self.observer.elapsed();
-        if now.saturating_sub(self.unreported_since) > REMEMBERED {
-            self.unreported.swap(0, 1);
-            self.unreported[0].clear();
-            self.unreported_since = now;
-        }
-        let unreported = self
+        let overdue = self
             .unlisted
             .extract_if(|_, unlisted| now.saturating_sub(unlisted.since) > REPORT_WITHIN);
-        for (cookie, unlisted) in unreported.collect::<Vec<_>>() {
-            if self.matches(&unlisted) {
-                self.counts.unreported += 1;
-                self.unreported[0].insert(cookie);
-                let verdict = self.verdict_of(&unlisted);
-                self.end(cookie, &unlisted, verdict, to);
+        for (cookie, mut unlisted) in overdue.collect::<Vec<_>>() {
+            if !self.matches(&unlisted) {
+                continue;
             }
+            self.counts.unreported += 1;
+            if self.unreported[0].len() >= REMEMBERED {
+                self.unreported.swap(0, 1);
+                self.unreported[0].clear();
+            }
+            self.unreported[0].insert(cookie);
+            let verdict = self.verdict_of(&unlisted);
+            let figures = unlisted.finish(now, None);
+            self.end(cookie, &unlisted, verdict, figures, to);
         }
-        Ok(summary)
     }
 
     /// Reports connections whose end the kernel has reported since the last call. Call this several
@@ -201,7 +217,14 @@ impl Watcher {
             .poll(|netns, connection| ends.push((netns.clone(), connection)));
         // The program writes its record before the kernel reports the end, so the record of each
         // end that was read above is there.
-        self.counts.missed += self.observer.poll_ended(|_| {}).unwrap_or(0);
+        let missed = self.observer.poll_ended(|ended| {
+            let unlisted = self.unlisted.get_mut(&ended.cookie);
+            let life = unlisted.map(|unlisted| &mut unlisted.life);
+            if let Some(life) = life.or_else(|| self.lives.get_mut(&ended.cookie)) {
+                life.ended = Some(Box::new(ended.clone()));
+            }
+        });
+        self.counts.missed += missed.unwrap_or(0);
         for (netns, connection) in ends {
             self.ended(&netns, began, connection, to);
         }
@@ -217,6 +240,7 @@ impl Watcher {
                 process: seen.process,
                 life: self.lives.get(&seen.cookie),
                 verdict: self.observer.verdict(&seen),
+                figures: None,
                 ended: None,
             });
         }
@@ -248,6 +272,8 @@ impl Watcher {
                 last: at,
                 ..Life::default()
             });
+            // A socket may connect again.
+            life.ended = None;
             let time = at.saturating_sub(life.last).as_secs_f64();
             life.last = at;
             if let Some((factor, _)) = self.observer.limit(&seen) {
@@ -262,7 +288,7 @@ impl Watcher {
         &mut self,
         netns: &Arc<str>,
         at: Duration,
-        connection: Connection,
+        mut connection: Connection,
         to: &mut impl ReportSink,
     ) {
         let cookie = connection.cookie;
@@ -283,21 +309,26 @@ impl Watcher {
                 since: at,
             })
         });
-        let sample = Sample { at, connection };
         if let Some(mut unlisted) = known {
             // The filter must see the state before the end, and so must the verdict: closing a
             // connection sends segments that its application did not ask for.
             let matches = self.matches(&unlisted);
             let verdict = self.verdict_of(&unlisted);
-            unlisted.tracked.finish(sample);
+            let figures = unlisted.finish(at, Some(connection));
             if matches {
                 let verdict = verdict.or_else(|| self.verdict_of(&unlisted));
-                self.end(cookie, &unlisted, verdict, to);
+                self.end(cookie, &unlisted, verdict, figures, to);
             }
             return;
         }
-        let tracked = Tracked::only(netns.clone(), sample);
+        connection.info = connection.info.filter(is_final);
+        let figures = connection.info.as_ref().map(|_| Figures::End);
         let ended = self.observer.remembered(cookie);
+        // With tcp_info, the kernel clears the addresses.
+        if let (None, Some(ended)) = (figures, ended) {
+            (connection.local, connection.remote) = (ended.local, ended.remote);
+        }
+        let tracked = Tracked::only(netns.clone(), Sample { at, connection });
         let process = ended.and_then(|ended| ended.process.as_deref());
         if !self.observer.matches(&self.filter, &tracked, process) {
             return;
@@ -312,6 +343,7 @@ impl Watcher {
             process,
             life: None,
             verdict: None,
+            figures,
             ended,
         });
     }
@@ -334,8 +366,10 @@ impl Watcher {
         cookie: u64,
         unlisted: &Unlisted,
         verdict: Option<Verdict>,
+        figures: Figures,
         to: &mut impl ReportSink,
     ) {
+        let ended = unlisted.life.ended.as_deref();
         self.counts.ended += 1;
         self.counts.without_owner += u64::from(unlisted.process.is_none());
         to.report(&Report {
@@ -345,8 +379,18 @@ impl Watcher {
             process: unlisted.process.as_deref(),
             life: Some(&unlisted.life),
             verdict,
-            ended: self.observer.remembered(cookie),
+            figures: Some(figures),
+            ended: ended.or_else(|| self.observer.remembered(cookie)),
         });
+    }
+}
+
+// === impl Unlisted ===
+
+impl Unlisted {
+    fn finish(&mut self, at: Duration, report: Option<Connection>) -> Figures {
+        let counts = self.life.ended.as_ref().map(|ended| &ended.counts);
+        self.tracked.finish(at, report, counts)
     }
 }
 
@@ -364,8 +408,11 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
     use std::time::Instant;
+
+    use rustix::net::sockopt::set_socket_linger;
+    use taut_sys::sock_diag::DestroyedSockets;
 
     use super::*;
     use crate::scan::{Scope, Wants};
@@ -374,7 +421,10 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     #[derive(Default)]
-    struct Reports(Vec<(Event, SocketAddr, Option<Factor>, Option<u64>)>);
+    struct Reports(
+        Vec<(Event, SocketAddr, Option<Factor>, Option<u64>)>,
+        Vec<Option<Figures>>,
+    );
 
     impl ReportSink for Reports {
         fn report(&mut self, report: &Report<'_>) {
@@ -385,6 +435,7 @@ mod tests {
                 report.verdict.as_ref().map(|verdict| verdict.factor),
                 connection.info.as_ref().and_then(|info| info.bytes_acked),
             ));
+            self.1.push(report.figures);
         }
 
         fn limited(&mut self, _: Option<&Process>, _: Factor, _: f64) {}
@@ -400,12 +451,16 @@ mod tests {
     }
 
     fn watcher(port: u16) -> Watcher {
+        watcher_with(port, Wants::default())
+    }
+
+    fn watcher_with(port: u16, wants: Wants) -> Watcher {
         let keep = Retention {
             connections: 100,
             samples: 6,
         };
         let filter = format!("dport {port}").parse().unwrap();
-        Watcher::new(Observer::new(Scope::Own, keep, Wants::default()), filter)
+        Watcher::new(Observer::new(Scope::Own, keep, wants), filter)
     }
 
     /// Polls until this many ends were reported.
@@ -463,6 +518,72 @@ mod tests {
         );
         let counts = watcher.counts();
         assert_eq!((counts.ended, counts.unseen, counts.unreported), (2, 1, 0));
+        assert_eq!(reports.1[1..], [Some(Figures::End); 2]);
+    }
+
+    #[test]
+    fn an_end_without_the_kernels_report_has_its_counts_and_is_reported_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut watcher = watcher_with(listener.local_addr().unwrap().port(), Wants::ALL);
+        let mut reports = Reports::default();
+        let (mut client, mut server) = connection(&listener, 1000);
+        let seen = client.local_addr().unwrap();
+        watcher.scan(&mut reports).unwrap();
+        watcher.scan(&mut reports).unwrap();
+        client.write_all(&[7; 500]).unwrap();
+        server.read_exact(&mut [0; 500]).unwrap();
+        // The connection ends, but the kernel does not free the socket of an open descriptor.
+        client.shutdown(Shutdown::Write).unwrap();
+        drop(server);
+        let began = Instant::now();
+        while watcher.unlisted.is_empty() {
+            assert!(began.elapsed() < PATIENCE, "it is still listed");
+            watcher.scan(&mut reports).unwrap();
+        }
+        let missed = watcher.unlisted.values().next().unwrap().since;
+        watcher.report_ends(missed + REPORT_WITHIN, &mut reports);
+        assert_eq!(reports.0, [], "the kernel has two seconds to report it");
+        let overdue = missed + REPORT_WITHIN + Duration::from_nanos(1);
+        watcher.report_ends(overdue, &mut reports);
+        let end = (Event::End, seen, Some(Factor::Idle), Some(1502));
+        assert_eq!(reports.0, [end]);
+        assert_eq!(reports.1, [Some(Figures::Counts)]);
+
+        // The kernel's report comes when the descriptor is closed.
+        let mut listening = DestroyedSockets::open().unwrap();
+        drop(client);
+        let mut is_freed = false;
+        while !is_freed {
+            assert!(began.elapsed() < PATIENCE, "its end is not reported");
+            let each = |end: Connection| is_freed |= end.local == seen;
+            listening.read(each).unwrap();
+        }
+        drop(connection(&listener, 10));
+        poll_until(&mut watcher, &mut reports, 2);
+        assert_ne!(reports.0[1].1, seen, "it is reported once");
+        let counts = watcher.counts();
+        assert_eq!((counts.ended, counts.unseen, counts.unreported), (2, 1, 1));
+    }
+
+    #[test]
+    fn figures_that_the_kernel_has_cleared_are_not_reported_as_zero() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut watcher = watcher_with(listener.local_addr().unwrap().port(), Wants::ALL);
+        let mut reports = Reports::default();
+        let reset = |client: TcpStream| set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+        watcher.scan(&mut reports).unwrap();
+        let (mut client, mut server) = connection(&listener, 1000);
+        watcher.scan(&mut reports).unwrap();
+        client.write_all(&[7; 500]).unwrap();
+        server.read_exact(&mut [0; 500]).unwrap();
+        reset(client);
+        poll_until(&mut watcher, &mut reports, 1);
+        let (client, _server) = connection(&listener, 300);
+        reset(client);
+        poll_until(&mut watcher, &mut reports, 2);
+        let acked: Vec<_> = reports.0.iter().map(|report| report.3).collect();
+        assert_eq!(acked, [Some(1501), None], "without a scan, none are known");
+        assert_eq!(reports.1, [Some(Figures::Counts), None]);
     }
 
     #[test]

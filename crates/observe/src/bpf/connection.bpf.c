@@ -137,6 +137,8 @@ struct tcp_sock {
 	} rack;
 	__u64 bytes_acked;
 	__u64 bytes_received;
+	__u64 bytes_sent;
+	__u64 bytes_retrans;
 	__u32 data_segs_out;
 	__u32 total_retrans;
 	__u32 snd_cwnd;

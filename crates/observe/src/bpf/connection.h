@@ -96,6 +96,8 @@ struct connection_end {
 	__u64 cgroup;	/* ID; 0: unknown */
 	__u64 bytes_acked;
 	__u64 bytes_received;
+	__u64 bytes_sent;	/* payload, retransmissions included */
+	__u64 bytes_retrans;
 	struct connection_owner owner;
 	struct connection_name name;
 	__u32 netns;

@@ -202,6 +202,8 @@ static __always_inline void write_end(struct slot *slot, struct tcp_sock *tp,
 		end->cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup, kn, id);
 	end->bytes_acked = tp->bytes_acked;
 	end->bytes_received = tp->bytes_received;
+	end->bytes_sent = tp->bytes_sent;
+	end->bytes_retrans = tp->bytes_retrans;
 	end->owner = life->owner;
 	name(&end->name, common);
 	/* The port may have been given back by now. */

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde::{Serialize, Serializer};
 
 use super::files::Body;
-use super::{Event, Report};
+use super::{Event, Figures, Report};
 use crate::ended::Seconds;
 use crate::record::Record;
 use crate::verdict::Factor;
@@ -21,6 +21,8 @@ pub(super) struct Line<'a> {
     pub(super) time: SystemTime,
     /// `end` or `open`.
     pub(super) event: &'static str,
+    /// Where the figures are from; `None` if it has not ended, or without figures.
+    pub(super) figures: Option<&'static str>,
     /// Seconds since the connection was first found; `None` if no scan found it.
     pub(super) seconds: Option<f64>,
     /// Seconds for which each factor limited it, by the factor's name.
@@ -65,6 +67,11 @@ impl<'a> Line<'a> {
                 Event::End => "end",
                 Event::Open => "open",
             },
+            figures: report.figures.map(|figures| match figures {
+                Figures::End => "end",
+                Figures::Counts => "counts",
+                Figures::Scan => "scan",
+            }),
             seconds,
             limited: limited.collect(),
             lasted: report
@@ -144,9 +151,10 @@ mod tests {
     #[test]
     fn a_line_has_the_record_and_its_time() {
         let mut tracked = Tracked::only("-".into(), sample(1000, |_| {}));
-        tracked.finish(sample(6500, |info| {
+        let end = sample(6500, |info| {
             (info.segs_out, info.bytes_acked) = (Some(9), Some(77));
-        }));
+        });
+        tracked.finish(end.at, Some(end.connection), None);
         let mut life = Life {
             since: Duration::from_secs(1),
             ..Life::default()
@@ -159,6 +167,7 @@ mod tests {
             process: None,
             life: Some(&life),
             verdict: None,
+            figures: Some(Figures::End),
             ended: None,
         };
         let mut text = Vec::new();
@@ -168,6 +177,7 @@ mod tests {
         let line: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(line["time"], "1970-01-01T00:00:01.500Z");
         assert_eq!(line["event"], "end");
+        assert_eq!(line["figures"], "end");
         assert_eq!(line["seconds"], 5.5);
         assert_eq!(line["limited"], serde_json::json!({"loss": 2.5}));
         assert_eq!(line["cookie"], 9);

@@ -299,6 +299,7 @@ mod tests {
             process: None,
             life,
             verdict: None,
+            figures: None,
             ended: None,
         });
     }

@@ -73,9 +73,13 @@ pub(super) fn row(line: &Line<'_>) -> Row {
 }
 
 fn columns() -> Vec<(String, Cell)> {
-    let record: [(&str, Cell); 22] = [
+    let record: [(&str, Cell); 23] = [
         ("time", Cell::Time(millis)),
         ("event", Cell::Text(|line| Some(line.event.to_owned()))),
+        (
+            "figures",
+            Cell::Text(|line| line.figures.map(str::to_owned)),
+        ),
         ("seconds", Cell::Figure(Box::new(|line| line.seconds))),
         ("lasted", Cell::Figure(Box::new(|line| line.lasted))),
         ("cookie", Cell::Whole(|line| Some(line.record.cookie))),
@@ -335,7 +339,7 @@ mod tests {
     use super::*;
     use crate::observer::Tracked;
     use crate::watch::files::{Files, Rotation};
-    use crate::watch::{Event, Life, Report};
+    use crate::watch::{Event, Figures, Life, Report};
     use crate::window::tests::sample;
 
     const ROTATION: Rotation = Rotation {
@@ -351,9 +355,10 @@ mod tests {
     /// Returns the row of a connection with `acked` acknowledged bytes.
     fn record(now: SystemTime, acked: u64) -> Row {
         let mut tracked = Tracked::only("blue".into(), sample(1000, |_| {}));
-        tracked.finish(sample(6500, |info| {
+        let end = sample(6500, |info| {
             (info.segs_out, info.bytes_acked) = (Some(9), Some(acked));
-        }));
+        });
+        tracked.finish(end.at, Some(end.connection), None);
         let mut life = Life {
             since: Duration::from_secs(1),
             ..Life::default()
@@ -366,6 +371,7 @@ mod tests {
             process: None,
             life: Some(&life),
             verdict: None,
+            figures: Some(Figures::End),
             ended: None,
         };
         row(&Line::of(&report, now))
@@ -404,6 +410,7 @@ mod tests {
         for (column, is) in [
             ("time", Field::TimestampMillis(1000)),
             ("event", text("end")),
+            ("figures", text("end")),
             ("seconds", Field::Double(5.5)),
             ("cookie", Field::ULong(u64::MAX)),
             ("netns", text("blue")),
