@@ -16,7 +16,7 @@ use parquet::schema::types::Type;
 use super::files::Body;
 use super::line::Line;
 use crate::instruments::INSTRUMENTS;
-use crate::verdict::Factor;
+use crate::verdict::{Factor, Gain};
 
 /// The number of rows in a group. Rows stay in memory, some kilobytes each, until their group is
 /// written.
@@ -73,7 +73,7 @@ pub(super) fn row(line: &Line<'_>) -> Row {
 }
 
 fn columns() -> Vec<(String, Cell)> {
-    let record: [(&str, Cell); 23] = [
+    let record: [(&str, Cell); 26] = [
         ("time", Cell::Time(millis)),
         ("event", Cell::Text(|line| Some(line.event.to_owned()))),
         (
@@ -145,6 +145,18 @@ fn columns() -> Vec<(String, Cell)> {
             "weight",
             Cell::Figure(Box::new(|line| Some(line.record.verdict.as_ref()?.weight))),
         ),
+        (
+            "gain_rate",
+            Cell::Figure(Box::new(|line| Some(gain(line)?.rate))),
+        ),
+        (
+            "gain_is_lower_bound",
+            Cell::Whole(|line| Some(gain(line)?.is_lower_bound.into())),
+        ),
+        (
+            "gain_next",
+            Cell::Text(|line| Some(gain(line)?.next?.name().to_owned())),
+        ),
     ];
     let limited = Factor::ALL.map(|factor| {
         let name = format!("limited_{}", factor.name().replace('-', "_"));
@@ -161,6 +173,10 @@ fn columns() -> Vec<(String, Cell)> {
         .chain(limited)
         .chain(instruments)
         .collect()
+}
+
+fn gain(line: &Line<'_>) -> Option<Gain> {
+    line.record.verdict.as_ref()?.gain
 }
 
 fn millis(line: &Line<'_>) -> u64 {
@@ -338,6 +354,7 @@ mod tests {
 
     use super::*;
     use crate::observer::Tracked;
+    use crate::verdict::{Confidence, Verdict};
     use crate::watch::files::{Files, Rotation};
     use crate::watch::{Event, Figures, Life, Report};
     use crate::window::tests::sample;
@@ -354,6 +371,10 @@ mod tests {
 
     /// Returns the row of a connection with `acked` acknowledged bytes.
     fn record(now: SystemTime, acked: u64) -> Row {
+        record_with(now, acked, None)
+    }
+
+    fn record_with(now: SystemTime, acked: u64, verdict: Option<Verdict>) -> Row {
         let mut tracked = Tracked::only("blue".into(), sample(1000, |_| {}));
         let end = sample(6500, |info| {
             (info.segs_out, info.bytes_acked) = (Some(9), Some(acked));
@@ -370,7 +391,7 @@ mod tests {
             tracked: &tracked,
             process: None,
             life: Some(&life),
-            verdict: None,
+            verdict,
             figures: Some(Figures::End),
             ended: None,
         };
@@ -425,6 +446,57 @@ mod tests {
             assert_eq!(rows[0][column], is, "{column}");
         }
         assert_eq!(rows[0].len(), COLUMNS.len(), "no name stands twice");
+    }
+
+    #[test]
+    fn a_row_has_the_verdict_and_its_gain() {
+        let gain = |is_lower_bound, next| Gain {
+            rate: 5e6,
+            is_lower_bound,
+            next,
+        };
+        let verdict = |gain| Verdict {
+            factor: Factor::SendBuffer,
+            confidence: Confidence::Sure,
+            weight: 0.9,
+            shares: vec![(Factor::SendBuffer, 0.9)],
+            causes: Vec::new(),
+            gain,
+        };
+        let known = Some(gain(false, Some(Factor::Link)));
+        let at_least = Some(gain(true, None));
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::<Parquet>::in_dir(dir.path(), ROTATION).unwrap();
+        for gain in [known, at_least, None] {
+            let row = record_with(at(1), 77, Some(verdict(gain)));
+            files.write(at(1), row).unwrap();
+        }
+        files.close().unwrap();
+        let rows = read(dir.path());
+        let column = |name: &str| -> Vec<_> { rows.iter().map(|row| row[name].clone()).collect() };
+        let (text, rate) = (|text: &str| Field::Str(text.to_owned()), Field::Double(5e6));
+        assert_eq!(column("factor"), vec![text("send-buffer"); 3]);
+        assert_eq!(column("gain_rate"), [rate.clone(), rate, Field::Null]);
+        assert_eq!(
+            column("gain_is_lower_bound"),
+            [Field::ULong(0), Field::ULong(1), Field::Null]
+        );
+        assert_eq!(
+            column("gain_next"),
+            [text("link"), Field::Null, Field::Null]
+        );
+    }
+
+    #[test]
+    fn the_guide_has_every_column() {
+        let guide = include_str!("../../../../docs/observe.md");
+        let (_, guide) = guide.split_once("`--format parquet` writes").unwrap();
+        for (name, _) in columns() {
+            // The guide gives an example of these.
+            if !name.starts_with("limited_") {
+                assert!(guide.contains(&format!("`{name}`")), "`{name}`");
+            }
+        }
     }
 
     #[test]
