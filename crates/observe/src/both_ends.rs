@@ -180,6 +180,12 @@ impl Report {
         self.connections.len()
     }
 
+    /// Returns the connections.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn connections(&self) -> &[Remote] {
+        &self.connections
+    }
+
     /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()

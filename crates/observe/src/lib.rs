@@ -44,6 +44,9 @@ pub mod ended;
 mod event_delta;
 pub mod explain;
 pub mod filter;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod host_drops;
 pub mod instruments;
 pub mod namespaces;

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::fuzzing;
 
 const HERE: &str = "10.0.0.1:5201";
 const THERE: &str = "192.0.2.2:40000";
@@ -235,7 +236,15 @@ fn shares() -> impl Strategy<Value = Vec<(Factor, f64)>> {
 proptest! {
     #[test]
     fn any_text_is_a_report_or_an_error(text in ".{0,200}") {
-        let _ = Report::parse(&text);
+        fuzzing::both_ends(text.as_bytes());
+    }
+
+    #[test]
+    fn a_changed_report_is_a_report_or_an_error(at: prop::sample::Index, byte: u8) {
+        let verdict = says("cpu-quota", "likely", &[("cpu-quota", 0.6), ("loss", 0.3)]);
+        let mut text = line(THERE, HERE, Some((5, 6)), &verdict).into_bytes();
+        *at.get_mut(&mut text) = byte;
+        fuzzing::both_ends(&text);
     }
 
     /// Whatever the ends say, the verdict is not `peer`, and its figures are in range.
