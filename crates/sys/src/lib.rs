@@ -24,6 +24,7 @@ pub mod control_socket;
 pub mod datagram;
 pub mod epoll;
 pub mod interface;
+pub mod job_dir;
 pub mod kernel_tls;
 pub mod limits;
 mod netlink;
