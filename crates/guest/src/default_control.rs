@@ -5,14 +5,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use taut_sys::job_dir::{JobDir, JobDirError};
 
 use crate::control::Control;
-use crate::load::Lock;
+use crate::load::{DIRECTORY, Lock};
 
 /// The setting of the default, in the network namespace of the thread that reads it.
 const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The file that records the previous default.
-pub const RECORD: &str = "/run/taut/guest.default";
+pub const RECORD: &str = "/run/taut/guest/default";
+/// The same file's name in [`DIRECTORY`].
+const NAME: &str = "default";
 /// The maximum size of a record in bytes; a longer file is not Taut's.
 const LONGEST: u64 = 4096;
 
@@ -30,10 +33,13 @@ pub enum Restored {
 /// The reason why the default was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DefaultError {
+    /// The directory of the record cannot be used.
+    #[error(transparent)]
+    Directory(#[from] JobDirError),
     /// A file cannot be read or written.
     #[error("cannot {action} {path}: {source}")]
     File {
-        /// The action: `make`, `read`, `write` or `remove`.
+        /// The action: `read`, `write` or `remove`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -64,10 +70,11 @@ struct Record {
     ours: String,
 }
 
-/// The files with the default and its record, and the boot and namespace in which they apply.
+/// The file with the default, the directory of its record, and the boot and namespace in which they
+/// apply.
 struct Files<'a> {
     setting: &'a Path,
-    record: &'a Path,
+    directory: &'a Path,
     boot: String,
     netns: String,
 }
@@ -103,7 +110,7 @@ impl Files<'static> {
         let number = |text: &str| Some(text.strip_prefix("net:[")?.strip_suffix(']')?.to_owned());
         Self {
             setting: Path::new(SETTING),
-            record: Path::new(RECORD),
+            directory: Path::new(DIRECTORY),
             boot: boot.trim().to_owned(),
             netns: number(&netns).unwrap_or_default(),
         }
@@ -152,10 +159,9 @@ impl Files<'_> {
         } else {
             Restored::Others(now)
         };
-        match fs::remove_file(self.record) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed("remove", self.record)(e)),
-            _ => Ok(restored),
-        }
+        let directory = JobDir::create(self.directory)?;
+        directory.remove(NAME).map_err(self.failed("remove"))?;
+        Ok(restored)
     }
 
     fn is_here(&self, record: &Record) -> Result<(), DefaultError> {
@@ -171,26 +177,26 @@ impl Files<'_> {
 
     /// Returns the record, if it is of this boot.
     fn recorded(&self) -> Result<Option<Record>, DefaultError> {
-        match fs::metadata(self.record) {
-            Ok(file) if file.len() <= LONGEST => {}
-            Ok(_) => return Ok(None),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(failed("read", self.record)(e)),
-        }
-        let text = read(self.record)?;
-        let record = serde_json::from_str::<Record>(&text).ok();
+        let Some(directory) = JobDir::find(self.directory)? else {
+            return Ok(None);
+        };
+        let text = match directory.read(NAME, LONGEST) {
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => None,
+            other => other.map_err(self.failed("read"))?,
+        };
+        let record = text.and_then(|text| serde_json::from_slice::<Record>(&text).ok());
         Ok(record.filter(|record| record.boot == self.boot))
     }
 
     fn save(&self, record: &Record) -> Result<(), DefaultError> {
         let text = serde_json::to_string(record).unwrap_or_default();
-        if let Some(directory) = self.record.parent() {
-            fs::create_dir_all(directory).map_err(failed("make", directory))?;
-        }
-        // The record is replaced by a rename, so that it is never half-written.
-        let new = self.record.with_extension("new");
-        write(&new, &text)?;
-        fs::rename(&new, self.record).map_err(failed("write", self.record))
+        let directory = JobDir::create(self.directory)?;
+        let saved = directory.replace(NAME, text.as_bytes());
+        saved.map_err(self.failed("write"))
+    }
+
+    fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> DefaultError + use<> {
+        failed(action, &self.directory.join(NAME))
     }
 }
 
@@ -203,7 +209,7 @@ fn write(path: &Path, text: &str) -> Result<(), DefaultError> {
     fs::write(path, text).map_err(failed("write", path))
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DefaultError {
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DefaultError + use<> {
     let path = path.to_owned();
     move |source| DefaultError::File {
         action,
@@ -221,19 +227,19 @@ mod tests {
     struct Machine {
         directory: tempfile::TempDir,
         setting: PathBuf,
-        record: PathBuf,
+        run: PathBuf,
     }
 
     impl Machine {
         fn new(default: &str) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let setting = directory.path().join("setting");
-            let record = directory.path().join("run").join("record");
+            let run = directory.path().join("run");
             fs::write(&setting, format!("{default}\n")).unwrap();
             Self {
                 directory,
                 setting,
-                record,
+                run,
             }
         }
 
@@ -241,7 +247,7 @@ mod tests {
             assert!(self.directory.path().exists());
             Files {
                 setting: &self.setting,
-                record: &self.record,
+                directory: &self.run,
                 boot: boot.into(),
                 netns: netns.into(),
             }
@@ -267,7 +273,7 @@ mod tests {
         assert_eq!(restored, Restored::To("cubic".into()));
         assert_eq!(machine.default(), "cubic");
         assert_eq!(machine.here().restore().unwrap(), Restored::Untouched);
-        assert!(!machine.record.exists());
+        assert!(!machine.run.join(NAME).exists());
     }
 
     #[test]
@@ -285,6 +291,31 @@ mod tests {
         machine.here().set("taut_bbr").unwrap();
         let restored = machine.here().restore().unwrap();
         assert_eq!(restored, Restored::To("reno".into()));
+    }
+
+    #[test]
+    fn a_record_that_another_user_planted_is_neither_followed_nor_believed() {
+        let machine = Machine::new("cubic");
+        machine.here().set("taut_bbr").unwrap();
+        let (record, precious) = (
+            machine.run.join(NAME),
+            machine.directory.path().join("precious"),
+        );
+        fs::write(&precious, "precious").unwrap();
+        for planted in [record.clone(), machine.run.join("default.new")] {
+            let _ = fs::remove_file(&planted);
+            std::os::unix::fs::symlink(&precious, &planted).unwrap();
+        }
+        let said = machine.here().restore().unwrap_err().to_string();
+        assert!(said.contains("see who made it"), "{said}");
+        fs::remove_file(&record).unwrap();
+        machine.here().set("taut_cubic").unwrap();
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        // Whoever has the directory can replace the record.
+        std::os::unix::fs::chown(&machine.run, Some(54_321), None).unwrap();
+        let said = machine.here().restore().unwrap_err();
+        assert!(matches!(said, DefaultError::Directory(_)), "{said}");
+        assert_eq!(machine.default(), "taut_cubic");
     }
 
     #[test]

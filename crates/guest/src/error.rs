@@ -4,10 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use taut_sys::Errno;
+use taut_sys::job_dir::JobDirError;
 
 /// The reason why the BPF programs cannot be loaded, read or unloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
+    /// The directory of the lock cannot be used.
+    #[error(transparent)]
+    Directory(#[from] JobDirError),
     /// The process has no privileges.
     #[error("run this as root: it loads BPF programs")]
     NotRoot,

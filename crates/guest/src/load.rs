@@ -1,15 +1,15 @@
 //! Loads the congestion controls so that they outlive the command, and unloads them.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 
 use libbpf_rs::Link;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Func;
-use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType, socket};
 use taut_bpf::{Map, Object, Open};
+use taut_sys::job_dir::JobDir;
 
 use crate::control::Control;
 pub use crate::error::LoadError;
@@ -19,8 +19,10 @@ use crate::pins::{Pins, map_name};
 use crate::raw::GuestSince;
 use crate::since::Since;
 
+/// The directory of the lock and of the record of the default.
+pub const DIRECTORY: &str = "/run/taut/guest";
 /// The lock file: one command at a time changes the pins and the default.
-const LOCK: &str = "/run/taut/guest.lock";
+const LOCK: &str = "lock";
 
 const GAP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gap.bpf.o"));
 const BBR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bbr.bpf.o"));
@@ -50,17 +52,14 @@ impl Lock {
     /// Waits until no other process holds the lock.
     ///
     /// # Errors
-    /// [`LoadError::NotRoot`] or [`LoadError::File`].
+    /// [`LoadError::NotRoot`], [`LoadError::Directory`] or [`LoadError::File`].
     pub fn take() -> Result<Self, LoadError> {
         if !taut_sys::probe::is_root() {
             return Err(LoadError::NotRoot);
         }
-        let path = Path::new(LOCK);
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(file("make", directory))?;
-        }
-        let lock = File::create(path).map_err(file("open", path))?;
-        flock(&lock, FlockOperation::LockExclusive).map_err(|e| file("lock", path)(e.into()))?;
+        let directory = JobDir::create(Path::new(DIRECTORY))?;
+        let path = directory.path().join(LOCK);
+        let lock = directory.lock(LOCK).map_err(file("lock", &path))?;
         Ok(Self(lock))
     }
 }
