@@ -102,7 +102,7 @@ impl Live {
     /// # Errors
     /// [`LiveError`]; what was known before stays.
     pub(crate) fn ask(&mut self, path: &Path, config: &Config) -> Result<bool, LiveError> {
-        let mut stream = control_socket::connect(path)?;
+        let mut stream = control_socket::connect_to_owner(path)?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut line = serde_json::to_string(&Request {

@@ -45,10 +45,10 @@ pub enum ControlError {
         owner: u32,
     },
     /// Another process answers there.
-    #[error("control socket {path}: another process answers there", path = .0.display())]
+    #[error("control socket {path}: another process answers there; stop it, or choose another path", path = .0.display())]
     Taken(PathBuf),
     /// The path is a file of another kind.
-    #[error("control socket {path}: the path is not a socket; choose another", path = .0.display())]
+    #[error("control socket {path}: the path is not a socket; choose another path", path = .0.display())]
     NotASocket(PathBuf),
     /// Other users may replace the socket.
     #[error(
@@ -67,7 +67,7 @@ pub enum ControlError {
     /// The process at the socket belongs to another user.
     #[error(
         "control socket {path}: the process there is of user {user}, and the socket of user {owner}; \
-         do not trust it", path = path.display()
+         it is not trusted", path = path.display()
     )]
     Foreign {
         /// The path.
@@ -86,17 +86,10 @@ pub enum ControlError {
 /// # Errors
 /// [`ControlError`].
 pub fn listen(path: &Path, replace: bool) -> Result<UnixListener, ControlError> {
-    let call = |what| {
-        move |source: io::Error| ControlError::Call {
-            path: path.to_owned(),
-            what,
-            source,
-        }
-    };
     let folder = folder_of(path);
     let mut builder = std::fs::DirBuilder::new();
     let created = builder.recursive(true).mode(0o755).create(folder);
-    created.map_err(call("create its directory"))?;
+    created.map_err(call(path, "create its directory"))?;
     check_directory(path, &[0, effective_uid()])?;
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
@@ -106,11 +99,11 @@ pub fn listen(path: &Path, replace: bool) -> Result<UnixListener, ControlError> 
             return Err(ControlError::Taken(path.to_owned()));
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(call("look at it")(error));
+            return Err(call(path, "look at it")(error));
         }
         Ok(_) | Err(_) => {}
     }
-    bind(path).map_err(|errno| call("listen")(errno.into()))
+    bind(path).map_err(|errno| call(path, "listen")(errno.into()))
 }
 
 /// Binds beside the path and renames the socket, so that there is always one at the path and never
@@ -139,39 +132,54 @@ pub fn may_command(stream: &UnixStream) -> bool {
     peer(stream).is_ok_and(|user| user == 0 || user == effective_uid())
 }
 
+/// Connects to the process at `path`, after checking that it is root's or this user's.
+///
+/// # Errors
+/// [`ControlError`].
+pub fn connect(path: &Path) -> Result<UnixStream, ControlError> {
+    connect_to(path, &[])
+}
+
 /// Connects to the process at `path`, after checking that it is root's, this user's, or that of the
 /// socket's owner in a directory that only the owner and root can write to.
 ///
 /// # Errors
 /// [`ControlError`].
-pub fn connect(path: &Path) -> Result<UnixStream, ControlError> {
-    let call = |what| {
-        move |source: io::Error| ControlError::Call {
-            path: path.to_owned(),
-            what,
-            source,
-        }
-    };
-    let owner = std::fs::symlink_metadata(path)
-        .map_err(call("connect"))?
-        .uid();
-    check_directory(path, &[0, effective_uid(), owner])?;
+pub fn connect_to_owner(path: &Path) -> Result<UnixStream, ControlError> {
+    connect_to(path, &[owner_of(path)?])
+}
+
+fn owner_of(path: &Path) -> Result<u32, ControlError> {
+    let found = std::fs::symlink_metadata(path).map_err(call(path, "connect"))?;
+    Ok(found.uid())
+}
+
+/// Connects to a process of root's, of this user's or of one of `others`.
+fn connect_to(path: &Path, others: &[u32]) -> Result<UnixStream, ControlError> {
+    let owner = owner_of(path)?;
+    let trusted = [&[0, effective_uid()], others].concat();
+    check_directory(path, &trusted)?;
     let stream = UnixStream::connect(path).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ControlError::Denied {
             path: path.to_owned(),
             owner,
         },
-        _ => call("connect")(source),
+        _ => call(path, "connect")(source),
     })?;
-    let user = peer(&stream).map_err(call("ask whose process answers"))?;
-    if user != 0 && user != effective_uid() && user != owner {
-        return Err(ControlError::Foreign {
+    let user = peer(&stream).map_err(call(path, "ask whose process answers"))?;
+    match trusted.contains(&user) {
+        true => Ok(stream),
+        false => Err(ControlError::Foreign {
             path: path.to_owned(),
             user,
             owner,
-        });
+        }),
     }
-    Ok(stream)
+}
+
+fn call(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> ControlError + use<> {
+    let path = path.to_owned();
+    move |source| ControlError::Call { path, what, source }
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -183,11 +191,8 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Checks that nobody but `owners` can replace a file in the directory of `path`.
 fn check_directory(path: &Path, owners: &[u32]) -> Result<(), ControlError> {
-    let found = std::fs::metadata(folder_of(path)).map_err(|source| ControlError::Call {
-        path: path.to_owned(),
-        what: "look at its directory",
-        source,
-    })?;
+    let found = std::fs::metadata(folder_of(path));
+    let found = found.map_err(call(path, "look at its directory"))?;
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
     let is_safe = owners.contains(&owner) && (mode & OTHERS_WRITE == 0 || mode & STICKY != 0);
     is_safe
@@ -247,6 +252,47 @@ mod tests {
         assert!(matches!(said, ControlError::Directory { .. }), "{said}");
         let said = listen(&path, true).unwrap_err();
         assert!(matches!(said, ControlError::Directory { .. }), "{said}");
+    }
+
+    /// Runs `call` on a thread of another user's.
+    fn as_stranger<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test has a thread of another user and must run as root; `make test` does"
+        );
+        let stranger = rustix::process::Uid::from_raw(54_321);
+        let switch = || rustix::thread::set_thread_res_uid(stranger, stranger, stranger);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                switch().unwrap();
+                call()
+            });
+            thread.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn a_process_of_another_user_is_neither_asked_nor_obeyed() {
+        let dir = folder();
+        let path = dir.path().join("control");
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        // It had time to place the socket before the directory was root's alone.
+        mode(dir.path(), 0o777);
+        let squatter = as_stranger(|| UnixListener::bind(&path).unwrap());
+        mode(dir.path(), 0o755);
+        let said = connect(&path).unwrap_err();
+        assert!(matches!(said, ControlError::Foreign { .. }), "{said}");
+        // The owner of a socket may be trusted: a relay that is not root's.
+        connect_to_owner(&path).unwrap();
+        drop(squatter);
+
+        let listener = listen(&path, false).unwrap();
+        // Whatever the mode becomes, the user is looked at.
+        mode(&path, 0o666);
+        let _asker = as_stranger(|| UnixStream::connect(&path).unwrap());
+        assert!(!may_command(&listener.accept().unwrap().0));
     }
 
     #[test]

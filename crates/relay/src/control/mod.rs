@@ -66,7 +66,7 @@ pub enum AskError {
 /// # Errors
 /// [`AskError`]; [`Answer::Error`] becomes [`AskError::Refused`].
 pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
-    let mut stream = control_socket::connect(path)?;
+    let mut stream = control_socket::connect_to_owner(path)?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_read_timeout(Some(ANSWER))?;
     let mut line = serde_json::to_string(request)?;
