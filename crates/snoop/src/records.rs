@@ -2,12 +2,13 @@
 //! process is killed, the next one restores them.
 
 use std::collections::HashSet;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use taut_sys::job_dir::JobDir;
 
 use crate::device::Device;
 use crate::qdisc::Qdisc;
@@ -17,7 +18,10 @@ pub const RECORDS: &str = "/run/taut/snoop";
 
 /// Suffixes of the files beside a record: its lock, and a record that is being written.
 const LOCK: &str = ".lock";
-const BEGUN: &str = ".begun";
+const BEGUN: &str = ".new";
+
+/// The maximum size of a record in bytes; a longer file is not Taut's.
+const LONGEST: u64 = 1 << 16;
 
 /// A folder of records.
 #[derive(Clone, Debug)]
@@ -26,8 +30,8 @@ pub struct Records(PathBuf);
 /// The record of one tap: its original queueing discipline, or `None` for the kernel's default.
 #[derive(Debug)]
 pub(crate) struct Record {
-    path: PathBuf,
-    lock: PathBuf,
+    folder: JobDir,
+    name: String,
     /// The lock. The process that holds it serves the tap.
     #[expect(dead_code, reason = "it is held, and let go when it is dropped")]
     held: File,
@@ -52,23 +56,30 @@ impl Records {
             .map(|device| name_of(netns.ino(), device))
             .collect();
         let here = format!("{}-", netns.ino());
-        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| name.starts_with(&here)) else {
-                continue;
-            };
+        let folder = match JobDir::find(&self.0) {
+            Ok(None) => return,
+            Ok(Some(folder)) => folder,
+            Err(error) => {
+                tracing::warn!(%error, "records of removed taps cannot be looked for");
+                return;
+            }
+        };
+        let names = folder.names().unwrap_or_default();
+        for name in names.iter().filter(|name| name.starts_with(&here)) {
             let of_one = |end| name.strip_suffix(end).is_some_and(|d| present.contains(d));
             if present.contains(name) || of_one(LOCK) || of_one(BEGUN) {
                 continue;
             }
             // A tap that appeared or was renamed since the listing may be in use.
             let record = [LOCK, BEGUN].iter().find_map(|end| name.strip_suffix(end));
-            let record = self.0.join(record.unwrap_or(name));
-            let held = File::open(beside(&record, LOCK))
-                .is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err());
-            if !held {
+            let lock = format!("{}{LOCK}", record.unwrap_or(name));
+            let is_held = match folder.open_existing(&lock) {
+                Ok(Some(lock)) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err(),
+                Ok(None) | Err(_) => false,
+            };
+            if !is_held {
                 // Another process may have removed it already.
-                let _ = fs::remove_file(entry.path());
+                let _ = folder.remove(name);
             }
         }
     }
@@ -80,26 +91,10 @@ impl Records {
     pub(crate) fn of(&self, device: &Device) -> io::Result<Record> {
         let netns = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let name = name_of(netns, device);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.0)?;
-        let path = self.0.join(name);
-        let lock = beside(&path, LOCK);
-        let held = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&lock)?;
-        flock(&held, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Record { path, lock, held })
+        let folder = JobDir::create(&self.0).map_err(io::Error::other)?;
+        let held = folder.try_lock(&format!("{name}{LOCK}"))?;
+        Ok(Record { folder, name, held })
     }
-}
-
-fn beside(path: &Path, end: &str) -> PathBuf {
-    let mut path = path.as_os_str().to_owned();
-    path.push(end);
-    path.into()
 }
 
 /// Returns the file name of a device's record. (Device names contain no slash.)
@@ -117,26 +112,31 @@ impl Default for Records {
 
 impl Record {
     pub(crate) fn save(&self, qdisc: Option<&Qdisc>) -> io::Result<()> {
-        // The rename is atomic, even if this process is killed here.
-        let begun = beside(&self.path, BEGUN);
-        fs::write(&begun, qdisc.map(Qdisc::encode).unwrap_or_default())?;
-        fs::rename(begun, &self.path)
+        let bytes = qdisc.map(Qdisc::encode).unwrap_or_default();
+        self.folder.replace(&self.name, &bytes)
     }
 
     /// Returns the setting that a killed process recorded; `None` if there is no record.
     pub(crate) fn left(&self, device: &Device) -> Option<Option<Qdisc>> {
-        let bytes = fs::read(&self.path).ok()?;
+        let bytes = match self.folder.read(&self.name, LONGEST) {
+            Ok(bytes) => bytes?,
+            Err(error) => {
+                tracing::warn!(record = %self.path().display(), %error, "cannot read a record");
+                return None;
+            }
+        };
         Some(Qdisc::decode(&bytes, device.index.cast_signed()))
     }
 
     /// Removes the record once the setting is restored or the device is gone.
     pub(crate) fn remove(&self) {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(record = %self.path.display(), %error, "cannot remove a record");
-            }
-            _ => {}
+        if let Err(error) = self.folder.remove(&self.name) {
+            tracing::warn!(record = %self.path().display(), %error, "cannot remove a record");
         }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join(&self.name)
     }
 }
 
@@ -144,6 +144,6 @@ impl Drop for Record {
     fn drop(&mut self) {
         // Removed while locked: a process that has the file open meanwhile cannot lock it, and the
         // next process creates a new one.
-        let _ = fs::remove_file(&self.lock);
+        let _ = self.folder.remove(&format!("{}{LOCK}", self.name));
     }
 }

@@ -6,7 +6,6 @@
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,11 +14,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::Mode;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use taut_sys::control_socket::{self, ControlError};
 
 use crate::copies::{self, Waiter};
 use crate::error::ProgramError;
@@ -66,17 +65,9 @@ pub enum ServeError {
     /// The kernel lacks a feature that the programs need.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The control socket cannot be created.
-    #[error("cannot create the control socket {path}: {source}; choose another --control")]
-    Control {
-        /// The path or address.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// Another process answers at the control socket.
-    #[error("another taut snoop already answers at {0}; stop it, or choose another --control")]
-    Taken(PathBuf),
+    /// The control socket cannot be created, or another process answers there.
+    #[error(transparent)]
+    Control(#[from] ControlError),
     /// The metrics endpoint cannot be created.
     #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
     Metrics {
@@ -101,6 +92,9 @@ pub enum AskError {
         /// The system's error.
         source: io::Error,
     },
+    /// Another user's process may answer.
+    #[error(transparent)]
+    Control(ControlError),
     /// The answer is not valid JSON.
     #[error(
         "the answer from {path} is not understood: {source}; is it a taut snoop of this version?"
@@ -161,7 +155,7 @@ pub fn run(
     let (tell, told) = sync_channel(ASKERS);
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let scrapers = metrics.map(bind).transpose()?;
-    let listener = listen(control)?;
+    let listener = control_socket::listen(control, false)?;
     if let Some(scrapers) = scrapers {
         std::thread::Builder::new()
             .name("snoop-metrics".into())
@@ -343,7 +337,11 @@ pub fn ask(control: &Path, question: &Question, patience: Duration) -> Result<An
         path: control.to_owned(),
         source,
     };
-    let mut stream = UnixStream::connect(control).map_err(nobody)?;
+    let connected = control_socket::connect(control).map_err(|error| match error {
+        ControlError::Call { source, .. } => nobody(source),
+        error => AskError::Control(error),
+    });
+    let mut stream = connected?;
     let mut line = serde_json::to_string(question).map_err(garbled)?;
     line.push('\n');
     stream.write_all(line.as_bytes()).map_err(nobody)?;
@@ -388,34 +386,6 @@ fn serve_metrics(listener: TcpListener, tell: SyncSender<Event>) {
     }
 }
 
-/// Creates the control socket, accessible to its owner only. Replaces a socket left by a killed
-/// process.
-fn listen(control: &Path) -> Result<UnixListener, ServeError> {
-    let failed = |source| ServeError::Control {
-        path: control.to_owned(),
-        source,
-    };
-    if let Some(folder) = control.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
-    }
-    if UnixStream::connect(control).is_ok() {
-        return Err(ServeError::Taken(control.to_owned()));
-    }
-    match std::fs::symlink_metadata(control) {
-        Ok(found) if found.file_type().is_socket() => {
-            std::fs::remove_file(control).map_err(failed)?;
-        }
-        Ok(_) => return Err(failed(io::ErrorKind::AlreadyExists.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(error)),
-    }
-    // The socket must never be accessible to others, so the mode is set before `bind`.
-    let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let listener = UnixListener::bind(control).map_err(failed);
-    umask(before);
-    listener
-}
-
 fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
     let askers = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
@@ -424,7 +394,7 @@ fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
             std::thread::sleep(PAUSE);
             continue;
         };
-        if askers.load(Ordering::Relaxed) >= ASKERS {
+        if askers.load(Ordering::Relaxed) >= ASKERS || !control_socket::may_command(&stream) {
             continue;
         }
         askers.fetch_add(1, Ordering::Relaxed);

@@ -156,7 +156,7 @@ fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
     refused(
         &host.ask(&["--tap", "vnet*"]),
         1,
-        "another taut snoop already answers",
+        "another process answers there",
     );
 
     serving.child.signal(Signal::TERM).unwrap();

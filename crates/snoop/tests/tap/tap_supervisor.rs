@@ -438,7 +438,7 @@ fn only_records_of_vanished_taps_are_removed() {
     for gone in [
         format!("{netns}-77-vnet7"),
         format!("{netns}-77-vnet7.lock"),
-        format!("{netns}-78-vnet.begun"),
+        format!("{netns}-78-vnet.new"),
         "1-77-vnet7".to_owned(),
         "README".to_owned(),
     ] {
