@@ -5,15 +5,15 @@
 //! when a choice is made. So the list is extended for the moment of the choice, under a lock, and
 //! restored. Meanwhile the lock's file has the original list, in case of a `kill -9`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
 
-use rustix::fs::FlockOperation;
+use taut_sys::job_dir::JobDir;
 
 const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
-const DIR: &str = "/run/taut";
-const LOCK: &str = "/run/taut/lab-congestion";
+const DIRECTORY: &str = "/run/taut/lab-settings";
+const LOCK: &str = "congestion";
 
 /// Runs `choose` while namespaces are allowed to choose the congestion control `name`.
 pub(super) fn allowing<T>(name: &str, choose: impl FnOnce() -> T) -> io::Result<T> {
@@ -29,26 +29,18 @@ pub(super) fn allowing<T>(name: &str, choose: impl FnOnce() -> T) -> io::Result<
 
 /// Restores the list if a process was killed before it could.
 pub(super) fn recover() -> io::Result<()> {
-    if fs::metadata(LOCK).is_ok_and(|saved| saved.len() > 0) {
-        restore(&mut lock()?)?;
+    let Some(folder) = JobDir::find(Path::new(DIRECTORY)).map_err(io::Error::other)? else {
+        return Ok(());
+    };
+    match folder.open_existing(LOCK)? {
+        Some(saved) if saved.metadata()?.len() > 0 => restore(&mut lock()?),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn lock() -> io::Result<File> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(DIR)?;
-    let mut options = OpenOptions::new();
-    let file = options
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(LOCK)?;
-    rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-    Ok(file)
+    let folder = JobDir::create(Path::new(DIRECTORY)).map_err(io::Error::other)?;
+    folder.lock(LOCK)
 }
 
 fn restore(saved: &mut File) -> io::Result<()> {

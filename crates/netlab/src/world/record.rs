@@ -4,13 +4,14 @@
 //! free belongs to a world whose process has ended; whichever process gets the lock removes the world.
 //! Only objects that are in the record, and have its identifier in their names, are ever touched.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::FlockOperation;
+use taut_sys::job_dir::JobDir;
 use taut_sys::netns::Netns;
 
 use super::cpu_quota::CpuQuota;
@@ -26,7 +27,7 @@ const TCP_MEM: &str = "/proc/sys/net/ipv4/tcp_mem";
 #[derive(Debug)]
 pub(crate) struct Record {
     id: String,
-    path: PathBuf,
+    folder: JobDir,
     /// `None` once everything has been removed.
     file: Mutex<Option<File>>,
 }
@@ -36,16 +37,10 @@ pub(crate) struct Record {
 impl Record {
     /// Creates the record of a new world, with an identifier that is unique on this machine.
     pub(crate) fn create(label: &str) -> io::Result<Self> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(RECORDS)?;
         loop {
+            let folder = JobDir::create(Path::new(RECORDS)).map_err(io::Error::other)?;
             let id = random_id()?;
-            let path = Path::new(RECORDS).join(&id);
-            let mut options = OpenOptions::new();
-            options.read(true).append(true).create_new(true).mode(0o600);
-            let file = match options.open(&path) {
+            let file = match folder.create_new(&id) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 other => other?,
             };
@@ -56,7 +51,7 @@ impl Record {
             }
             let record = Self {
                 id,
-                path,
+                folder,
                 file: Mutex::new(Some(file)),
             };
             record.noted("world", label, || Ok(()))?;
@@ -64,23 +59,13 @@ impl Record {
         }
     }
 
-    /// Takes over the record at `path`. Returns `None` if its world exists or the record is gone.
-    fn take_over(path: &Path) -> io::Result<Option<Self>> {
-        let Some(id) = path.file_name().and_then(|name| name.to_str()) else {
+    /// Takes over the record of this name. Returns `None` if its world exists or the record is gone.
+    fn take_over(id: &str) -> io::Result<Option<Self>> {
+        let Some(folder) = JobDir::find(Path::new(RECORDS)).map_err(io::Error::other)? else {
             return Ok(None);
         };
-        let mut options = OpenOptions::new();
-        options.read(true).append(true);
-        // A record is a regular file: a link is not followed, and a pipe must not block.
-        options.custom_flags(
-            OFlags::NOFOLLOW
-                .union(OFlags::NONBLOCK)
-                .bits()
-                .cast_signed(),
-        );
-        let file = match options.open(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other?,
+        let Some(file) = folder.open_existing(id)? else {
+            return Ok(None);
         };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -93,7 +78,7 @@ impl Record {
         let file = Mutex::new(Some(file));
         Ok(Some(Self {
             id: id.to_owned(),
-            path: path.to_owned(),
+            folder,
             file,
         }))
     }
@@ -206,7 +191,7 @@ impl Record {
             first = first.and(undone);
         }
         first?;
-        fs::remove_file(&self.path)?;
+        self.folder.remove(&self.id)?;
         *held = None;
         Ok(())
     }
@@ -263,22 +248,17 @@ fn undo_netns(name: &str) -> io::Result<()> {
 
 /// Removes the worlds whose processes have ended. Returns their identifiers.
 pub(crate) fn sweep() -> io::Result<Vec<String>> {
-    let entries = match fs::read_dir(RECORDS) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
+    let Some(folder) = JobDir::find(Path::new(RECORDS)).map_err(io::Error::other)? else {
+        return Ok(Vec::new());
     };
     let mut swept = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        let record = match Record::take_over(&path) {
+    for name in folder.names()? {
+        let record = match Record::take_over(&name) {
             Ok(Some(record)) => record,
             Ok(None) => continue,
             // A stray file must not keep worlds from being built.
             Err(e) => {
-                tracing::warn!(
-                    "{}: cannot take over this record of a world: {e}",
-                    path.display()
-                );
+                tracing::warn!("{RECORDS}/{name}: cannot take over this record of a world: {e}");
                 continue;
             }
         };
