@@ -9,6 +9,9 @@ use crate::window::{Sample, Window};
 /// A receive buffer counts as nearly full above this share, overhead included: the window cannot
 /// fill much more of it.
 const FULL: f64 = 0.4;
+/// A buffer that is full for less than this share of the time may be so for another reason: its reader
+/// paused, or data was missing.
+const OFTEN_FULL: f64 = 0.15;
 /// A sender that uses this share of the window in each round trip is limited by the window.
 const WINDOW_USED: f64 = 0.7;
 /// Data that waits this long to be read, in seconds, is acknowledged late. Fewer than
@@ -24,7 +27,13 @@ pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
     let full = full(window);
     let mut findings = Vec::new();
     if full > 0.0 {
-        findings.push(application(window, full));
+        let weight = match fills_again(window, full) {
+            true => full + (1.0 - full) * NOT_CERTAIN,
+            false => full,
+        };
+        // Nothing shows what limits the sender while the buffer has room.
+        let at_most = f64::max(full, LIKELY_MOST);
+        findings.push(application(window, full, weight.min(at_most)));
     }
     let used = used(window);
     if let Some(used) = used {
@@ -85,28 +94,39 @@ fn unread_bytes(connection: &Connection) -> u32 {
 
 /// Returns the share of the samples in which the receive buffer was nearly full of unread data.
 fn full(window: &Window<'_>) -> f64 {
-    let full = |sample: &&&Sample| {
-        let connection = &sample.connection;
-        let taken = connection
-            .memory
-            .is_some_and(|m| f64::from(m.rmem_alloc) > f64::from(m.rcvbuf) * FULL);
-        // Out-of-order data also takes room, but cannot be read yet, so the receive queue must be
-        // large, too.
-        let offered = sample.info().and_then(|info| info.rcv_wnd);
-        taken && connection.recv_queue > offered.unwrap_or(0)
-    };
     let samples = window.samples();
-    samples.iter().filter(full).count() as f64 / samples.len().max(1) as f64
+    let full = samples.iter().filter(|sample| is_full(sample)).count();
+    full as f64 / samples.len().max(1) as f64
 }
 
-fn application(window: &Window<'_>, share: f64) -> Finding {
+fn is_full(sample: &Sample) -> bool {
+    let connection = &sample.connection;
+    let taken = connection
+        .memory
+        .is_some_and(|m| f64::from(m.rmem_alloc) > f64::from(m.rcvbuf) * FULL);
+    // Out-of-order data also takes room, but cannot be read yet, so the receive queue must be
+    // large, too.
+    let offered = sample.info().and_then(|info| info.rcv_wnd);
+    taken && connection.recv_queue > offered.unwrap_or(0)
+}
+
+/// Whether the buffer, full for this share of the time, fills again and again. Then the reader is
+/// slower than the sender, and what arrives while there is room only fills it sooner.
+fn fills_again(window: &Window<'_>, full: f64) -> bool {
+    let samples = window.samples();
+    let pairs = samples.iter().zip(samples.iter().skip(1));
+    let fills = pairs.filter(|(before, after)| !is_full(before) && is_full(after));
+    full > OFTEN_FULL && fills.count() > 1
+}
+
+fn application(window: &Window<'_>, share: f64, weight: f64) -> Finding {
     let last = window.samples().last();
     let queued = last.map_or(0, |sample| sample.connection.recv_queue);
     let cause = Cause::ReadsSlowly {
         share,
         queued: queued.into(),
     };
-    Finding::new(Factor::ReceiverApplication, share, cause)
+    Finding::new(Factor::ReceiverApplication, weight, cause)
 }
 
 /// Returns the share of the window that is used in a round trip, if it is large enough that the

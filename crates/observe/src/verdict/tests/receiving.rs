@@ -149,3 +149,22 @@ fn a_receiver_refers_to_its_peer_when_it_finds_no_cause() {
     let found = found(&receiver(|_, _| {}));
     assert_eq!(found.factor, Factor::Peer);
 }
+
+#[test]
+fn a_buffer_that_fills_again_and_again_belongs_to_a_slow_reader() {
+    let full_in = |is_full: fn(u64) -> bool| {
+        let found = found(&receiver(|scan, sample| {
+            if is_full(scan)
+                && let Some(memory) = &mut sample.connection.memory
+            {
+                memory.rmem_alloc = 120_000;
+                sample.connection.recv_queue = 60_000;
+            }
+        }));
+        (found.factor, found.confidence)
+    };
+    let again = full_in(|scan| scan % 3 == 1);
+    assert_eq!(again, (Factor::ReceiverApplication, Confidence::Likely));
+    // A single pause of the reader.
+    assert_eq!(full_in(|scan| (3..7).contains(&scan)).0, Factor::Peer);
+}
