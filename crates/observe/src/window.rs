@@ -190,6 +190,18 @@ impl<'a> Window<'a> {
         self.more(|info| info.bytes_acked) as f64 / self.elapsed().as_secs_f64()
     }
 
+    /// Returns the rate of payload that the peer acknowledged, over the time in which data was in
+    /// flight or waited, in bytes a second. A path or a buffer limits the sender to this rate, whatever
+    /// the application's pauses. Without the kernel's account of that time, the same as
+    /// [`Window::sent_rate`].
+    pub fn busy_rate(&self) -> f64 {
+        let busy = match self.longer(|info| info.busy_time).min(self.elapsed()) {
+            Duration::ZERO => self.elapsed(),
+            busy => busy,
+        };
+        self.more(|info| info.bytes_acked) as f64 / busy.as_secs_f64()
+    }
+
     /// Returns the rate of payload received in order, in bytes a second.
     pub fn received_rate(&self) -> f64 {
         self.more(|info| info.bytes_received) as f64 / self.elapsed().as_secs_f64()
@@ -474,6 +486,22 @@ pub(crate) mod tests {
             (window.sent_rate(), window.received_rate()),
             (1000.0, 2000.0)
         );
+    }
+
+    #[test]
+    fn the_busy_rate_is_of_the_time_with_data() {
+        let of = |busy: Option<u64>| {
+            let samples = [0, 2].map(|seconds| {
+                sample(seconds * 1000, |info| {
+                    info.bytes_acked = Some(seconds * 1000);
+                    info.busy_time = busy.map(|millis| Duration::from_millis(millis * seconds));
+                })
+            });
+            Window::of(&samples).unwrap().busy_rate()
+        };
+        assert_eq!(of(Some(250)), 4000.0);
+        assert_eq!(of(None), 1000.0);
+        assert_eq!(of(Some(5000)), 1000.0);
     }
 
     #[test]

@@ -398,7 +398,7 @@ impl Cause {
                 max_rate,
             } => vec![Evidence::new(
                 format!(
-                    "it sends {}; its pacing rate is limited to {}",
+                    "while it has data it sends {}; its pacing rate is limited to {}",
                     rate(sent),
                     rate(max_rate)
                 ),
@@ -494,7 +494,7 @@ impl Cause {
                 has_bbr,
             } => vec![Evidence::new(
                 format!(
-                    "it sends {}, and {} {}; the round trip is {} on average, {} at best",
+                    "while it has data it sends {}, and {} {}; the round trip is {} on average, {} at best",
                     rate(sent),
                     match has_bbr {
                         true => "BBR has measured the bandwidth of the path as",

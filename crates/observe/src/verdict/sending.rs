@@ -43,7 +43,7 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
         return findings;
     }
     let is_certain = certain.is_some();
-    let late = certain.or_else(|| first(&[receiver::acknowledges_late]));
+    let late = certain.or_else(|| receiver::acknowledges_late(window, shares, network));
     // A descheduled peer does not update its window, so the window is used up and the time counts
     // as the receiver's.
     if late.is_none()

@@ -71,6 +71,26 @@ fn a_path_that_is_used_fully_needs_no_repair() {
 }
 
 #[test]
+fn bursts_that_are_delivered_faster_than_the_mean_do_not_fill_the_path() {
+    let delivers = |rate| found(&sender(|_, info| info.delivery_rate = Some(rate))).factor;
+    assert_eq!(delivers(1_100_000), Factor::Link);
+    assert_eq!(delivers(1_600_000), Factor::Unclear);
+}
+
+#[test]
+fn a_full_path_is_sure_only_if_its_queue_stands() {
+    let deviates = |micros| {
+        let found = found(&sender(|_, info| {
+            info.rttvar = Some(Duration::from_micros(micros))
+        }));
+        (found.factor, found.confidence)
+    };
+    // The mean round trip is 2.4 ms longer than the shortest.
+    assert_eq!(deviates(700), (Factor::Link, Confidence::Sure));
+    assert_eq!(deviates(900), (Factor::Link, Confidence::Likely));
+}
+
+#[test]
 fn an_application_with_pauses_is_the_cause() {
     let found = found(&sender(|scan, info| {
         info.busy_time = of_half_seconds(scan, 0.1)
@@ -257,18 +277,27 @@ fn a_pacing_limit_is_named_when_it_is_reached() {
 
 #[test]
 fn a_round_trip_that_comes_and_goes_is_a_descheduled_peer() {
-    let round_trip = |rtt: u64, deviates: u64| {
+    let round_trip = |rtt: u64, deviates: u64, silence: u64| {
         let found = found(&sender(|scan, info| {
             info.rtt = Some(Duration::from_millis(rtt));
             info.rttvar = Some(Duration::from_millis(deviates));
             info.min_rtt = Some(Duration::from_micros(300));
             info.rwnd_limited = of_half_seconds(scan, 0.6);
+            info.last_ack_recv = Duration::from_millis(silence);
         }));
         (found.factor, found.confidence)
     };
-    assert_eq!(round_trip(25, 15), (Factor::Descheduled, Confidence::Sure));
-    assert_eq!(round_trip(25, 2).0, Factor::ReceiveBuffer);
-    assert_eq!(round_trip(1, 1).0, Factor::ReceiveBuffer);
+    assert_eq!(
+        round_trip(25, 15, 16),
+        (Factor::Descheduled, Confidence::Sure)
+    );
+    // Acknowledgements come all the time.
+    assert_eq!(
+        round_trip(25, 15, 2),
+        (Factor::Descheduled, Confidence::Likely)
+    );
+    assert_eq!(round_trip(25, 2, 2).0, Factor::ReceiveBuffer);
+    assert_eq!(round_trip(1, 1, 0).0, Factor::ReceiveBuffer);
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use super::super::{Cause, Factor, Finding, LIKELY, LIKELY_MOST, NEAR_SCALE, widest_window};
 use super::control;
-use super::measures::{MANY, NOT_CERTAIN, is_answered_in_bursts, own_round_trips};
+use super::measures::{
+    DELAYED_SECONDS, MANY, NOT_CERTAIN, UNREAD_LITTLE, is_answered_in_bursts, owes_answers,
+    own_round_trips,
+};
 use crate::window::{Shares, Window};
 
 /// The minimum share of the time in which the window of a slow reader is filling; other windows
@@ -10,9 +13,6 @@ use crate::window::{Shares, Window};
 const FILLED: f64 = 0.15;
 /// A window that is also full for more than this share of the time is drained at the reader's rate.
 const USED_UP: f64 = 0.02;
-/// The longest delay of an acknowledgement, in seconds: Linux's `TCP_DELACK_MIN` of 40 ms, a tick
-/// of a 100 Hz clock, and the length of the burst that it answers.
-const DELAYED_SECONDS: f64 = 0.065;
 /// A queue spaces acknowledgements evenly, so the last one is half a gap old at a sample, on
 /// average. If it is this many gaps old, acknowledgements come in bursts.
 const BURSTS: f64 = 2.0;
@@ -28,10 +28,6 @@ const WINDOW_CLOSES: f64 = 0.35;
 const WINDOW_USED: f64 = 0.7;
 /// The maximum mean share of the peer's buffer that holds unread data if its application keeps up.
 const UNREAD: f64 = 1.0 - WINDOW_FALLS;
-/// The minimum mean share of the peer's buffer that holds unread data if the reader delays
-/// acknowledgements. On a path that several flows share, acknowledgements come in bursts, too, but
-/// the window stays as it is.
-const UNREAD_LITTLE: f64 = 0.02;
 
 /// Explains the time in which the peer's window was full: the peer's buffer is small, or its
 /// application does not read. `paced`: the result of [`paced_by_window`].
@@ -65,7 +61,8 @@ pub(super) fn window(window: &Window<'_>, shares: Shares, paced: f64) -> Finding
         has_scaling: scale.is_some(),
         scale_bound: (widest >= bound * NEAR_SCALE).then_some(bound),
     };
-    let at_most = if is_known { 1.0 } else { LIKELY_MOST };
+    let is_certain = is_known && !owes_answers(window);
+    let at_most = if is_certain { 1.0 } else { LIKELY_MOST };
     Finding::new(Factor::ReceiveBuffer, limited.min(at_most), cause)
 }
 
@@ -88,7 +85,7 @@ pub(super) fn is_unread(window: &Window<'_>, shares: Shares) -> bool {
 /// window, because it measures as bandwidth what the window lets through.
 pub(super) fn paced_by_window(window: &Window<'_>, shares: Shares, network: f64) -> f64 {
     let carried = || {
-        let in_flight = window.sent_rate() * window.mean_seconds(|info| info.rtt)?;
+        let in_flight = window.busy_rate() * window.mean_seconds(|info| info.rtt)?;
         let offered = window.mean(|info| info.snd_wnd.map(f64::from))?;
         Some(in_flight >= offered * WINDOW_USED)
     };
@@ -102,8 +99,9 @@ pub(super) fn paced_by_window(window: &Window<'_>, shares: Shares, network: f64)
 /// network limits the sender, but a faster network would only fill the window sooner.
 pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> Finding {
     let (narrowest, widest) = window.range(|info| info.snd_wnd).unwrap_or_default();
-    // The verdict is sure only if the kernel's own accounting supports it.
-    let at_most = match shares.receiver >= LIKELY {
+    // The verdict is sure only if the kernel's own accounting supports it, and if the peer cannot be
+    // a machine that does not run.
+    let at_most = match shares.receiver >= LIKELY && !owes_answers(window) {
         true => 1.0,
         false => LIKELY_MOST,
     };
@@ -120,8 +118,13 @@ pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> 
 /// Detects a late reader by its acknowledgements. A peer acknowledges data at once when its
 /// application has read it, and delays the acknowledgement of unread data (`__tcp_ack_snd_check()`:
 /// when the window would not grow). So a late reader lengthens round trips and causes bursts of
-/// acknowledgements long before its buffer is full. A descheduled peer is silent for longer.
-pub(super) fn acknowledges_late(window: &Window<'_>, network: f64) -> Option<Finding> {
+/// acknowledgements long before its buffer is full. A descheduled peer is silent for longer, or until
+/// the sender has used up its window.
+pub(super) fn acknowledges_late(
+    window: &Window<'_>,
+    shares: Shares,
+    network: f64,
+) -> Option<Finding> {
     let (min_rtt, rtt) = own_round_trips(window)?;
     // Without events the longest round trip is unknown: samples contain only the smoothed one.
     let max_rtt = window.longest_rtt()?.as_secs_f64();
@@ -129,6 +132,7 @@ pub(super) fn acknowledges_late(window: &Window<'_>, network: f64) -> Option<Fin
     let in_flight = window.mean(|info| Some(info.unacked.into()))?;
     let since_last_ack = window.mean_seconds(|info| Some(info.last_ack_recv))?;
     (in_flight >= MANY
+        && shares.receiver <= USED_UP
         && unread > UNREAD_LITTLE
         && is_answered_in_bursts(window, BURSTS)
         && rtt > min_rtt + LATE_SECONDS

@@ -1,10 +1,11 @@
 //! Rules about pacing, the congestion window and the length of round trips.
 
-use super::super::{Cause, Context, Factor, Finding};
+use super::super::{Cause, Context, Factor, Finding, LIKELY_MOST};
 use super::control;
 use super::measures::{
-    LINK_QUEUE, LINK_QUEUE_SECONDS, MANY, NEAR_BANDWIDTH, NOT_CERTAIN, OFTEN,
-    is_answered_in_bursts, own_round_trips, round_trips, unanswered, window_used_up,
+    DELAYED_SECONDS, LINK_QUEUE, LINK_QUEUE_SECONDS, NEAR_BANDWIDTH, NOT_CERTAIN, OFTEN,
+    UNREAD_LITTLE, last_acknowledgement, owes_answers, own_round_trips, round_trips, stands,
+    unanswered, window_used_up,
 };
 use crate::window::Window;
 
@@ -25,24 +26,24 @@ const MARKS_MATTER: f64 = 1e-4;
 /// A sender is considered paced when its goodput exceeds this share of the pacing rate. Below 1,
 /// because the pacing rate includes headers.
 const NEAR_PACE: f64 = 0.85;
-/// A round trip of more than this multiple of the shortest, and [`WAITS_SECONDS`] longer, shows
-/// waiting.
-const WAITS: f64 = 2.0;
-const WAITS_SECONDS: f64 = 0.002;
-/// If such a round trip deviates by this share of its mean, the answering machine runs at times and
-/// is descheduled at others. A queue, in contrast, stays long for many round trips.
+/// If a round trip that shows waiting deviates by this share of its mean, the answering machine runs
+/// at times and is descheduled at others. A queue, in contrast, stays long for many round trips.
 const DEVIATES: f64 = 0.3;
-/// The machine is also descheduled at times if no acknowledgement came for this multiple of the
-/// mean gap between two, and the round trip deviates by [`DEVIATES_IN_BURSTS`]: flows that share a
-/// queue are answered in bursts, too, but after a steady time.
+/// The machine is also descheduled at times if its silence accounts for the waiting. A machine that
+/// runs for half of the time or less, in slices, is silent for the rest, which is also the longest
+/// that a segment waits for it. So the last acknowledgement is, on average, at least this share of
+/// the waiting old. In a queue, whoever else fills it, segments wait while others are acknowledged.
+const SILENT_SHARE: f64 = 0.25;
+/// The minimum of that age, as a multiple of the mean gap between two acknowledgements, and in seconds:
+/// the kernel dates acknowledgements by a clock that ticks every 4 ms, or every 10.
 const SILENT: f64 = 5.0;
-const DEVIATES_IN_BURSTS: f64 = 0.1;
+const SILENT_SECONDS: f64 = 0.002;
 /// The minimum share of stolen CPU time that is worth a remedy: a neighbour's bursts take less.
 const STOLEN: f64 = 0.05;
 
 pub(super) fn pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
     let max_rate = window.last().max_pacing_rate? as f64;
-    let rate = window.sent_rate();
+    let rate = window.busy_rate();
     let cause = Cause::Paced { rate, max_rate };
     (rate >= max_rate * NEAR_PACE).then(|| Finding::new(Factor::Pacing, network, cause))
 }
@@ -74,18 +75,37 @@ pub(super) fn slow_start(window: &Window<'_>, network: f64) -> Option<Finding> {
 pub(super) fn descheduled(window: &Window<'_>, weight: f64, context: &Context) -> Option<Finding> {
     let (min_rtt, rtt) = own_round_trips(window)?;
     let deviation = window.mean_seconds(|info| info.rttvar)?;
-    let waits = rtt > min_rtt * WAITS && rtt > min_rtt + WAITS_SECONDS;
-    let in_flight = window.mean(|info| Some(info.unacked.into()))?;
-    let comes_and_goes = deviation > rtt * DEVIATES
-        || deviation > rtt * DEVIATES_IN_BURSTS && is_answered_in_bursts(window, SILENT);
-    (waits && in_flight >= MANY && comes_and_goes && unanswered(window) < OFTEN).then(|| {
+    let is_silent = waits_in_silence(window);
+    let comes_and_goes = deviation > rtt * DEVIATES || is_silent;
+    // Late acknowledgements of a reader lengthen round trips, too, but by less.
+    let has_room = window
+        .unread_share()
+        .is_none_or(|share| share <= UNREAD_LITTLE);
+    let longest = window.longest_rtt().unwrap_or_default().as_secs_f64();
+    let is_certain = is_silent && (has_room || longest > min_rtt + DELAYED_SECONDS);
+    let at_most = if is_certain { 1.0 } else { LIKELY_MOST };
+    let is_answered = unanswered(window) < OFTEN;
+    (comes_and_goes && is_answered && owes_answers(window)).then(|| {
         let cause = Cause::RoundTripVaries {
             min_rtt,
             rtt,
             deviation,
             steal: context.steal.filter(|steal| *steal > STOLEN),
         };
-        Finding::new(Factor::Descheduled, weight, cause)
+        Finding::new(Factor::Descheduled, weight.min(at_most), cause)
+    })
+}
+
+/// Whether the times without acknowledgements are long enough to account for what the round trip is
+/// longer than that of the empty path.
+fn waits_in_silence(window: &Window<'_>) -> bool {
+    let Some((min_rtt, rtt)) = round_trips(window) else {
+        return false;
+    };
+    last_acknowledgement(window).is_some_and(|age| {
+        age.seconds > SILENT_SECONDS
+            && age.gaps > SILENT
+            && age.seconds > (rtt - min_rtt) * SILENT_SHARE
     })
 }
 
@@ -103,7 +123,7 @@ pub(super) fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
         let cause = Cause::StandingQueue {
             rtt,
             min_rtt,
-            rate: window.sent_rate(),
+            rate: window.busy_rate(),
             has_bbr: control::is_model_based(window),
         };
         Finding::new(Factor::Queue, network, cause)
@@ -122,7 +142,7 @@ pub(super) fn marks(window: &Window<'_>, network: f64) -> Option<Finding> {
     }
     let cause = Cause::PathMarks {
         share,
-        rate: window.sent_rate(),
+        rate: window.busy_rate(),
         rtt,
         min_rtt,
     };
@@ -142,14 +162,21 @@ pub(super) fn link(window: &Window<'_>, network: f64) -> Option<Finding> {
 fn full_by_window(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let full = window_used_up(window);
+    let rate = window.busy_rate();
+    // A full path carries its bandwidth all the time. Bursts of a sender that something else limits
+    // wait, too, but only for themselves, and are delivered faster than the sender sends on average.
+    let bandwidth = window.mean(|info| info.delivery_rate.map(|rate| rate as f64));
+    if bandwidth.is_some_and(|bandwidth| rate < bandwidth * NEAR_BANDWIDTH) {
+        return None;
+    }
     // Without a queue the path has room: the congestion window may not have grown far enough yet.
     (rtt > min_rtt * LINK_QUEUE || rtt > min_rtt + LINK_QUEUE_SECONDS).then(|| {
-        let cause = Cause::PathFull {
-            rate: window.sent_rate(),
-            rtt,
-            min_rtt,
+        let cause = Cause::PathFull { rate, rtt, min_rtt };
+        let certain = match stands(window, rtt - min_rtt) {
+            true => 1.0,
+            false => NOT_CERTAIN,
         };
-        Finding::new(Factor::Link, network * full, cause)
+        Finding::new(Factor::Link, network * full * certain, cause)
     })
 }
 
@@ -157,7 +184,7 @@ fn full_by_window(window: &Window<'_>, network: f64) -> Option<Finding> {
 /// probes for more bandwidth again and again.
 fn full_by_model(window: &Window<'_>, network: f64, model: control::Model) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
-    let rate = window.sent_rate();
+    let rate = window.busy_rate();
     (rate >= model.bandwidth * NEAR_BANDWIDTH).then(|| {
         let cause = Cause::BandwidthReached {
             rate,
@@ -175,7 +202,7 @@ fn full_by_model(window: &Window<'_>, network: f64, model: control::Model) -> Op
 fn full_by_pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
     let bandwidth = control::paced_rate(window)?;
     let (min_rtt, rtt) = round_trips(window)?;
-    let rate = window.sent_rate();
+    let rate = window.busy_rate();
     (rate >= bandwidth * NEAR_BANDWIDTH).then(|| {
         let cause = Cause::BandwidthReached {
             rate,

@@ -51,6 +51,22 @@ fn a_model_that_a_window_limits_is_no_full_path() {
 }
 
 #[test]
+fn pauses_of_the_application_do_not_hide_what_limits_the_rest() {
+    // It has data for three fifths of the time, and then sends at 1 MB/s.
+    let paused = |receiver: f64| {
+        let samples = bbr(1_100_000, 1.0, |scan, info| {
+            info.busy_time = of_half_seconds(scan, 0.6);
+            info.bytes_acked = Some(scan * 300_000);
+            info.rwnd_limited = of_half_seconds(scan, receiver);
+            info.snd_wnd = Some(24_000);
+        });
+        found(&samples).factor
+    };
+    assert_eq!(paused(0.0), Factor::Link);
+    assert_eq!(paused(0.2), Factor::ReceiveBuffer);
+}
+
+#[test]
 fn random_losses_do_not_slow_a_sender_with_a_model() {
     let loses = |scan: u64, info: &mut TcpInfo| info.total_retrans = scan as u32 * 4;
     assert_eq!(found(&bbr(1_100_000, 1.0, loses)).factor, Factor::Link);

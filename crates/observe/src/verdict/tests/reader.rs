@@ -116,9 +116,10 @@ fn a_window_that_fills_and_is_used_up_is_a_slow_reader_also_while_the_network_li
 
 #[test]
 fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_descheduled_peer() {
-    let late = |longest: u64, silent: u64, unread: u32| {
+    let late_if = |longest: u64, silent: u64, unread: u32, limited: f64| {
         let mut samples = sender(|scan, info| {
             info.unacked = 40;
+            info.rwnd_limited = of_half_seconds(scan, limited);
             info.rtt = Some(Duration::from_millis(longest));
             info.rttvar = Some(Duration::from_millis(longest / 2));
             info.last_ack_recv = Duration::from_millis(silent);
@@ -139,6 +140,8 @@ fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_deschedule
         }
         found(&samples)
     };
+    let late = |longest, silent, unread| late_if(longest, silent, unread, 0.0);
+    let used_up = late_if(55, 25, 1 << 17, 0.2);
     let reader = late(55, 25, 1 << 17);
     assert_eq!(
         (reader.factor, reader.confidence),
@@ -149,4 +152,72 @@ fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_deschedule
     assert_eq!(late(55, 25, 0).factor, Factor::Descheduled);
     // Evenly spaced acknowledgements, as from a queue.
     assert_eq!(late(55, 2, 1 << 17).factor, Factor::Descheduled);
+    // The window is used up: a reader that is late has room.
+    assert_eq!(used_up.factor, Factor::Descheduled);
+}
+
+/// Samples of a sender whose peer is silent for long, with the given round trip and its deviation in
+/// milliseconds, on a path of 1.4 ms. The peer's window is used up for half of the time.
+fn silent(rtt: u64, deviation: u64, silence: u64, set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
+    let mut samples = sender(|scan, info| {
+        info.bytes_acked = Some(scan * 15_000_000);
+        info.rwnd_limited = of_half_seconds(scan, 0.5);
+        info.snd_wnd = Some(300_000 + 100_000 * (scan % 4) as u32);
+        info.min_rtt = Some(Duration::from_micros(1400));
+        info.rtt = Some(Duration::from_millis(rtt));
+        info.rttvar = Some(Duration::from_millis(deviation));
+        info.last_ack_recv = Duration::from_millis(silence);
+        (info.unacked, info.snd_cwnd) = (240, 600);
+        set(scan, info);
+    });
+    for sample in &mut samples {
+        sample.connection.internals = Some(Internals {
+            max_window: 800_000,
+            ..Internals::default()
+        });
+    }
+    samples
+}
+
+#[test]
+fn silence_that_accounts_for_the_waiting_is_a_descheduled_peer() {
+    let of = |silence| {
+        let found = found(&silent(9, 2, silence, |_, _| {}));
+        (found.factor, found.confidence)
+    };
+    // A reader that delays its acknowledgements may also be silent for that long.
+    assert_eq!(of(5), (Factor::Descheduled, Confidence::Likely));
+    // Segments wait while others are acknowledged: nothing is certain, because round trips are long.
+    assert_eq!(of(1), (Factor::ReceiverApplication, Confidence::Likely));
+}
+
+#[test]
+fn a_descheduled_peer_is_certain_if_a_round_trip_is_longer_than_acknowledgements_are_delayed() {
+    let mut samples = silent(9, 2, 5, |_, _| {});
+    for sample in &mut samples {
+        let events = Events {
+            rtt_most_recent: Duration::from_millis(90),
+            ..Events::default()
+        };
+        if let Some(internals) = &mut sample.connection.internals {
+            internals.events = Some(events);
+        }
+    }
+    let found = found(&samples);
+    assert_eq!(
+        (found.factor, found.confidence),
+        (Factor::Descheduled, Confidence::Sure)
+    );
+}
+
+#[test]
+fn a_peer_that_closes_its_window_is_a_slow_reader_and_not_descheduled() {
+    let found = found(&silent(60, 30, 100, |scan, info| {
+        if scan % 3 != 0 {
+            (info.snd_wnd, info.unacked) = (Some(0), 0);
+        } else {
+            info.last_ack_recv = Duration::from_millis(1);
+        }
+    }));
+    assert_eq!(found.factor, Factor::ReceiverApplication);
 }
