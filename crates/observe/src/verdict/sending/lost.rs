@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use taut_sys::tcp_info::TcpInfo;
+
 use super::super::{Cause, Factor, Finding, SignalInterval};
 use super::control;
 use super::measures::{
     LINK_QUEUE, LINK_QUEUE_SECONDS, MILLISECOND, NEAR_BANDWIDTH, NO_QUEUE, NOT_CERTAIN, OFTEN,
-    round_trips, unanswered,
+    round_trips, stands, unanswered,
 };
 use crate::event_delta::EventDelta;
 use crate::window::Window;
@@ -125,7 +127,12 @@ pub(super) fn path_mtu(window: &Window<'_>, network: f64) -> Option<Finding> {
 pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     let loss = window.loss();
     let (min_rtt, rtt) = round_trips(window)?;
-    if loss < LOSS_MATTERS || is_lost_at_a_queue(window, min_rtt) {
+    // A round trip before the losses that single round trips exceed by chance is no certain queue.
+    let delta = window.event_delta();
+    let at_signals = delta.and_then(|delta| delta.round_trip_at_signals());
+    let is_certain = at_signals.is_none_or(|rtt| stands(window, rtt - min_rtt));
+    let is_queue = is_lost_at_a_queue(window, min_rtt);
+    if loss < LOSS_MATTERS || is_queue && is_certain {
         return None;
     }
     // A sender with a model paces, so its losses are even whatever drops its segments.
@@ -133,8 +140,11 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     if model && (loss < LIMITER_DROPS_PACED || shows_queue(window)?) {
         return None;
     }
-    if let Some(delta) = window.event_delta().filter(|_| !model) {
-        return limiter_by_signals(window, &delta, network);
+    if let Some(delta) = delta.filter(|_| !model) {
+        return limiter_by_signals(window, &delta, is_queue, network);
+    }
+    if is_queue {
+        return None;
     }
     // With small windows, delayed acknowledgements lengthen the round trip, so it shows no queue.
     let waits = rtt > min_rtt * NO_QUEUE + MILLISECOND && loss < LIMITER_DROPS_MUCH;
@@ -156,34 +166,46 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     })
 }
 
-fn limiter_by_signals(window: &Window<'_>, delta: &EventDelta, network: f64) -> Option<Finding> {
+/// Detects a policer by the signals. `may_queue`: the round trip at the signals may show a queue.
+fn limiter_by_signals(
+    window: &Window<'_>,
+    delta: &EventDelta,
+    may_queue: bool,
+    network: f64,
+) -> Option<Finding> {
     let rtt = delta.round_trip_at_signals()?;
     let signals = f64::from(delta.0.signals);
     let lost_per_signal = f64::from(window.repeated()) / signals;
     let uneven = delta.uneven();
+    let is_regular = uneven.is_none_or(|uneven| uneven.deviation < uneven.mean * UNEVEN);
     let is_even = uneven.is_some_and(|uneven| {
         uneven.deviation
             < EVEN_SEGMENTS * lost_per_signal.clamp(1.0, TOGETHER_MOST) + uneven.mean * EVEN_SHARE
             && uneven.deviation < uneven.mean * UNEVEN
     });
     let mean_window = delta.windows()?.mean;
+    let (min_rtt, mean_rtt) = round_trips(window)?;
+    let is_short = mean_window < SMALL || mean_rtt <= min_rtt * NO_QUEUE + MILLISECOND;
     // A few signals may come at an even rate by chance.
     let (is_limiter, certain) = match delta.0.between {
         ENOUGH.. => (
-            is_even && (mean_window < SMALL || !is_queued(window, NO_QUEUE)?),
+            is_even,
             // A sender that paces, like `taut_pipe`, loses evenly whatever the cause, but random
             // loss drops one segment at a time.
-            match lost_per_signal > TOGETHER {
+            match lost_per_signal > TOGETHER && is_short {
                 true => NOT_CERTAIN,
                 false => NOT_LIKELY,
             },
         ),
         few => {
             let least = if few == 0 { TOGETHER_ALONE } else { TOGETHER };
-            let is_limiter = (is_even || uneven.is_none())
-                && lost_per_signal > least
-                && !is_queued(window, LINK_QUEUE)?;
-            (is_limiter, NOT_LIKELY)
+            let may_be_even = is_even || uneven.is_none();
+            let is_limiter = may_be_even && lost_per_signal > least
+                || is_even && has_same_windows(delta)
+                || lost_per_signal > TOGETHER_ALONE && is_regular;
+            let waits = rtt - min_rtt;
+            let is_queued = rtt > min_rtt * LINK_QUEUE + MILLISECOND && stands(window, waits);
+            (is_limiter && !may_queue && !is_queued, NOT_LIKELY)
         }
     };
     is_limiter.then(|| {
@@ -211,7 +233,7 @@ fn shows_queue(window: &Window<'_>) -> Option<bool> {
 /// Whether segments wait in a queue on average: the mean round trip exceeds `times` the shortest.
 fn is_queued(window: &Window<'_>, times: f64) -> Option<bool> {
     let (min_rtt, rtt) = round_trips(window)?;
-    Some(rtt > min_rtt * times + MILLISECOND)
+    Some(stands(window, rtt - min_rtt) && rtt > min_rtt * times + MILLISECOND)
 }
 
 /// Whether a full queue dropped the lost segments: the round trip before the loss was longer than
@@ -223,12 +245,19 @@ fn is_lost_at_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
         Some(rtt) if rtt > min_rtt * NO_QUEUE + MILLISECOND => true,
         // CoDel drops while the queue is still short. A path with jitter has such round trips, too.
         Some(rtt) => {
-            let windows = delta.and_then(|delta| delta.windows());
-            let is_same = windows.is_some_and(|of| of.deviation < of.mean * SAME_WINDOW);
-            rtt > min_rtt + LINK_QUEUE_SECONDS && (is_same || fills_a_queue(window, min_rtt))
+            let is_same = delta.is_some_and(|delta| has_same_windows(&delta));
+            rtt > min_rtt + LINK_QUEUE_SECONDS
+                && stands(window, rtt - min_rtt)
+                && (is_same || fills_a_queue(window, min_rtt))
         }
         None => fills_a_queue(window, min_rtt),
     }
+}
+
+/// Whether the congestion windows at the signals were about the same.
+fn has_same_windows(delta: &EventDelta) -> bool {
+    let windows = delta.windows();
+    windows.is_some_and(|windows| windows.deviation < windows.mean * SAME_WINDOW)
 }
 
 /// Whether the windows are so small, at this loss rate, that round trips say nothing about queues.
@@ -243,7 +272,7 @@ fn has_small_window(window: &Window<'_>) -> bool {
 fn fills_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
     let (shortest, longest) = window.range(|info| info.rtt).unwrap_or_default();
     let varies = (longest.saturating_sub(shortest)).as_secs_f64();
-    let rtt = |info: &taut_sys::tcp_info::TcpInfo| info.rtt.map(|rtt| rtt.as_secs_f64());
+    let rtt = |info: &TcpInfo| info.rtt.map(|rtt| rtt.as_secs_f64());
     let follows = window.correlation(|info| Some(info.unacked.into()), rtt);
     let longer = window.slope(
         |info| Some(f64::from(info.unacked) * f64::from(info.snd_mss)),
@@ -252,7 +281,7 @@ fn fills_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
     varies > min_rtt * QUEUE_VARIES
         && varies > MILLISECOND
         && follows.is_some_and(|c| c > FOLLOWS)
-        && longer.is_some_and(|seconds_a_byte| seconds_a_byte * window.sent_rate() > OWN_RATE)
+        && longer.is_some_and(|seconds_a_byte| seconds_a_byte * window.busy_rate() > OWN_RATE)
 }
 
 /// Whether the lost segments met no queue: the round trip is short, also before the losses.
@@ -264,29 +293,67 @@ pub(super) fn is_without_queue(window: &Window<'_>) -> bool {
     is_short && !is_lost_at_a_queue(window, min_rtt)
 }
 
+/// Returns how certain it is that segments were lost at random: one at a time, and at any interval.
+fn randomness(window: &Window<'_>) -> f64 {
+    let Some(delta) = window.event_delta() else {
+        // Without events, the losses of a policer look the same unless the rate is very steady.
+        return match lost_together(window) {
+            Some(lost) if lost < TOGETHER_ALONE => NOT_CERTAIN,
+            _ => NOT_LIKELY,
+        };
+    };
+    let lost_per_signal = f64::from(window.repeated()) / f64::from(delta.0.signals.max(1));
+    let uneven = delta.uneven();
+    match uneven.map(|uneven| uneven.deviation > uneven.mean * UNEVEN) {
+        Some(true) if lost_per_signal <= TOGETHER => 1.0,
+        Some(_) if lost_per_signal <= TOGETHER => NOT_CERTAIN,
+        _ => NOT_LIKELY,
+    }
+}
+
+/// Returns the number of segments that are lost at a time, on average, from the scans alone. The number of
+/// times follows from the share of scans without a loss, as if they were independent (the zero class
+/// of a Poisson distribution). `None` without losses.
+fn lost_together(window: &Window<'_>) -> Option<f64> {
+    let pairs = window.infos().zip(window.infos().skip(1));
+    let (mut scans, mut quiet) = (0.0, 0.0);
+    for (before, after) in pairs {
+        scans += 1.0;
+        if before.total_retrans == after.total_retrans {
+            quiet += 1.0;
+        }
+    }
+    // With losses in each scan, about half of another one would be without.
+    let times = -(f64::max(quiet, 0.5) / scans).ln() * scans;
+    (times > 0.0).then(|| f64::from(window.repeated()) / times)
+}
+
 pub(super) fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
     let loss = window.loss();
     let (min_rtt, rtt) = round_trips(window)?;
     let has_small_window = has_small_window(window);
-    let is_long = rtt > min_rtt * NO_QUEUE + MILLISECOND;
+    // With events, the round trips at the signals have been judged already.
+    let is_long = match window.event_delta() {
+        Some(_) => is_queued(window, NO_QUEUE)?,
+        None => rtt > min_rtt * NO_QUEUE + MILLISECOND,
+    };
     if loss < LOSS_MATTERS || is_long && !has_small_window || is_lost_at_a_queue(window, min_rtt) {
         return None;
     }
     let mss = f64::from(window.last().snd_mss);
     let mathis_bound = mss * MATHIS / (rtt * loss.sqrt());
-    let rate = window.sent_rate();
+    let rate = window.busy_rate();
     // Loss does not slow a sender that delivers what its model of the path allows.
     let model = control::model(window);
     if model.is_some_and(|model| rate >= model.bandwidth * NEAR_BANDWIDTH) {
         return None;
     }
     let is_near = rate <= mathis_bound * NEAR_MATHIS;
-    // Without events, the losses of a policer look the same unless the rate is very steady.
-    let is_distinct = model.is_some() || window.event_delta().is_some();
     let certain = match (is_near, has_small_window) {
-        (true, false) if is_distinct => 1.0,
-        (true, _) => NOT_CERTAIN,
-        (false, _) => 0.6,
+        (false, _) => NOT_LIKELY,
+        (true, true) => NOT_CERTAIN,
+        (true, false) if model.is_some() => 1.0,
+        (true, false) => randomness(window),
     };
     let cause = Cause::LossWithoutQueue {
         loss,

@@ -101,7 +101,7 @@ fn a_steady_rate_with_many_drops_is_a_rate_limit() {
     let limited = |rate: fn(u64) -> u64| {
         let found = found(&sender(|scan, info| {
             info.bytes_acked = Some((0..scan).map(rate).sum());
-            info.total_retrans = scan as u32 * 10;
+            info.total_retrans = scan as u32 * 8;
         }));
         (found.factor, found.confidence)
     };
@@ -121,7 +121,21 @@ fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
 
 /// The same with the given congestion windows at the signals.
 fn losing_at(signals: u32, millis: u64, between: &[u64], windows: &[u64]) -> Verdict {
-    let mut samples = sender(|scan, info| info.total_retrans = scan as u32 * 7);
+    losing_of(
+        sender(|scan, info| info.total_retrans = scan as u32 * 7),
+        (signals, millis),
+        between,
+        windows,
+    )
+}
+
+/// The same for the given samples.
+fn losing_of(
+    mut samples: Vec<Sample>,
+    (signals, millis): (u32, u64),
+    between: &[u64],
+    windows: &[u64],
+) -> Verdict {
     let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
     let events = Events {
         signals,
@@ -193,4 +207,60 @@ fn losses_at_the_same_window_and_a_queue_of_codel_are_a_full_link() {
     assert_eq!(of(25, &[40, 58, 76, 58]), Factor::Loss);
     // No queue: a window that an application or a burst allows.
     assert_eq!(of(23, &[58, 57, 59, 58]), Factor::Loss);
+}
+
+#[test]
+fn round_trips_that_deviate_show_no_queue_of_a_policer() {
+    let policed = |deviation: u64| {
+        let samples = sender(|scan, info| {
+            info.total_retrans = scan as u32 * 7;
+            info.rtt = Some(Duration::from_millis(25));
+            info.rttvar = Some(Duration::from_millis(deviation));
+        });
+        let windows = [58, 57, 59, 58].repeat(5);
+        losing_of(samples, (20, 25), &[175; 19], &windows).factor
+    };
+    assert_eq!(policed(1), Factor::Link);
+    assert_eq!(policed(2), Factor::RateLimit);
+}
+
+#[test]
+fn a_loss_is_sure_only_if_segments_are_lost_one_at_a_time_and_at_any_interval() {
+    let lost = |each: u32, between: &[u64]| {
+        let samples = sender(|scan, info| info.total_retrans = scan as u32 * each);
+        let found = losing_of(samples, (10, 22), between, &[40, 58, 76, 58]);
+        (found.factor, found.confidence)
+    };
+    let uneven = [40, 300].repeat(4);
+    assert_eq!(lost(1, &uneven), (Factor::Loss, Confidence::Sure));
+    // Deviates by 20 %.
+    let even = [280, 420].repeat(4);
+    assert_eq!(lost(1, &even), (Factor::Loss, Confidence::Likely));
+    assert_eq!(lost(3, &uneven), (Factor::Loss, Confidence::Unclear));
+    assert_eq!(lost(1, &[]), (Factor::Loss, Confidence::Unclear));
+}
+
+#[test]
+fn without_events_scans_tell_whether_segments_are_lost_one_at_a_time() {
+    let lost = |at_a_time: u32| {
+        let found = found(&sender(|scan, info| {
+            info.total_retrans = scan as u32 / 5 * at_a_time;
+            info.bytes_acked = Some((0..scan).map(|n| 350_000 + 100_000 * (n % 4)).sum());
+        }));
+        (found.factor, found.confidence)
+    };
+    assert_eq!(lost(2), (Factor::Loss, Confidence::Likely));
+    assert_eq!(lost(9), (Factor::Loss, Confidence::Unclear));
+}
+
+#[test]
+fn a_rate_that_random_losses_would_not_allow_makes_no_likely_loss() {
+    let found = found(&sender(|scan, info| {
+        info.total_retrans = scan as u32;
+        info.bytes_acked = Some((0..scan).map(|n| 4_000_000 + 2_000_000 * (n % 4)).sum());
+    }));
+    assert_eq!(
+        (found.factor, found.confidence),
+        (Factor::Loss, Confidence::Unclear)
+    );
 }
