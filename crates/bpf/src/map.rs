@@ -101,8 +101,7 @@ impl<K: Plain, V: Plain> Map<K, V> {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn entries(&self) -> Result<Vec<(K, V)>, Error> {
-        let (key, value) = (size_of::<K>(), size_of::<V>());
-        let found = hash_entries(self.handle.as_fd(), key, value, self.flags.bits());
+        let found = hash_entries(self.handle.as_fd(), self.flags.bits());
         let found = found.map_err(|e| self.failed("list", std::io::Error::from(e).into()))?;
         let entry = |(key, value): &(Vec<u8>, Vec<u8>)| {
             Some((

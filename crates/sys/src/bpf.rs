@@ -66,21 +66,24 @@ const INTERRUPTIONS: u32 = 1000;
 /// A key of a map and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 
-/// Returns all elements of a hash map with keys and values of these sizes. `flags` apply to each
-/// element, such as `BPF_F_LOCK`.
+/// Returns all elements of a hash map, by key and value. `flags` apply to each element, such as
+/// `BPF_F_LOCK`.
 ///
 /// The map is read bucket by bucket, so the call ends even if elements are added and removed
 /// meanwhile. An element that exists throughout is returned once. Elements that are added or
 /// removed meanwhile may be missed, and an element that is removed and added again may be returned
 /// twice.
 ///
-/// # Errors `EINVAL` if the map is not a hash map or does not support the flags.
-pub fn hash_entries(
-    map: BorrowedFd<'_>,
-    key_size: usize,
-    value_size: usize,
-    flags: u64,
-) -> Result<Vec<Entry>, Errno> {
+/// # Errors
+/// `EINVAL` if the map is not of type hash or LRU hash (one per CPU has several values for a key), or
+/// does not support the flags.
+pub fn hash_entries(map: BorrowedFd<'_>, flags: u64) -> Result<Vec<Entry>, Errno> {
+    // The kernel writes elements of the map's sizes, whatever room there is.
+    let info = map_info(map)?;
+    if ![sys::BPF_MAP_TYPE_HASH, sys::BPF_MAP_TYPE_LRU_HASH].contains(&info.type_) {
+        return Err(Errno::INVAL);
+    }
+    let (key_size, value_size) = (info.key_size as usize, info.value_size as usize);
     let opts = sys::bpf_map_batch_opts {
         sz: size_of::<sys::bpf_map_batch_opts>() as u64,
         elem_flags: flags,
@@ -96,7 +99,7 @@ pub fn hash_entries(
         let mut count = size as u32;
         let start = from.as_mut().map_or(ptr::null_mut(), ptr::from_mut::<u32>);
         // SAFETY: `keys` and `values` have room for `count` elements of the map's sizes, which the
-        // caller guarantees; `start` and `next` point to a bucket's number, the position type of
+        // kernel has told; `start` and `next` point to a bucket's number, the position type of
         // hash maps; all of them and `opts` outlive the call.
         let done = unsafe {
             sys::bpf_map_lookup_batch(
@@ -133,6 +136,17 @@ pub fn hash_entries(
             return Ok(entries);
         }
         from = Some(next);
+    }
+}
+
+fn map_info(map: BorrowedFd<'_>) -> Result<sys::bpf_map_info, Errno> {
+    let mut info = sys::bpf_map_info::default();
+    let mut len = size_of::<sys::bpf_map_info>() as u32;
+    // SAFETY: the kernel writes at most `len` bytes, the size of `info`, and the length to `len`.
+    let done = unsafe { sys::bpf_map_get_info_by_fd(map.as_raw_fd(), &raw mut info, &raw mut len) };
+    match done {
+        0 => Ok(info),
+        error => Err(Errno::from_raw_os_error(-error)),
     }
 }
 
