@@ -2,10 +2,11 @@
 //!
 //! The duplicate descriptor refers to the same socket. While it is open, a close by the owner does
 //! not close the connection, so drop a [`PidfdSocket`] as soon as possible. If the owner has closed
-//! its descriptor meanwhile, the drop is the last close and may block for the owner's `SO_LINGER`
-//! time; it therefore runs on a thread of its own.
+//! its descriptor meanwhile, the drop is the last close. With `SO_LINGER` that blocks for as long as the
+//! owner chose, so it happens on a thread of its own; while [`MAX_CLOSING`] do, none is duplicated.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::net::sockopt;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -17,6 +18,12 @@ const SOCK_SNDBUF_LOCK: libc::c_int = 1;
 const SOCK_RCVBUF_LOCK: libc::c_int = 2;
 /// asm-generic/socket.h, which x86-64 and arm64 use.
 const SO_BUF_LOCK: libc::c_int = 72;
+
+/// The number of threads that close duplicates from which on no descriptor is duplicated.
+pub const MAX_CLOSING: usize = 64;
+
+/// The number of threads that close duplicates.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 /// A duplicate of another process's socket. Keeps the socket open until it is dropped.
 #[derive(Debug)]
@@ -65,8 +72,11 @@ impl Pidfd {
     ///
     /// # Errors
     /// `ESRCH` if the process has ended; `EPERM` for another user's process without
-    /// CAP_SYS_PTRACE.
+    /// CAP_SYS_PTRACE; `EBUSY` while [`MAX_CLOSING`] duplicates wait to be closed.
     pub fn socket(&self, descriptor: RawFd, cookie: u64) -> Result<Option<PidfdSocket>, Errno> {
+        if closing() >= MAX_CLOSING {
+            return Err(Errno::BUSY);
+        }
         let socket = match pidfd_getfd(&self.0, descriptor, PidfdGetfdFlags::empty()) {
             // The process has closed the descriptor.
             Err(Errno::BADF) => return Ok(None),
@@ -154,11 +164,42 @@ impl PidfdSocket {
 
 impl Drop for PidfdSocket {
     fn drop(&mut self) {
-        let fd = self.0.take();
+        let Some(fd) = self.0.take() else {
+            return;
+        };
+        // It may be another file than a socket, too, whose close may wait for a server.
+        if sockopt::socket_linger(&fd) == Ok(None) {
+            return;
+        }
+        let closed = Closing::begin();
         let closer = std::thread::Builder::new().name("taut-close".to_owned());
         // If no thread can be started, dropping the closure closes the descriptor here.
-        drop(closer.spawn(move || drop(fd)));
+        drop(closer.spawn(move || {
+            drop(fd);
+            drop(closed);
+        }));
     }
+}
+
+/// Counts a thread that closes a duplicate, until it is dropped.
+struct Closing;
+
+impl Closing {
+    fn begin() -> Self {
+        CLOSING.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Returns the number of duplicates that wait to be closed.
+pub fn closing() -> usize {
+    CLOSING.load(Ordering::Relaxed)
 }
 
 fn locks(fd: BorrowedFd<'_>) -> Result<BufferLocks, Errno> {
@@ -171,8 +212,11 @@ fn locks(fd: BorrowedFd<'_>) -> Result<BufferLocks, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::{AsRawFd, IntoRawFd};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -183,16 +227,21 @@ mod tests {
         (near, far)
     }
 
-    fn own() -> Pidfd {
-        Pidfd::open(std::process::id()).unwrap()
+    /// Returns this process. What waits to be closed is counted for all threads, so one test at a time
+    /// has it.
+    fn own() -> (Pidfd, MutexGuard<'static, ()>) {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        (Pidfd::open(std::process::id()).unwrap(), alone)
     }
 
     #[test]
     fn a_locked_buffer_is_set_and_unlocked_from_outside() {
+        let (own, _alone) = own();
         let (near, _far) = connection();
         sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
         let cookie = sockopt::socket_cookie(&near).unwrap();
-        let socket = own().socket(near.as_raw_fd(), cookie).unwrap().unwrap();
+        let socket = own.socket(near.as_raw_fd(), cookie).unwrap().unwrap();
         let fixed = socket.buffers().unwrap();
         assert_eq!(fixed.receive, 100_000);
         assert_eq!(
@@ -227,16 +276,54 @@ mod tests {
 
     #[test]
     fn a_descriptor_number_that_refers_to_another_file_yields_no_socket() {
+        let (own, _alone) = own();
         let (near, far) = connection();
         let cookie = sockopt::socket_cookie(&near).unwrap();
-        assert!(own().socket(far.as_raw_fd(), cookie).unwrap().is_none());
+        assert!(own.socket(far.as_raw_fd(), cookie).unwrap().is_none());
         // Neither a file nor an unused number is accepted.
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(own().socket(file.as_raw_fd(), cookie).unwrap().is_none());
+        assert!(own.socket(file.as_raw_fd(), cookie).unwrap().is_none());
         let number = file.into_raw_fd();
         // SAFETY: `into_raw_fd` has given up the only owner.
         drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
-        assert!(own().socket(1 << 20, cookie).unwrap().is_none());
+        assert!(own.socket(1 << 20, cookie).unwrap().is_none());
+    }
+
+    #[test]
+    fn sockets_that_linger_at_close_are_closed_by_a_bounded_number_of_threads() {
+        let (own, _alone) = own();
+        let mut peers = Vec::new();
+        let mut borrow = || {
+            let (near, far) = connection();
+            sockopt::set_socket_linger(&near, Some(Duration::from_secs(3600))).unwrap();
+            near.set_nonblocking(true).unwrap();
+            while (&near).write(&[0; 1 << 16]).is_ok() {}
+            peers.push(far);
+            let cookie = sockopt::socket_cookie(&near).unwrap();
+            let borrowed = own.socket(near.as_raw_fd(), cookie);
+            // If it was duplicated, that is the last descriptor from now on. Otherwise this close
+            // must not wait.
+            match borrowed.is_ok() {
+                true => drop(near),
+                false => sockopt::set_socket_linger(&near, None).unwrap(),
+            }
+            borrowed
+        };
+        for _ in 0..MAX_CLOSING {
+            drop(borrow().unwrap());
+        }
+        assert_eq!(closing(), MAX_CLOSING);
+        assert_eq!(borrow().unwrap_err(), Errno::BUSY);
+        // A peer that closes with unread data resets the connection, and nothing lingers.
+        peers.clear();
+        let start = Instant::now();
+        while closing() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "{}", closing());
+            std::thread::yield_now();
+        }
+        let (near, _far) = connection();
+        let cookie = sockopt::socket_cookie(&near).unwrap();
+        own.socket(near.as_raw_fd(), cookie).unwrap().unwrap();
     }
 
     #[test]

@@ -42,6 +42,9 @@ fn socket_hint(error: Errno) -> Cow<'static, str> {
             let needed = [Capability::SysPtrace, Capability::NetAdmin];
             format!(" ({})", privileges::advice(&needed)).into()
         }
+        Errno::BUSY => {
+            " (too many sockets still wait at close, as their SO_LINGER says: later)".into()
+        }
         Errno::NOPROTOOPT => " (it needs Linux 5.14)".into(),
         Errno::NOSYS => " (it needs Linux 5.6)".into(),
         Errno::MFILE => " (the process has more descriptors than are searched)".into(),
