@@ -12,6 +12,8 @@ use rustix::net::{
 
 /// Marks an attribute that contains attributes (NLA_F_NESTED).
 const NESTED: u16 = 0x8000;
+/// The bits of an attribute's kind that are no flags (NLA_TYPE_MASK).
+const KIND: u16 = 0x3fff;
 
 /// Links, addresses, qdiscs (NETLINK_ROUTE). The protocol number is 0, which rustix expresses as
 /// `None`.
@@ -40,6 +42,14 @@ pub(crate) const ANSWER_TIMEOUT: std::time::Duration = std::time::Duration::from
 /// One or more netlink messages under construction.
 #[derive(Default)]
 pub(crate) struct Message(Vec<u8>);
+
+/// A message from the kernel.
+pub(crate) struct Received<'a> {
+    pub(crate) kind: u16,
+    pub(crate) flags: u16,
+    pub(crate) sequence: u32,
+    pub(crate) payload: &'a [u8],
+}
 
 // === impl Message ===
 
@@ -128,6 +138,33 @@ impl Message {
     }
 }
 
+/// Removes the first message from a datagram. Returns `None` if it is malformed.
+pub(crate) fn next_message<'a>(datagram: &mut &'a [u8]) -> Option<Received<'a>> {
+    let header = datagram.first_chunk::<16>()?;
+    let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+    let word = |at: usize| -> [u8; 4] { std::array::from_fn(|byte| header[at + byte]) };
+    let length = u32::from_ne_bytes(word(0)) as usize;
+    let message = Received {
+        kind: half(4),
+        flags: half(6),
+        sequence: u32::from_ne_bytes(word(8)),
+        payload: datagram.get(16..length)?,
+    };
+    *datagram = datagram
+        .get(length.next_multiple_of(4)..)
+        .unwrap_or_default();
+    Some(message)
+}
+
+/// Removes the first attribute from a list. Returns its kind and its value; `None` if it is malformed.
+pub(crate) fn next_attribute<'a>(list: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let [a, b, c, d] = *list.first_chunk()?;
+    let length = usize::from(u16::from_ne_bytes([a, b]));
+    let value = list.get(4..length)?;
+    *list = list.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((u16::from_ne_bytes([c, d]) & KIND, value))
+}
+
 /// Returns the error code at the start of a payload, or `None` if it is not an error.
 pub(crate) fn code(payload: &[u8]) -> Option<Errno> {
     let code = i32::from_ne_bytes(payload.get(..4)?.try_into().ok()?);
@@ -173,6 +210,47 @@ mod tests {
         let message = Message::default().name(1, "lo");
         assert_eq!(message.0.len(), 8);
         assert_eq!(message.0[..2], 7u16.to_ne_bytes());
+    }
+
+    #[test]
+    fn messages_and_attributes_are_read_as_they_are_written() {
+        let message = Message::default().message(20, DUMP_INTERRUPTED, 7, |message| {
+            message
+                .attribute(1, &[1, 2, 3])
+                .nest(2, |nested| nested.raw(&[9; 4]))
+        });
+        let message = message.message(3, 0, 8, |message| message);
+        let mut datagram = message.bytes();
+        let first = next_message(&mut datagram).unwrap();
+        assert_eq!(
+            (first.kind, first.flags, first.sequence),
+            (20, DUMP_INTERRUPTED, 7)
+        );
+        let mut list = first.payload;
+        assert_eq!(next_attribute(&mut list), Some((1, &[1, 2, 3][..])));
+        assert_eq!(next_attribute(&mut list), Some((2, &[9; 4][..])));
+        assert_eq!((list.len(), next_attribute(&mut list)), (0, None));
+        let second = next_message(&mut datagram).unwrap();
+        assert_eq!(
+            (second.kind, second.sequence, second.payload.len()),
+            (3, 8, 0)
+        );
+        assert!(datagram.is_empty());
+    }
+
+    #[test]
+    fn lengths_outside_the_data_are_malformed() {
+        for length in [0u32, 15, 21, u32::MAX] {
+            let mut datagram = [length.to_ne_bytes(), [0; 4], [0; 4], [0; 4], [0; 4]].concat();
+            assert!(next_message(&mut &datagram[..]).is_none(), "{length}");
+            datagram.truncate(15);
+            assert!(next_message(&mut &datagram[..]).is_none(), "{length}");
+        }
+        for length in [0u16, 3, 9, u16::MAX] {
+            let list = [length.to_ne_bytes(), [0; 2], [0; 2], [0; 2]].concat();
+            assert!(next_attribute(&mut &list[..]).is_none(), "{length}");
+            assert!(next_attribute(&mut &list[..3]).is_none(), "{length}");
+        }
     }
 
     #[test]

@@ -10,7 +10,6 @@ mod id;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use netlink_packet_core::NetlinkBuffer;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -26,6 +25,7 @@ pub use id::SocketId;
 use crate::Errno;
 use crate::netlink::{
     ANSWER_TIMEOUT, DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REQUEST, code,
+    next_message,
 };
 
 /// linux/sock_diag.h.
@@ -284,19 +284,17 @@ fn parse(
     each: &mut impl FnMut(Connection),
 ) -> Result<bool, Errno> {
     while !datagram.is_empty() {
-        let message = NetlinkBuffer::new_checked(datagram).map_err(|_| Errno::BADMSG)?;
-        let length = (message.length() as usize).next_multiple_of(4);
-        datagram = datagram.get(length..).unwrap_or_default();
+        let message = next_message(&mut datagram).ok_or(Errno::BADMSG)?;
         // This answers a request that was abandoned.
-        if message.sequence_number() != sequence {
+        if message.sequence != sequence {
             continue;
         }
-        listed.interrupted |= message.flags() & DUMP_INTERRUPTED != 0;
-        match message.message_type() {
-            SOCK_DIAG_BY_FAMILY if message.payload().get(TIMER) == Some(&TIMER_WAIT) => {
+        listed.interrupted |= message.flags & DUMP_INTERRUPTED != 0;
+        match message.kind {
+            SOCK_DIAG_BY_FAMILY if message.payload.get(TIMER) == Some(&TIMER_WAIT) => {
                 listed.waiting += 1;
             }
-            SOCK_DIAG_BY_FAMILY => match Connection::parse(message.payload()) {
+            SOCK_DIAG_BY_FAMILY => match Connection::parse(message.payload) {
                 Some(connection) => {
                     listed.connections += 1;
                     each(connection);
@@ -304,13 +302,13 @@ fn parse(
                 None => listed.unknown += 1,
             },
             NLMSG_DONE => {
-                return match code(message.payload()) {
+                return match code(message.payload) {
                     Some(error) => Err(error),
                     None => Ok(true),
                 };
             }
             NLMSG_ERROR => {
-                if let Some(error) = code(message.payload()) {
+                if let Some(error) = code(message.payload) {
                     return Err(error);
                 }
             }

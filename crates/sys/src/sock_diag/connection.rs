@@ -3,9 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use netlink_packet_core::NlasIterator;
-
 use super::{SocketId, State};
+use crate::netlink::next_attribute;
 use crate::tcp_info::TcpInfo;
 
 /// Attributes of linux/inet_diag.h.
@@ -238,14 +237,10 @@ impl Connection {
             info: None,
             internals: None,
         };
-        for attribute in NlasIterator::new(&message[MESSAGE..]) {
-            // Attributes after a malformed one cannot be located.
-            let Ok(attribute) = attribute else { break };
-            let value = attribute.into_inner();
-            let value = value
-                .get(4..usize::from(attribute.length()))
-                .unwrap_or_default();
-            match attribute.kind() {
+        let mut attributes = &message[MESSAGE..];
+        // Attributes after a malformed one cannot be located.
+        while let Some((kind, value)) = next_attribute(&mut attributes) {
+            match kind {
                 INET_DIAG_INFO => connection.info = TcpInfo::parse(value),
                 INET_DIAG_SKMEMINFO => connection.memory = Memory::parse(value),
                 INET_DIAG_CONG => connection.congestion_control = CongestionControl::parse(value),
