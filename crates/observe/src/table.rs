@@ -1,7 +1,8 @@
 //! The table of connections: the last samples of each.
 
+mod samples;
+
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -11,12 +12,9 @@ use rustc_hash::FxHashMap;
 use taut_sys::sock_diag::{Connection, SocketId, State};
 use taut_sys::tcp_info::TcpInfo;
 
+use self::samples::Samples;
 use crate::ended::EndCounts;
 use crate::window::{Sample, Window};
-
-/// The largest size of a sample. A connection's buffer holds a power of two of them.
-const SAMPLE_BYTES: usize = 896;
-const _: () = assert!(size_of::<Sample>() <= SAMPLE_BYTES);
 
 /// The limits of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +61,7 @@ pub struct Tracked<M: Copy> {
     /// The name of its network namespace.
     pub netns: Arc<str>,
     id: SocketId,
-    samples: VecDeque<Sample>,
+    samples: Samples,
     /// The last scan that found it.
     scan: u64,
     /// The last scan that read it.
@@ -86,9 +84,6 @@ pub enum Figures {
     /// All are from the last scan that found the connection.
     Scan,
 }
-
-/// The maximum number of samples to reserve room for at once.
-const ROOM: usize = 8;
 
 // === impl Table ===
 
@@ -151,7 +146,8 @@ impl<M: Copy> Table<M> {
             self.found += 1;
             if !has_sample {
                 tracked.set_netns(netns);
-                tracked.repeat_last(at, self.keep);
+                tracked.samples.repeat_last(at, self.keep.samples);
+                tracked.unchanged += 1;
             }
         }
         true
@@ -216,7 +212,7 @@ impl<M: Copy> Table<M> {
             Entry::Vacant(entry) => entry.insert(Tracked {
                 netns: netns.clone(),
                 id: connection.id(),
-                samples: VecDeque::with_capacity(self.keep.samples.min(ROOM)),
+                samples: Samples::with_room(self.keep.samples),
                 scan: 0,
                 read: 0,
                 unchanged: 0,
@@ -228,12 +224,12 @@ impl<M: Copy> Table<M> {
             return;
         }
         if self.replaces == Some(tracked.scan) {
-            tracked.samples.pop_back();
+            tracked.samples.pop();
         }
         // If the BPF list missed the connection and sock_diag found it, the internals of the last
         // scan still apply.
         if connection.internals.is_none()
-            && let Some(last) = tracked.samples.back()
+            && let Some(last) = tracked.samples.last()
         {
             connection.internals = last.connection.internals;
         }
@@ -243,7 +239,8 @@ impl<M: Copy> Table<M> {
         tracked.unchanged = 0;
         tracked.memo.set(None);
         tracked.set_netns(netns);
-        tracked.push(Sample { at, connection }, self.keep);
+        let sample = Sample { at, connection };
+        tracked.samples.push(sample, self.keep.samples);
     }
 
     /// Returns the connections of the last scan that this scan has not found.
@@ -295,10 +292,13 @@ pub(crate) fn is_final(info: &TcpInfo) -> bool {
 impl<M: Copy> Tracked<M> {
     /// Returns a connection with one sample.
     pub fn only(netns: Arc<str>, sample: Sample) -> Self {
+        let id = sample.connection.id();
+        let mut samples = Samples::with_room(2);
+        samples.push(sample, 2);
         Self {
             netns,
-            id: sample.connection.id(),
-            samples: VecDeque::from([sample]),
+            id,
+            samples,
             scan: 0,
             read: 0,
             unchanged: 0,
@@ -311,28 +311,6 @@ impl<M: Copy> Tracked<M> {
         if !Arc::ptr_eq(&self.netns, netns) {
             self.netns = netns.clone();
         }
-    }
-
-    /// Adds the last sample again, as of `at`.
-    fn repeat_last(&mut self, at: Duration, keep: Retention) {
-        if self.is_idle() && self.samples.len() == keep.samples.max(2) {
-            // All samples are identical, so the first one is moved to the end instead of copying
-            // the last.
-            let last = self.last();
-            let by = at.saturating_sub(last.at);
-            let times = last.info().map(TcpInfo::idle_times);
-            self.samples.rotate_left(1);
-            if let Some(sample) = self.samples.back_mut() {
-                sample.at = at;
-                if let (Some(info), Some(times)) = (&mut sample.connection.info, times) {
-                    info.set_idle_times(times.aged(by));
-                }
-            }
-        } else {
-            let connection = self.last().later(at);
-            self.push(Sample { at, connection }, keep);
-        }
-        self.unchanged += 1;
     }
 
     /// Whether all samples are identical, except for elapsed times.
@@ -363,13 +341,6 @@ impl<M: Copy> Tracked<M> {
         self.id
     }
 
-    fn push(&mut self, sample: Sample, keep: Retention) {
-        if self.samples.len() == keep.samples.max(2) {
-            self.samples.pop_front();
-        }
-        self.samples.push_back(sample);
-    }
-
     /// Adds the sample of the connection's end, from the kernel's report and the counts of a BPF
     /// program, as far as there are any. What neither has keeps its last value.
     pub(crate) fn finish(
@@ -381,7 +352,10 @@ impl<M: Copy> Tracked<M> {
         if report.is_none() && counts.is_none() {
             return Figures::Scan;
         }
-        let mut connection = self.last().later(at);
+        let mut sample = self.last().clone();
+        sample.move_to(at.max(sample.at));
+        sample.at = at;
+        let connection = &mut sample.connection;
         connection.state = State::Closed;
         if let Some(report) = &report {
             connection.recv_queue = report.recv_queue;
@@ -399,7 +373,7 @@ impl<M: Copy> Tracked<M> {
             }
             _ => Figures::Scan,
         };
-        self.samples.push_back(Sample { at, connection });
+        self.samples.push(sample, usize::MAX);
         figures
     }
 
@@ -412,25 +386,24 @@ impl<M: Copy> Tracked<M> {
 
     /// Keeps only the last two samples, for a connection that has ended.
     pub(crate) fn shorten(&mut self) {
-        self.samples.drain(..self.samples.len().saturating_sub(2));
-        self.samples.shrink_to_fit();
+        self.samples.shorten(2);
     }
 
     /// Returns the last sample.
     pub fn last(&self) -> &Sample {
         self.samples
-            .back()
+            .last()
             .expect("every constructor adds a sample")
     }
 
     /// Returns a window over all samples.
     pub fn window(&self) -> Option<Window<'_>> {
-        Window::of(&self.samples)
+        Window::of(self.samples.range(0))
     }
 
     /// Returns a window over the last two samples.
     pub fn step(&self) -> Option<Window<'_>> {
-        Window::of(self.samples.range(self.samples.len().saturating_sub(2)..))
+        Window::of(self.samples.range(self.samples.len().saturating_sub(2)))
     }
 }
 
@@ -525,7 +498,7 @@ mod tests {
             assert!(unchanged.reuse(&"-".into(), at, 1, since));
             read.add(&"-".into(), at, silent(second));
             let (one, other) = (unchanged.get(1).unwrap(), read.get(1).unwrap());
-            assert_eq!(one.samples, other.samples);
+            assert_eq!(one.samples.all(), other.samples.all());
             assert_eq!(one.is_idle(), second > 0);
             for table in [&mut unchanged, &mut read] {
                 table.end(|cookie, _| panic!("{cookie} has ended"));
@@ -667,8 +640,9 @@ mod tests {
         table.end(|cookie, _| ended.push(cookie));
         assert_eq!(ended, [3]);
         let times = |cookie| {
-            let samples = table.get(cookie).unwrap().samples.iter();
+            let samples = table.get(cookie).unwrap().samples.all();
             samples
+                .iter()
                 .map(|sample| sample.at.as_secs())
                 .collect::<Vec<_>>()
         };

@@ -16,10 +16,24 @@ pub struct Sample {
     pub connection: Connection,
 }
 
+/// A sample of a window. Samples that differ only in the time, and in the times that go on with it,
+/// share what was read.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleRef<'a> {
+    /// Time since the observation began.
+    pub at: Duration,
+    /// The kernel's data. Its idle times are those of the last sample that shares it.
+    pub connection: &'a Connection,
+    /// The last sample that shares the data.
+    last: &'a Sample,
+    /// Whether it has `tcp_info`. Known without a look at the data, which costs a cache miss.
+    has_info: bool,
+}
+
 /// Two or more samples, each with `tcp_info`.
 #[derive(Clone, Debug)]
 pub struct Window<'a> {
-    samples: Vec<&'a Sample>,
+    samples: Vec<SampleRef<'a>>,
     first: &'a TcpInfo,
     last: &'a TcpInfo,
     /// The shortest round trip of any connection to the peer, if it is known.
@@ -56,14 +70,47 @@ impl Sample {
         self.connection.info.as_ref()
     }
 
-    /// Returns the connection at a later time, if it does not change until then.
-    pub fn later(&self, at: Duration) -> Connection {
-        let by = at.saturating_sub(self.at);
-        let mut connection = self.connection.clone();
-        if let Some(info) = &mut connection.info {
-            info.set_idle_times(info.idle_times().aged(by));
+    /// Moves the sample to another time, between which and its own the connection does not change.
+    pub(crate) fn move_to(&mut self, at: Duration) {
+        if let Some(info) = &mut self.connection.info {
+            let times = info.idle_times();
+            info.set_idle_times(match at.checked_sub(self.at) {
+                Some(by) => times.aged(by),
+                None => times.before(self.at - at),
+            });
         }
-        connection
+        self.at = at;
+    }
+}
+
+// === impl SampleRef ===
+
+impl<'a> SampleRef<'a> {
+    /// Returns the sample at `at`. `last`: the last sample that shares its data.
+    pub(crate) fn new(at: Duration, last: &'a Sample, has_info: bool) -> Self {
+        Self {
+            at,
+            connection: &last.connection,
+            last,
+            has_info,
+        }
+    }
+
+    /// Returns its `tcp_info`; `None` during a handshake.
+    pub fn info(&self) -> Option<&'a TcpInfo> {
+        self.connection.info.as_ref()
+    }
+
+    /// Returns the time since the last acknowledgement.
+    pub fn since_last_ack(&self) -> Option<Duration> {
+        let later = self.last.at.saturating_sub(self.at);
+        Some(self.info()?.last_ack_recv.saturating_sub(later))
+    }
+}
+
+impl<'a> From<&'a Sample> for SampleRef<'a> {
+    fn from(sample: &'a Sample) -> Self {
+        Self::new(sample.at, sample, sample.info().is_some())
     }
 }
 
@@ -72,9 +119,10 @@ impl Sample {
 impl<'a> Window<'a> {
     /// Returns the window over these samples, oldest first. `None` if fewer than two samples have
     /// `tcp_info`, or if no time passed between them.
-    pub fn of(samples: impl IntoIterator<Item = &'a Sample>) -> Option<Self> {
-        let samples = samples.into_iter().filter(|sample| sample.info().is_some());
-        let samples: Vec<_> = samples.collect();
+    pub fn of(samples: impl IntoIterator<Item: Into<SampleRef<'a>>>) -> Option<Self> {
+        let all = samples.into_iter();
+        let mut samples = Vec::with_capacity(all.size_hint().0);
+        samples.extend(all.map(Into::into).filter(|sample| sample.has_info));
         let (first, last) = (*samples.first()?, *samples.last()?);
         (first.at < last.at).then_some(Self {
             first: first.info()?,
@@ -116,7 +164,7 @@ impl<'a> Window<'a> {
     /// Returns the rates of the fastest train of acknowledgements of each scan that has one, in
     /// bytes a second. Empty if events are not counted.
     pub(crate) fn train_rates(&self) -> Vec<f64> {
-        let events = |sample: &Sample| sample.connection.internals?.events;
+        let events = |sample: &SampleRef<'_>| sample.connection.internals?.events;
         let pairs = self.samples.iter().zip(self.samples.iter().skip(1));
         let rates = pairs.filter_map(|(before, sample)| {
             let (before, events) = (events(before)?, events(sample)?);
@@ -134,7 +182,7 @@ impl<'a> Window<'a> {
     }
 
     /// Returns all samples, oldest first.
-    pub fn samples(&self) -> &[&'a Sample] {
+    pub fn samples(&self) -> &[SampleRef<'a>] {
         &self.samples
     }
 
@@ -150,7 +198,7 @@ impl<'a> Window<'a> {
 
     /// Returns the time from the first sample to the last.
     pub fn elapsed(&self) -> Duration {
-        let at = |sample: Option<&&Sample>| sample.map_or(Duration::ZERO, |sample| sample.at);
+        let at = |sample: Option<&SampleRef<'_>>| sample.map_or(Duration::ZERO, |sample| sample.at);
         at(self.samples.last()).saturating_sub(at(self.samples.first()))
     }
 
@@ -180,7 +228,7 @@ impl<'a> Window<'a> {
 
     /// Returns the events between the first sample and the last; `None` if they are not counted.
     pub(crate) fn event_delta(&self) -> Option<EventDelta> {
-        let events = |sample: Option<&&Sample>| sample?.connection.internals?.events;
+        let events = |sample: Option<&SampleRef<'_>>| sample?.connection.internals?.events;
         let (first, last) = (self.samples.first(), self.samples.last());
         Some(EventDelta::between(&events(first)?, &events(last)?))
     }
@@ -292,12 +340,17 @@ impl<'a> Window<'a> {
 
     /// Returns the mean of a figure over the samples that have it.
     pub fn mean(&self, of: impl Fn(&TcpInfo) -> Option<f64>) -> Option<f64> {
-        let (mut sum, mut count) = (0.0, 0.0);
-        for value in self.infos().filter_map(of) {
-            sum += value;
-            count += 1.0;
-        }
-        (count > 0.0).then(|| sum / count)
+        mean(self.infos().filter_map(of))
+    }
+
+    /// Returns the mean time since the last acknowledgement, in seconds, over the samples for which
+    /// `is` returns true.
+    pub fn mean_since_last_ack(&self, is: impl Fn(&TcpInfo) -> bool) -> Option<f64> {
+        let samples = self
+            .samples
+            .iter()
+            .filter(|sample| sample.info().is_some_and(&is));
+        mean(samples.filter_map(|sample| Some(sample.since_last_ack()?.as_secs_f64())))
     }
 
     /// Returns the mean of a time, in seconds, over the samples that have it.
@@ -383,7 +436,7 @@ impl<'a> Window<'a> {
     }
 
     /// Like [`Window::often`], but `is` receives the whole sample.
-    pub fn often_of_samples(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
+    pub fn often_of_samples(&self, is: impl Fn(&SampleRef<'_>, &TcpInfo) -> bool) -> f64 {
         let (mut so, mut count) = (0u32, 0u32);
         for sample in &self.samples {
             let Some(info) = sample.info().filter(|info| is_busy(info)) else {
@@ -403,6 +456,16 @@ impl<'a> Window<'a> {
             (least.min(value), most.max(value))
         }))
     }
+}
+
+/// Returns the mean of the values; `None` without any.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for value in values {
+        sum += value;
+        count += 1.0;
+    }
+    (count > 0.0).then(|| sum / count)
 }
 
 /// Whether data waits to be sent or is in flight.

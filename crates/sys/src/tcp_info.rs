@@ -185,6 +185,12 @@ impl IdleTimes {
     pub fn aged(self, by: Duration) -> Self {
         Self(self.0.map(|time| time.saturating_add(by)))
     }
+
+    /// Returns the idle times `by` earlier, if there was no activity between.
+    #[must_use]
+    pub fn before(self, by: Duration) -> Self {
+        Self(self.0.map(|time| time.saturating_sub(by)))
+    }
 }
 
 // === impl TcpInfo ===

@@ -184,7 +184,7 @@ fn quota_removed(window: &Window<'_>, context: &Context, factor: Factor) -> Opti
 /// A buffer of data in flight for each round trip. The kernel grows a buffer whose size the
 /// application has not fixed up to the third value of `net.ipv4.tcp_wmem`.
 fn send_buffer(window: &Window<'_>, context: &Context) -> Option<Limit> {
-    let connection = &window.samples().last()?.connection;
+    let connection = window.samples().last()?.connection;
     let memory = connection.memory?;
     let is_fixed = connection
         .internals

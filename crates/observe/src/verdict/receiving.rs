@@ -4,7 +4,7 @@
 use taut_sys::sock_diag::{Connection, State};
 
 use super::{Cause, Context, Factor, Finding, LIKELY_MOST, NEAR_SCALE, Sizing, widest_window};
-use crate::window::{Sample, Window};
+use crate::window::{SampleRef, Window};
 
 /// A receive buffer counts as nearly full above this share, overhead included: the window cannot
 /// fill much more of it.
@@ -56,7 +56,7 @@ pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
 
 /// Detects unread data while no data is sent or received.
 pub(super) fn unread(window: &Window<'_>) -> Option<Finding> {
-    let queued = unread_bytes(&window.samples().last()?.connection);
+    let queued = unread_bytes(window.samples().last()?.connection);
     let cause = Cause::Unread {
         queued: queued.into(),
     };
@@ -67,11 +67,7 @@ pub(super) fn unread(window: &Window<'_>) -> Option<Finding> {
 /// after a delay, and the sender waits for that acknowledgement.
 fn late(window: &Window<'_>) -> Option<Finding> {
     let samples = window.samples();
-    let queues = || {
-        samples
-            .iter()
-            .map(|sample| unread_bytes(&sample.connection))
-    };
+    let queues = || samples.iter().map(|sample| unread_bytes(sample.connection));
     let segment = window.last().rcv_mss;
     let often = queues().filter(|queue| *queue > segment).count() * 2 > samples.len();
     let queued = queues().map(f64::from).sum::<f64>() / samples.len().max(1) as f64;
@@ -99,8 +95,8 @@ fn full(window: &Window<'_>) -> f64 {
     full as f64 / samples.len().max(1) as f64
 }
 
-fn is_full(sample: &Sample) -> bool {
-    let connection = &sample.connection;
+fn is_full(sample: &SampleRef<'_>) -> bool {
+    let connection = sample.connection;
     let taken = connection
         .memory
         .is_some_and(|m| f64::from(m.rmem_alloc) > f64::from(m.rcvbuf) * FULL);
@@ -139,7 +135,7 @@ fn used(window: &Window<'_>) -> Option<f64> {
 }
 
 fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
-    let last = window.samples().last().map(|sample| &sample.connection);
+    let last = window.samples().last().map(|sample| sample.connection);
     let rcvbuf = last.and_then(|c| c.memory).map(|m| u64::from(m.rcvbuf));
     let internals = last.and_then(|connection| connection.internals);
     let is_locked = internals.map(|internals| internals.rcvbuf_locked);

@@ -11,7 +11,7 @@ use taut_sys::sock_diag::State;
 use taut_sys::tcp_info::TcpInfo;
 
 use super::{Cause, Context, Factor, Finding, Sizing};
-use crate::window::{Sample, Shares, Window};
+use crate::window::{SampleRef, Shares, Window};
 
 /// Decides whether a factor accounts for the given share of the time, which is attributed to the
 /// network.
@@ -90,7 +90,7 @@ fn asks(window: &Window<'_>) -> f64 {
 /// sample at a higher rate keeps it clear. But while it is set, the application has limited all
 /// samples since. So it decides for a sender that paces, which spreads the application's last write
 /// over some time and may have more than a segment of it unsent.
-fn has_unsent(sample: &Sample, info: &TcpInfo) -> bool {
+fn has_unsent(sample: &SampleRef<'_>, info: &TcpInfo) -> bool {
     if info.delivery_rate_app_limited && control::has_model(sample) {
         return false;
     }
@@ -120,8 +120,8 @@ fn full(window: &Window<'_>) -> f64 {
 /// is free (`sk_stream_is_writeable()`). A program that has closed its end does not wait. A buffer
 /// whose size the application has fixed counts as full from half on, because the program writes
 /// only some time after it was woken.
-fn is_full(sample: &Sample) -> bool {
-    let connection = &sample.connection;
+fn is_full(sample: &SampleRef<'_>) -> bool {
+    let connection = sample.connection;
     let may_write = matches!(connection.state, State::Established | State::CloseWait);
     let memory = connection.memory.filter(|_| may_write);
     let is_fixed = connection.internals.is_some_and(|i| i.sndbuf_locked);
@@ -140,7 +140,7 @@ fn application(shares: Shares, waiting: f64) -> Finding {
 }
 
 fn send_buffer(window: &Window<'_>, shares: Shares, seen: f64, context: &Context) -> Finding {
-    let last = window.samples().last().map(|sample| &sample.connection);
+    let last = window.samples().last().map(|sample| sample.connection);
     let memory = last.and_then(|connection| connection.memory);
     let internals = last.and_then(|connection| connection.internals);
     let sizing = memory.map_or(Sizing::Unknown, |memory| {

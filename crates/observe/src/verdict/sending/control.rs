@@ -7,7 +7,7 @@
 
 use taut_sys::sock_diag::Bbr;
 
-use crate::window::{Sample, Window};
+use crate::window::{SampleRef, Window};
 
 /// The minimum pacing gain in STARTUP, in units of [`Bbr::UNIT`]. BBR starts with 2.89 (2.77 in its
 /// third version), and later probes with at most 1.25.
@@ -66,15 +66,12 @@ pub(in super::super) fn paced_rate(window: &Window<'_>) -> Option<f64> {
 
 /// Whether the congestion control keeps a model of the path.
 pub(in super::super) fn is_model_based(window: &Window<'_>) -> bool {
-    window
-        .samples()
-        .last()
-        .is_some_and(|sample| has_model(sample))
+    window.samples().last().is_some_and(has_model)
 }
 
 /// Whether the congestion control of a sample keeps a model of the path.
-pub(super) fn has_model(sample: &Sample) -> bool {
-    let connection = &sample.connection;
+pub(super) fn has_model(sample: &SampleRef<'_>) -> bool {
+    let connection = sample.connection;
     let name = connection.congestion_control;
     connection.bbr.is_some() || name.is_some_and(|name| name.as_str().starts_with("bbr"))
 }

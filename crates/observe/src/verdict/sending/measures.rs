@@ -2,7 +2,7 @@
 
 use taut_sys::tcp_info::TcpInfo;
 
-use crate::window::Window;
+use crate::window::{SampleRef, Window};
 
 /// A condition that holds in more than this share of the samples holds most of the time.
 pub(super) const OFTEN: f64 = 0.5;
@@ -88,8 +88,7 @@ pub(super) struct Age {
 /// Returns the age of the last acknowledgement; `None` if no data was in flight.
 pub(super) fn last_acknowledgement(window: &Window<'_>) -> Option<Age> {
     // Without data in flight no acknowledgement is due.
-    let seconds =
-        window.mean(|info| (info.unacked > 0).then_some(info.last_ack_recv.as_secs_f64()))?;
+    let seconds = window.mean_since_last_ack(|info| info.unacked > 0)?;
     // A receiver acknowledges every second segment.
     let gap = 2.0 * f64::from(window.last().snd_mss) / window.busy_rate();
     Some(Age {
@@ -118,9 +117,10 @@ pub(super) fn owes_answers(window: &Window<'_>) -> bool {
         return false;
     }
     let is_closed = |info: &TcpInfo| info.snd_wnd.is_some_and(|wnd| wnd < info.snd_mss);
-    let is_owed = |info: &TcpInfo| {
-        info.unacked > 0 && !is_closed(info) && info.last_ack_recv.as_secs_f64() > longest
+    let is_owed = |sample: &SampleRef<'_>, info: &TcpInfo| {
+        let age = sample.since_last_ack().unwrap_or_default();
+        info.unacked > 0 && !is_closed(info) && age.as_secs_f64() > longest
     };
     let closed = window.often(is_closed);
-    closed == 0.0 || window.often(is_owed) > closed
+    closed == 0.0 || window.often_of_samples(is_owed) > closed
 }

@@ -125,14 +125,16 @@ pub(super) fn acknowledges_late(
     shares: Shares,
     network: f64,
 ) -> Option<Finding> {
+    // The cheapest first: most connections have less in flight.
+    if window.mean(|info| Some(info.unacked.into()))? < MANY {
+        return None;
+    }
     let (min_rtt, rtt) = own_round_trips(window)?;
     // Without events the longest round trip is unknown: samples contain only the smoothed one.
     let max_rtt = window.longest_rtt()?.as_secs_f64();
     let unread = window.unread_share()?;
-    let in_flight = window.mean(|info| Some(info.unacked.into()))?;
-    let since_last_ack = window.mean_seconds(|info| Some(info.last_ack_recv))?;
-    (in_flight >= MANY
-        && shares.receiver <= USED_UP
+    let since_last_ack = window.mean_since_last_ack(|_| true)?;
+    (shares.receiver <= USED_UP
         && unread > UNREAD_LITTLE
         && is_answered_in_bursts(window, BURSTS)
         && rtt > min_rtt + LATE_SECONDS
