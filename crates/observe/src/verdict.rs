@@ -74,6 +74,9 @@ const LIKELY: f64 = 0.5;
 /// The minimum weight of a `sure` verdict. No other factor may have more than half the verdict's
 /// weight.
 const SURE: f64 = 0.75;
+/// A sender with nothing to send for this share of the time is limited by its application, for sure:
+/// above [`SURE`], with a margin for rounding.
+const LITTLE_TO_SEND: f64 = 0.8;
 /// The machine counts as descheduled only above this share of the time.
 const LEAST_DESCHEDULED: f64 = 0.25;
 /// The maximum weight of a finding that may be `likely` but never `sure`.
@@ -104,9 +107,30 @@ pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
 
 /// Returns the factor and the confidence of [`verdict`], without the causes.
 pub fn limit(window: &Window<'_>, context: &Context) -> (Factor, Confidence) {
+    if has_little_to_send(window, context) {
+        return (Factor::SenderApplication, Confidence::Sure);
+    }
     let findings = findings(window, context);
     let (factor, confidence, _) = heaviest(&findings, &weights(&findings));
     (factor, confidence)
+}
+
+/// Whether the sender had nothing to send for so much of the time that the rest cannot matter: the
+/// other findings have no more weight than the rest of the time. This spares most connections the
+/// rules, which read every sample.
+fn has_little_to_send(window: &Window<'_>, context: &Context) -> bool {
+    // They take weight from the application, or scale it.
+    let is_alone = context.cpu_quota.is_none()
+        && context.host_drops.is_empty()
+        && context
+            .descheduled
+            .is_none_or(|share| share <= LEAST_DESCHEDULED);
+    is_alone
+        && !is_handshake(window)
+        && sends(window) == Some(true)
+        && window
+            .shares()
+            .is_some_and(|shares| shares.idle >= LITTLE_TO_SEND)
 }
 
 fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {

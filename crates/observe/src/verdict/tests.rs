@@ -372,6 +372,48 @@ fn an_unanswered_handshake_is_timeouts() {
     assert_eq!(found(&samples).factor, Factor::Unclear);
 }
 
+#[test]
+fn the_limit_of_a_sender_with_little_to_send_is_that_of_its_verdict() {
+    let contexts = [
+        Context::default(),
+        Context {
+            descheduled: Some(0.6),
+            ..Context::default()
+        },
+        Context {
+            cpu_quota: Some(CpuQuota {
+                file: std::path::Path::new("/sys/fs/cgroup/a/cpu.max").into(),
+                cpus: 0.5,
+                stopped: 0.7,
+            }),
+            ..Context::default()
+        },
+    ];
+    let mut found = Vec::new();
+    for percent in (1..100).step_by(7) {
+        let busy = f64::from(percent) / 100.0;
+        let samples = sender(|scan, info| {
+            info.busy_time = of_half_seconds(scan, busy);
+            info.rwnd_limited = of_half_seconds(scan, busy / 2.0);
+            info.retransmits = 1;
+        });
+        let window = Window::of(&samples).unwrap();
+        for context in &contexts {
+            let verdict = verdict(&window, context);
+            let brief = (verdict.factor, verdict.confidence);
+            assert_eq!(limit(&window, context), brief, "{percent}, {context:?}");
+            found.push(verdict.factor);
+        }
+    }
+    for factor in [
+        Factor::SenderApplication,
+        Factor::Descheduled,
+        Factor::CpuQuota,
+    ] {
+        assert!(found.contains(&factor), "{factor:?}");
+    }
+}
+
 proptest! {
     /// Any `tcp_info` has a verdict with a weight of at most 1.
     #[test]
