@@ -131,6 +131,32 @@ impl Row {
         self
     }
 
+    /// Returns a number by which most rows are in order; [`Row::compare`] orders those with the same.
+    fn key(&self, by: Sort) -> (i64, u64) {
+        let first = match by {
+            Sort::Rate => {
+                let rates = self.rates.unwrap_or_default();
+                descending(rates.sent + rates.received)
+            }
+            Sort::Rtt => descending(self.rtt.map_or(0.0, |(rtt, _)| rtt)),
+            Sort::Retrans => -i64::from(self.retrans),
+            Sort::Peer => 0,
+            // Rows without a process come last. Names order the others before addresses do.
+            Sort::Process => return (self.process.is_none().into(), 0),
+        };
+        (first, prefix(self.peer))
+    }
+
+    fn compare(&self, other: &Self, by: Sort) -> Ordering {
+        let by_process = match by {
+            Sort::Process => self.process.cmp(&other.process),
+            _ => Ordering::Equal,
+        };
+        by_process
+            .then_with(|| (self.peer, self.local).cmp(&(other.peer, other.local)))
+            .then(self.cookie.cmp(&other.cookie))
+    }
+
     /// Writes the text of a column.
     fn cell(&self, column: usize, out: &mut String) {
         match column {
@@ -224,7 +250,10 @@ fn address(out: &mut String, address: SocketAddr) {
 ///
 /// # Errors
 /// Those of the writer.
-pub fn table(rows: impl IntoIterator<Item = Row>, to: &mut impl io::Write) -> io::Result<()> {
+pub fn table<'a>(
+    rows: impl IntoIterator<Item = &'a Row>,
+    to: &mut impl io::Write,
+) -> io::Result<()> {
     let (mut text, mut scratch) = (String::new(), String::new());
     line(&mut text, &mut scratch, |column, out| {
         out.push_str(COLUMNS[column].0);
@@ -260,24 +289,41 @@ fn line(text: &mut String, scratch: &mut String, cell: impl Fn(usize, &mut Strin
 
 /// Sorts items by their rows. Equal rows keep their order from scan to scan.
 pub fn sort_by<T>(rows: &mut [T], row: impl Fn(&T) -> &Row, by: Sort) {
-    let rate = |row: &Row| row.rates.map_or(0.0, |rates| rates.sent + rates.received);
-    let rtt = |row: &Row| row.rtt.map_or(0.0, |(rtt, _)| rtt);
-    rows.sort_by(|a, b| {
-        let (a, b) = (row(a), row(b));
-        let order = match by {
-            Sort::Rate => rate(b).total_cmp(&rate(a)),
-            Sort::Rtt => rtt(b).total_cmp(&rtt(a)),
-            Sort::Retrans => b.retrans.cmp(&a.retrans),
-            Sort::Peer => Ordering::Equal,
-            // Rows without a process come last.
-            Sort::Process => {
-                (a.process.is_none(), &a.process).cmp(&(b.process.is_none(), &b.process))
-            }
-        };
-        order
-            .then_with(|| (a.peer, a.local).cmp(&(b.peer, b.local)))
-            .then(a.cookie.cmp(&b.cookie))
+    let keys = rows.iter().map(|item| row(item).key(by));
+    let mut order: Vec<((i64, u64), usize)> = keys.zip(0..).collect();
+    order.sort_unstable_by(|(a, i), (b, j)| {
+        a.cmp(b)
+            .then_with(|| row(&rows[*i]).compare(row(&rows[*j]), by))
     });
+    // Rows are large, so each is moved only once.
+    for to in 0..order.len() {
+        let mut from = order[to].1;
+        // It has been moved to where the row of its place belonged.
+        while from < to {
+            from = order[from].1;
+        }
+        order[to].1 = from;
+        rows.swap(to, from);
+    }
+}
+
+/// Returns a number that is smaller for a larger number, as [`f64::total_cmp`] orders them.
+fn descending(number: f64) -> i64 {
+    let bits = number.to_bits().cast_signed();
+    !(bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed())
+}
+
+/// Returns a number that orders most addresses as they are ordered; some have the same.
+fn prefix(address: SocketAddr) -> u64 {
+    match address {
+        SocketAddr::V4(address) => {
+            u64::from(address.ip().to_bits()) << 16 | u64::from(address.port())
+        }
+        SocketAddr::V6(address) => {
+            let [high @ .., _, _, _, _, _, _, _, _] = address.ip().octets();
+            1 << 63 | u64::from_be_bytes(high) >> 1
+        }
+    }
 }
 
 #[cfg(test)]
@@ -307,7 +353,7 @@ mod tests {
         let mut unknown = row(1, 0.0);
         (unknown.process, unknown.rates, unknown.rtt, unknown.limit) = (None, None, None, None);
         let mut text = Vec::new();
-        table([row(2, 1_250_000.0), unknown], &mut text).unwrap();
+        table(&[row(2, 1_250_000.0), unknown], &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<Vec<&str>> = text
             .lines()
@@ -372,6 +418,42 @@ mod tests {
         let mut rows = [row(3, 5.0), row(1, 5.0), row(2, 9.0)];
         sort_by(&mut rows, |row| row, Sort::Rate);
         assert_eq!(rows.map(|row| row.cookie), [2, 1, 3]);
+    }
+
+    #[test]
+    fn the_number_that_orders_most_rows_agrees_with_their_order() {
+        let numbers = [
+            f64::NEG_INFINITY,
+            -2.0,
+            -0.0,
+            0.0,
+            1e-9,
+            1.0,
+            2.5,
+            1e300,
+            f64::INFINITY,
+        ];
+        for pair in numbers.windows(2) {
+            assert!(descending(pair[0]) > descending(pair[1]), "{pair:?}");
+        }
+        let ends = [
+            "0.0.0.0:0",
+            "10.0.0.1:9",
+            "10.0.0.1:10",
+            "255.255.255.255:65535",
+            "[::]:1",
+            "[2001:db8::1]:5",
+            "[2001:db8::1]:6",
+            "[2001:db8:1::]:0",
+            "[ffff::]:0",
+        ];
+        let ends = ends.map(|end| end.parse::<SocketAddr>().unwrap());
+        for pair in ends.windows(2) {
+            assert!(
+                pair[0] < pair[1] && prefix(pair[0]) <= prefix(pair[1]),
+                "{pair:?}"
+            );
+        }
     }
 
     #[test]

@@ -145,10 +145,17 @@ fn poll_ended(observer: &mut Observer, filter: &Filter, ended: &mut Groups) {
 impl Args {
     fn print(&self, observer: &Observer, filter: &Filter, ended: &Groups) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-        let mut rows: Vec<(Row, Observed<'_>)> = observer
-            .connections(filter)
-            .map(|observed| (Row::of(&observed), observed))
-            .collect();
+        // If all rows are printed, their limits cost less while their samples are in the cache.
+        let needs_limits = !self.json && self.rows.is_none();
+        let mut rows: Vec<(Row, Observed<'_>)> = Vec::with_capacity(observer.kept());
+        rows.extend(observer.connections(filter).map(|observed| {
+            let row = Row::of(&observed);
+            match needs_limits {
+                true => (row.with_limit(observer.limit(&observed)), observed),
+                false => (row, observed),
+            }
+        }));
+        let mut rows: Vec<_> = rows.iter_mut().collect();
         view::sort_by(&mut rows, |(row, _)| row, self.sort);
         rows.truncate(self.rows.unwrap_or(usize::MAX));
         if self.json {
@@ -161,10 +168,12 @@ impl Args {
             }
             out.write_all(ended.json()?.as_bytes())?;
         } else {
-            let rows = rows
-                .into_iter()
-                .map(|(row, observed)| row.with_limit(observer.limit(&observed)));
-            view::table(rows, &mut out)?;
+            if !needs_limits {
+                for (row, observed) in &mut rows {
+                    row.limit = observer.limit(observed);
+                }
+            }
+            view::table(rows.iter().map(|(row, _)| row), &mut out)?;
             if let Some(line) = ended.line() {
                 writeln!(out, "{line}")?;
             }
