@@ -268,6 +268,9 @@ struct slot {
 #define TRAIN_LEAST_NS 1000000
 #define TRAIN_CUT_NS 4000000
 
+#define CONNECTION_WITHOUT_SIGNALS \
+	__builtin_offsetof(struct connection, events.fast_retransmits)
+
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -517,23 +520,44 @@ static __always_inline bool read_counts(struct slot *slot,
 	return false;
 }
 
-static __always_inline void describe(struct connection *seen,
-				     struct sock_common *common,
-				     struct tcp_sock *tp)
+/* Sets the fields that compare() needs. */
+static __always_inline void describe(struct connection *seen, struct tcp_sock *tp)
 {
 	struct sock *sk = (struct sock *)tp;
 
-	name(&seen->name, common);
-	seen->interface = common->skc_bound_dev_if;
-	seen->is_whole = 1;
 	seen->window_clamp = tp->window_clamp;
-	seen->max_window = tp->max_window;
-	seen->sent_base = tp->snd_una - (__u32)tp->bytes_acked;
-	seen->received_base = tp->rcv_nxt - (__u32)tp->bytes_received;
 	seen->mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
 						     icsk_mtup.enabled);
 	seen->locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &
 		      (CONNECTION_SNDBUF_LOCKED | CONNECTION_RCVBUF_LOCKED);
+}
+
+/* Sets the other fields, which cost cache misses. */
+static __always_inline void describe_whole(struct connection *seen,
+					   struct sock_common *common,
+					   struct tcp_sock *tp)
+{
+	name(&seen->name, common);
+	seen->interface = common->skc_bound_dev_if;
+	seen->is_whole = 1;
+	seen->max_window = tp->max_window;
+	seen->sent_base = tp->snd_una - (__u32)tp->bytes_acked;
+	seen->received_base = tp->rcv_nxt - (__u32)tp->bytes_received;
+}
+
+/* Writes a record, without the part that is zero. Each read of an iterator returns
+ * 32 KiB and goes over the connections before them again, so that small records save
+ * more than their copies.
+ */
+static __always_inline void write_record(struct seq_file *seq, struct connection *seen)
+{
+	seen->head.size = sizeof(*seen);
+	if (seen->events.signals) {
+		bpf_seq_write(seq, seen, sizeof(*seen));
+		return;
+	}
+	seen->head.size = CONNECTION_WITHOUT_SIGNALS;
+	bpf_seq_write(seq, seen, CONNECTION_WITHOUT_SIGNALS);
 }
 
 SEC("iter/tcp")
@@ -554,7 +578,6 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 		return 0;
 	seen.head.cookie = bpf_get_socket_cookie(common);
 	seen.head.netns = common->skc_net.net->ns.inum;
-	seen.head.size = sizeof(seen);
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp) {
 		/* A handshake has no tcp_sock yet. */
@@ -562,7 +585,8 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 		seen.interface = common->skc_bound_dev_if;
 		goto write;
 	}
-	describe(&seen, common, tp);
+	describe(&seen, tp);
+	describe_whole(&seen, common, tp);
 	slot = slot_of(common);
 	if (slot)
 		take_room(slot);
@@ -574,7 +598,7 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 		seen.has_events = read_counts(slot, &seen.events);
 	}
 write:
-	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
+	write_record(ctx->meta->seq, &seen);
 	return 0;
 }
 
@@ -602,7 +626,7 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	take_room(slot);
 	seen.head.cookie = bpf_get_socket_cookie(tp);
 	seen.head.netns = common->skc_net.net->ns.inum;
-	describe(&seen, common, tp);
+	describe(&seen, tp);
 	compare(slot, tp, &seen, state);
 	seen.head.changed = slot->changed;
 	if (slot->changed && slot->changed < this_scan.number) {
@@ -610,11 +634,11 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 		bpf_seq_write(ctx->meta->seq, &seen.head, sizeof(seen.head));
 		return 0;
 	}
-	seen.head.size = sizeof(seen);
+	describe_whole(&seen, common, tp);
 	seen.has_events = read_counts(slot, &seen.events);
 	if (!seen.has_events)
 		slot->changed = this_scan.number + 1;
-	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
+	write_record(ctx->meta->seq, &seen);
 	return 0;
 }
 

@@ -15,6 +15,18 @@
  */
 struct connection_events {
 	__u64 rtt_sum;
+	__u32 rtts;		/* measured round trips */
+	__u32 rtt_most;
+	__u32 rtt_most_recent;	/* since the scan before this one began */
+	/* The fastest train of acknowledgements since the scan before this one began, in
+	 * segments a second.
+	 */
+	__u32 train_most_recent;
+	__u32 trains;
+	__u32 signals;
+	/* Zero without a signal. The record of a connection without one ends here. */
+	__u32 fast_retransmits;
+	__u32 between;		/* pairs of signals, less than 69 s apart */
 	__u64 signal_rtt_sum;	/* of the round trips before each signal */
 	__u64 signal_cwnd_sum;	/* of the windows at each signal */
 	__u64 signal_cwnd_squares;
@@ -23,17 +35,6 @@ struct connection_events {
 	__u64 between_times;	/* of the times between two signals, in 65.5 us */
 	__u64 between_time_squares;
 	__u64 between_products;	/* of segments and times */
-	__u32 rtts;		/* measured round trips */
-	__u32 rtt_most;
-	__u32 signals;
-	__u32 fast_retransmits;
-	__u32 between;		/* pairs of signals, less than 69 s apart */
-	__u32 rtt_most_recent;	/* since the scan before this one began */
-	/* The fastest train of acknowledgements since the scan before this one began, in
-	 * segments a second.
-	 */
-	__u32 train_most_recent;
-	__u32 trains;
 };
 
 /* Shifts nanoseconds to the unit of the times between signals. */
@@ -69,12 +70,12 @@ struct connection {
 	__u32 interface;	/* to which it is bound; 0: none */
 	struct connection_name name;
 	__u32 max_window;	/* the widest window that the peer ever advertised */
-	struct connection_events events;
 	/* Where its sequence numbers begin: SND.UNA less the bytes acknowledged,
 	 * and RCV.NXT less the bytes received.
 	 */
 	__u32 sent_base;
 	__u32 received_base;
+	struct connection_events events;
 };
 
 /* The process that connected, accepted or closed a connection. */

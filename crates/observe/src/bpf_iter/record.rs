@@ -1,6 +1,7 @@
 //! Parses the records that the programs write (bpf/connection.h).
 
 use std::io;
+use std::mem::offset_of;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use super::raw::{self, ConnectionLocks};
 
 const HEAD: usize = size_of::<raw::ConnectionHead>();
 const RECORD: usize = size_of::<raw::Connection>();
+/// The size of the record of a connection without congestion signals; the rest would be zero.
+const WITHOUT_SIGNALS: usize = offset_of!(raw::Connection, events.fast_retransmits);
 
 /// A connection that an iterator lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +47,7 @@ pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
         return Ok(None);
     };
     let size = head.size as usize;
-    if size != HEAD && size != RECORD {
+    if ![HEAD, WITHOUT_SIGNALS, RECORD].contains(&size) {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let Some((record, after)) = records.split_at_checked(size) else {
@@ -54,9 +57,18 @@ pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
         cookie: head.cookie,
         since: NonZeroU64::new(head.changed),
         netns: head.netns,
-        details: read_prefix(record).map(|(record, _)| details(&record)),
+        details: (size > HEAD).then(|| details(&whole(record))),
     };
     Ok(Some((found, after)))
+}
+
+/// Returns a record with zeros for the part that was not written.
+fn whole(written: &[u8]) -> raw::Connection {
+    let mut record = [0; RECORD];
+    record[..written.len()].copy_from_slice(written);
+    read_prefix(&record)
+        .map(|(record, _)| record)
+        .unwrap_or_default()
 }
 
 fn details(record: &raw::Connection) -> Details {
@@ -231,13 +243,40 @@ mod tests {
     }
 
     #[test]
+    fn what_a_record_without_signals_leaves_out_is_zero() {
+        let record = raw::Connection {
+            head: raw::ConnectionHead {
+                size: WITHOUT_SIGNALS as u32,
+                ..raw::ConnectionHead::default()
+            },
+            has_events: 1,
+            is_whole: 1,
+            events: raw::ConnectionEvents {
+                rtts: 3,
+                // These belong to the next record.
+                fast_retransmits: 9,
+                between_products: 9,
+                ..raw::ConnectionEvents::default()
+            },
+            ..raw::Connection::default()
+        };
+        let (found, after) = parse(record.as_bytes()).unwrap().unwrap();
+        let events = found.details.unwrap().internals.unwrap().events.unwrap();
+        let expected = Events {
+            rtts: 3,
+            ..Events::default()
+        };
+        assert_eq!((events, after.len()), (expected, RECORD - WITHOUT_SIGNALS));
+    }
+
+    #[test]
     fn a_cut_record_is_incomplete_and_an_invalid_one_an_error() {
         let mut record = [0; RECORD];
         record[20..24].copy_from_slice(&(RECORD as u32).to_ne_bytes());
         for length in 0..RECORD {
             assert_eq!(parse(&record[..length]).unwrap(), None);
         }
-        for size in [0, 1, HEAD - 1, HEAD + 1, RECORD + 1, usize::MAX] {
+        for size in [0, 1, HEAD - 1, HEAD + 1, RECORD - 1, RECORD + 1, usize::MAX] {
             record[20..24].copy_from_slice(&(size as u32).to_ne_bytes());
             assert!(parse(&record).is_err());
         }

@@ -15,8 +15,10 @@ const FEW: usize = 4;
 pub(crate) struct Changed {
     /// Connections to read.
     wanted: Vec<SocketId>,
-    /// Data from the programs about these connections, by cookie.
-    internals: FxHashMap<u64, Internals>,
+    /// Data from the programs about these connections, and where it is by cookie. Apart, because a
+    /// table of the large data would cost a cache miss for each.
+    internals: Vec<Internals>,
+    places: FxHashMap<u64, usize>,
     /// Number of other connections.
     pub(crate) unchanged: usize,
     /// Number of connections without a slot.
@@ -35,7 +37,8 @@ impl Changed {
         self.wanted.push(details.id);
         if let Some(internals) = details.internals {
             self.without_slot += usize::from(internals.events.is_none());
-            self.internals.insert(found.cookie, internals);
+            self.places.insert(found.cookie, self.internals.len());
+            self.internals.push(internals);
         }
         true
     }
@@ -56,7 +59,8 @@ impl Changed {
         mut each: impl FnMut(Connection),
     ) -> Result<DumpStats, Errno> {
         let mut each = |mut connection: Connection| {
-            connection.internals = self.internals.remove(&connection.cookie);
+            let place = self.places.remove(&connection.cookie);
+            connection.internals = place.and_then(|place| self.internals.get(place).copied());
             each(connection);
         };
         if self.wanted.len() * FEW > self.unchanged {
