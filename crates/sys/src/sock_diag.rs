@@ -6,6 +6,7 @@
 mod connection;
 mod destroyed;
 mod id;
+mod listener;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ pub use connection::{Bbr, CongestionControl, Connection, Events, Internals, Memo
 use connection::{INET_DIAG_CONG, INET_DIAG_INFO, INET_DIAG_SKMEMINFO, INET_DIAG_VEGASINFO};
 pub use destroyed::{DestroyedSockets, DestroyedStats};
 pub use id::SocketId;
+pub use listener::Listener;
 
 use crate::Errno;
 use crate::netlink::{
@@ -82,10 +84,13 @@ const STATES: u32 = {
     bits
 };
 
+/// The bit of the state of a socket that listens.
+const LISTEN: u32 = 1 << listener::STATE;
+
 /// Statistics of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpStats {
-    /// Connections passed to the callback.
+    /// Connections, or listeners, passed to the callback.
     pub connections: usize,
     /// Sockets in TIME-WAIT, which are omitted. Includes sockets in FIN-WAIT-2 that no process
     /// owns: the kernel keeps them as TIME-WAIT sockets.
@@ -139,6 +144,28 @@ impl SockDiag {
     /// not answer; `ETIMEDOUT` if the dump does not end; `EMSGSIZE` if an answer exceeds the
     /// buffer.
     pub fn dump(&mut self, mut each: impl FnMut(Connection)) -> Result<DumpStats, Errno> {
+        self.dump_in(STATES, &mut |payload| {
+            Connection::parse(payload).map(&mut each).is_some()
+        })
+    }
+
+    /// Calls `each` with every socket that listens for TCP connections.
+    ///
+    /// # Errors
+    /// Those of [`Self::dump`].
+    pub fn listeners(&mut self, mut each: impl FnMut(Listener)) -> Result<DumpStats, Errno> {
+        self.dump_in(LISTEN, &mut |payload| {
+            Listener::parse(payload).map(&mut each).is_some()
+        })
+    }
+
+    /// Calls `each` with the answers about sockets in these states; it returns whether it
+    /// understands them.
+    fn dump_in(
+        &mut self,
+        states: u32,
+        each: &mut impl FnMut(&[u8]) -> bool,
+    ) -> Result<DumpStats, Errno> {
         let mut listed = DumpStats::default();
         for family in [libc::AF_INET, libc::AF_INET6] {
             #[expect(
@@ -146,7 +173,7 @@ impl SockDiag {
                 clippy::cast_sign_loss,
                 reason = "2 and 10"
             )]
-            match self.list(family as u8, &mut listed, &mut each) {
+            match self.list(family as u8, states, &mut listed, each) {
                 // The kernel has no IPv6.
                 Err(Errno::NOENT | Errno::AFNOSUPPORT) if family == libc::AF_INET6 => {}
                 other => other?,
@@ -158,13 +185,14 @@ impl SockDiag {
     fn list(
         &mut self,
         family: u8,
+        states: u32,
         listed: &mut DumpStats,
-        each: &mut impl FnMut(Connection),
+        each: &mut impl FnMut(&[u8]) -> bool,
     ) -> Result<(), Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         send(
             &self.socket,
-            request(family, self.sequence).bytes(),
+            request(family, states, self.sequence).bytes(),
             SendFlags::empty(),
         )?;
         let end = Instant::now() + DUMP_TIMEOUT;
@@ -201,7 +229,13 @@ impl SockDiag {
             }
             self.sequence = self.sequence.wrapping_add(1);
             let message = wanted.iter().fold(Message::default(), |message, id| {
-                push_request(message, REQUEST, id.family, self.sequence, &id.bytes())
+                push_request(
+                    message,
+                    REQUEST,
+                    (id.family, STATES),
+                    self.sequence,
+                    &id.bytes(),
+                )
             });
             send(&self.socket, message.bytes(), SendFlags::empty())?;
             let mut missing = wanted.len();
@@ -221,7 +255,7 @@ impl SockDiag {
                     &self.answer[..filled],
                     self.sequence,
                     &mut listed,
-                    &mut each,
+                    &mut |payload| Connection::parse(payload).map(&mut each).is_some(),
                 ) {
                     // The connection has ended, or another connection has its addresses now.
                     Err(Errno::NOENT | Errno::STALE) => missing -= 1,
@@ -234,13 +268,13 @@ impl SockDiag {
     }
 }
 
-/// Returns the request for a dump of `family`.
-fn request(family: u8, sequence: u32) -> Message {
+/// Returns the request for a dump of the sockets of `family` in these states.
+fn request(family: u8, states: u32, sequence: u32) -> Message {
     // The kernel reads `struct inet_diag_sockid` only in requests for a single socket.
     push_request(
         Message::default(),
         REQUEST | DUMP,
-        family,
+        (family, states),
         sequence,
         &[0; id::BYTES],
     )
@@ -250,7 +284,7 @@ fn request(family: u8, sequence: u32) -> Message {
 fn push_request(
     message: Message,
     flags: u16,
-    family: u8,
+    (family, states): (u8, u32),
     sequence: u32,
     id: &[u8; id::BYTES],
 ) -> Message {
@@ -268,12 +302,13 @@ fn push_request(
     message.message(SOCK_DIAG_BY_FAMILY, flags, sequence, |message| {
         message
             .raw(&[family, protocol, extensions, 0])
-            .raw(&STATES.to_ne_bytes())
+            .raw(&states.to_ne_bytes())
             .raw(id)
     })
 }
 
-/// Calls `each` with the connections in a datagram. Returns whether it was the last one.
+/// Calls `each` with the answers in a datagram; it returns whether it understands them. Returns
+/// whether the datagram was the last one.
 ///
 /// # Errors
 /// The error that the kernel reports; `EBADMSG` for a malformed message.
@@ -281,7 +316,7 @@ fn parse(
     mut datagram: &[u8],
     sequence: u32,
     listed: &mut DumpStats,
-    each: &mut impl FnMut(Connection),
+    each: &mut impl FnMut(&[u8]) -> bool,
 ) -> Result<bool, Errno> {
     while !datagram.is_empty() {
         let message = next_message(&mut datagram).ok_or(Errno::BADMSG)?;
@@ -294,12 +329,9 @@ fn parse(
             SOCK_DIAG_BY_FAMILY if message.payload.get(TIMER) == Some(&TIMER_WAIT) => {
                 listed.waiting += 1;
             }
-            SOCK_DIAG_BY_FAMILY => match Connection::parse(message.payload) {
-                Some(connection) => {
-                    listed.connections += 1;
-                    each(connection);
-                }
-                None => listed.unknown += 1,
+            SOCK_DIAG_BY_FAMILY => match each(message.payload) {
+                true => listed.connections += 1,
+                false => listed.unknown += 1,
             },
             NLMSG_DONE => {
                 return match code(message.payload) {
@@ -442,7 +474,9 @@ mod tests {
 
     fn parsed(datagram: &[u8]) -> (Result<bool, Errno>, DumpStats) {
         let mut listed = DumpStats::default();
-        let end = parse(datagram, 1, &mut listed, &mut |_| {});
+        let end = parse(datagram, 1, &mut listed, &mut |payload| {
+            Connection::parse(payload).is_some()
+        });
         (end, listed)
     }
 
