@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::both_ends::{End, Joint, Remote, Report, SequenceBase};
 use crate::ended::Groups;
+use crate::listeners::Dropping;
 use crate::observation::Observation;
 use crate::observer::Tracked;
 use crate::owner::Process;
@@ -105,11 +106,22 @@ pub fn join<'a>(explanations: &mut [Explanation<'a>], name: &'a str, report: &'a
     }
 }
 
-/// Returns a line of JSON for each connection, and one for each group of those that have ended.
+/// A line of JSON about a socket that listens.
+#[derive(Serialize)]
+struct ListenerLine<'a> {
+    listener: &'a Dropping,
+}
+
+/// Returns a line of JSON for each connection, one for each group of those that have ended, and one
+/// for each socket that dropped connection attempts.
 ///
 /// # Errors
 /// Those of serde_json.
-pub fn json(explanations: &[Explanation<'_>], ended: &Groups) -> serde_json::Result<String> {
+pub fn json(
+    explanations: &[Explanation<'_>],
+    ended: &Groups,
+    dropping: &[Dropping],
+) -> serde_json::Result<String> {
     let mut text = String::new();
     for one in explanations {
         let line = Line {
@@ -122,14 +134,19 @@ pub fn json(explanations: &[Explanation<'_>], ended: &Groups) -> serde_json::Res
         text.push('\n');
     }
     text.push_str(&ended.json()?);
+    for listener in dropping {
+        text.push_str(&serde_json::to_string(&ListenerLine { listener })?);
+        text.push('\n');
+    }
     Ok(text)
 }
 
-/// Reports how many connections each factor limits, explains the first `explained` of them, and sums
-/// up those that have ended.
+/// Reports how many connections each factor limits, explains the first `explained` of them, sums up
+/// those that have ended, and names the sockets that dropped connection attempts.
 pub fn text(
     explanations: &[Explanation<'_>],
     observation: &Observation,
+    dropping: &[Dropping],
     watched: Duration,
     explained: usize,
 ) -> String {
@@ -150,6 +167,9 @@ pub fn text(
     if !ended.is_empty() {
         text.push_str(&format!("ended in {watched:.1} s: {}\n", ended.count()));
         text.push_str(&ended.text(explained));
+    }
+    for listener in dropping.iter().take(explained) {
+        text.push_str(&listener.text(watched));
     }
     if !observation.sees_all_ends() {
         text.push_str(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::ended::Groups;
 use crate::filter::{Filter, Subject};
+use crate::listeners::{Dropping, Listeners};
 use crate::observer::{Observer, Tracked};
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
@@ -21,6 +22,8 @@ pub struct Observation {
     kept: Vec<Kept>,
     groups: Groups,
     sees_all_ends: bool,
+    /// `None` before the first scan.
+    listeners: Option<Listeners>,
 }
 
 /// A connection that at least two scans have found, and that has ended.
@@ -49,6 +52,7 @@ impl Observation {
             kept: Vec::new(),
             groups: Groups::default(),
             sees_all_ends: false,
+            listeners: None,
         }
     }
 
@@ -64,6 +68,9 @@ impl Observation {
             .scan_and(&self.filter, |cookie, tracked, process| {
                 ended.push((cookie, tracked, process));
             })?;
+        if self.listeners.is_none() {
+            self.listeners = Some(Listeners::begin(self.observer.scanner()));
+        }
         for (cookie, tracked, process) in ended {
             self.keep(cookie, tracked, process);
         }
@@ -130,6 +137,15 @@ impl Observation {
     /// Returns the sums of all ended connections that the filter matches.
     pub fn groups(&self) -> &Groups {
         &self.groups
+    }
+
+    /// Returns the sockets that the filter matches and that have dropped connection attempts since
+    /// the first scan. Reads the present figures of all.
+    pub fn dropping(&self) -> Vec<Dropping> {
+        let listeners = self.listeners.as_ref();
+        listeners.map_or(Vec::new(), |began| {
+            began.dropping(self.observer.scanner(), &self.filter)
+        })
     }
 
     /// Whether connections that open and close between two scans are included.

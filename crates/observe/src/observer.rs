@@ -290,6 +290,11 @@ impl Observer {
         self.scanner.may_have_changed()
     }
 
+    /// Returns what finds the namespaces and lists their sockets.
+    pub(crate) fn scanner(&self) -> &Scanner {
+        &self.scanner
+    }
+
     /// Returns why BPF, or a part of it, is not available; `None` if everything wanted is.
     pub fn problem(&self) -> Option<&str> {
         self.scanner.problem()

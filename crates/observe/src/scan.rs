@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
-use taut_sys::sock_diag::{Connection, DumpStats, SockDiag, SocketId};
+use taut_sys::sock_diag::{Connection, DumpStats, Listener, SockDiag, SocketId};
 
 pub(crate) use self::changed::Changed;
 pub use crate::bpf_iter::Wants;
@@ -267,6 +267,24 @@ impl Scanner {
             }
         }
         is_known
+    }
+
+    /// Passes the sockets that listen in the namespaces of the last scan to `each`, with the name of
+    /// their namespace.
+    pub(crate) fn listeners(&self, mut each: impl FnMut(&Arc<str>, Listener)) {
+        for namespace in &self.namespaces {
+            let listed = match namespace.run(SockDiag::open) {
+                Ok(Some(Ok(mut socket))) => {
+                    socket.listeners(|listener| each(&namespace.name, listener))
+                }
+                Ok(Some(Err(error))) => Err(error),
+                // A scan says that it may not be entered; or it is gone.
+                Ok(None) | Err(_) => continue,
+            };
+            if let Err(error) = listed {
+                tracing::debug!(%error, netns = %namespace.name, "sockets that listen are not listed");
+            }
+        }
     }
 
     /// Returns whether a connection may have changed since the last scan began; `false` only if it

@@ -100,6 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         wait_until(Instant::now() + pause, || observation.poll());
     }
     observation.poll();
+    let dropping = observation.dropping();
     progress.finish_and_clear();
     let tuned = tuned(&args.tune_log);
     let other = other.map(|other| Ok((other.name.clone(), other.finish()?)));
@@ -109,11 +110,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         explain::join(&mut explanations, name, report);
     }
     let text = match args.json {
-        true => explain::json(&explanations, observation.groups())
+        true => explain::json(&explanations, observation.groups(), &dropping)
             .map_err(|e| Failure::Run(e.to_string()))?,
         false => {
             let watched = observation.observer().elapsed();
-            explain::text(&explanations, &observation, watched, args.explain)
+            explain::text(
+                &explanations,
+                &observation,
+                &dropping,
+                watched,
+                args.explain,
+            )
         }
     };
     match io::stdout().write_all(text.as_bytes()) {

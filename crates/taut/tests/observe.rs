@@ -578,6 +578,55 @@ fn what_happens_between_looks_is_counted_unless_that_is_not_wanted() {
 }
 
 #[test]
+fn a_listener_that_drops_connection_attempts_is_named_with_its_process() {
+    let host = Host::new("listen");
+    let listener = host.listener();
+    rustix::net::listen(&listener, 2).unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = || {
+        let fits: Vec<_> = (0..3)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        // Each repeats its SYN after 1, 3, 7 and 15 s.
+        let dropped: Vec<_> = (0..5).map(|_| dial(address)).collect();
+        (fits, dropped)
+    };
+    let connected = host.0.run(connect).unwrap();
+    let (name, port) = (host.name(), address.port().to_string());
+    let args = [
+        "why", "--json", "--for", "4s", "--netns", name, "port", &port,
+    ];
+    let mut records = records(&args);
+    records.retain(|record| record.get("listener").is_some());
+    let [record] = &records[..] else {
+        panic!("{records:?}");
+    };
+    let found = &record["listener"];
+    assert_eq!(found["local"], address.to_string(), "{found}");
+    assert_eq!(found["pid"], me(), "{found}");
+    assert_eq!(
+        (&found["waiting"], &found["most_waiting"]),
+        (&3.into(), &3.into()),
+        "{found}"
+    );
+    assert!(found["dropped"].as_u64().unwrap() >= 5, "{found}");
+    // What others' listeners drop is not asked for.
+    let args = ["why", "--json", "--for", "2s", "--netns", name, "port", "1"];
+    let none = taut(&args).output().unwrap();
+    assert_eq!(String::from_utf8(none.stdout).unwrap(), "");
+    drop(connected);
+}
+
+/// Starts to connect, without waiting.
+fn dial(address: SocketAddr) -> std::os::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketType, connect, socket};
+    let dialler = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::io::ioctl_fionbio(&dialler, true).unwrap();
+    let _ = connect(&dialler, &address);
+    dialler
+}
+
+#[test]
 fn a_reader_that_does_not_read_is_told_at_both_ends() {
     let host = Host::new("reader");
     let (mut client, server) = host.connection(&host.listener());
