@@ -239,8 +239,8 @@ impl<'a> Window<'a> {
     }
 
     /// Returns the rate of payload that the peer acknowledged, over the time in which data was in
-    /// flight or waited, in bytes a second. A path or a buffer limits the sender to this rate, whatever
-    /// the application's pauses. Without the kernel's account of that time, the same as
+    /// flight or waited, in bytes a second. A path or a buffer limits the sender to this rate,
+    /// whatever the application's pauses. Without the kernel's account of that time, the same as
     /// [`Window::sent_rate`].
     pub fn busy_rate(&self) -> f64 {
         let busy = match self.longer(|info| info.busy_time).min(self.elapsed()) {
@@ -428,9 +428,9 @@ impl<'a> Window<'a> {
         (moments.first > 0.0).then(|| moments.both / moments.first)
     }
 
-    /// Returns the share of the busy samples for which `is` returns true. In the others nothing waits and
-    /// nothing is in flight, so they say nothing about what limits the sender while it sends; the kernel
-    /// accounts for that time exactly.
+    /// Returns the share of the busy samples for which `is` returns true. In the others nothing
+    /// waits and nothing is in flight, so they say nothing about what limits the sender while it
+    /// sends; the kernel accounts for that time exactly.
     pub fn often(&self, is: impl Fn(&TcpInfo) -> bool) -> f64 {
         self.often_of_samples(|_, info| is(info))
     }

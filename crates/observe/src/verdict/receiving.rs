@@ -9,8 +9,8 @@ use crate::window::{SampleRef, Window};
 /// A receive buffer counts as nearly full above this share, overhead included: the window cannot
 /// fill much more of it.
 const FULL: f64 = 0.4;
-/// A buffer that is full for less than this share of the time may be so for another reason: its reader
-/// paused, or data was missing.
+/// A buffer that is full for less than this share of the time may be so for another reason: its
+/// reader paused, or data was missing.
 const OFTEN_FULL: f64 = 0.15;
 /// A sender that uses this share of the window in each round trip is limited by the window.
 const WINDOW_USED: f64 = 0.7;

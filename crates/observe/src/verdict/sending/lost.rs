@@ -311,9 +311,9 @@ fn randomness(window: &Window<'_>) -> f64 {
     }
 }
 
-/// Returns the number of segments that are lost at a time, on average, from the scans alone. The number of
-/// times follows from the share of scans without a loss, as if they were independent (the zero class
-/// of a Poisson distribution). `None` without losses.
+/// Returns the number of segments that are lost at a time, on average, from the scans alone. The
+/// number of times follows from the share of scans without a loss, as if they were independent (the
+/// zero class of a Poisson distribution). `None` without losses.
 fn lost_together(window: &Window<'_>) -> Option<f64> {
     let pairs = window.infos().zip(window.infos().skip(1));
     let (mut scans, mut quiet) = (0.0, 0.0);

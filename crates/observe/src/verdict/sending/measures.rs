@@ -22,9 +22,9 @@ pub(super) const LINK_QUEUE: f64 = 1.1;
 /// A path also counts as full if the round trip is this much longer than the shortest, in seconds
 /// (CoDel tolerates 5 ms).
 pub(super) const LINK_QUEUE_SECONDS: f64 = 0.004;
-/// What waits in a queue waits about as long as the segment before. So a round trip shows a queue only
-/// if it is longer than the shortest by this multiple of the deviation of single round trips. Random
-/// delays up to J exceed the least by J/2 on average, and deviate by J/4.
+/// What waits in a queue waits about as long as the segment before. So a round trip shows a queue
+/// only if it is longer than the shortest by this multiple of the deviation of single round trips.
+/// Random delays up to J exceed the least by J/2 on average, and deviate by J/4.
 const QUEUE_STANDS: f64 = 3.0;
 /// The path is full if a sender delivers at least this share of the bandwidth that its congestion
 /// control has measured. Below 1, because the measurement is the highest of the last ten round
@@ -50,8 +50,8 @@ pub(super) fn unanswered(window: &Window<'_>) -> f64 {
     window.often(|info| info.retransmits > 0 || info.backoff > 0)
 }
 
-/// Returns the shortest and the mean round trip, in seconds. The shortest, of all connections to the
-/// peer, is taken as the round trip without a queue.
+/// Returns the shortest and the mean round trip, in seconds. The shortest, of all connections to
+/// the peer, is taken as the round trip without a queue.
 pub(super) fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
     let shortest = window.shortest_rtt()?.as_secs_f64();
     Some((shortest, window.mean_seconds(|info| info.rtt)?))
@@ -65,8 +65,8 @@ pub(super) fn own_round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
     (shortest > 0.0).then_some((shortest, mean))
 }
 
-/// Whether round trips that are longer by `waits` seconds, on average, show a queue for certain: other
-/// delays deviate, too.
+/// Whether round trips that are longer by `waits` seconds, on average, show a queue for certain:
+/// other delays deviate, too.
 pub(super) fn stands(window: &Window<'_>, waits: f64) -> bool {
     let deviation = window.mean_seconds(|info| info.rttvar).unwrap_or_default();
     waits > deviation * QUEUE_STANDS
@@ -77,7 +77,8 @@ pub(super) fn window_used_up(window: &Window<'_>) -> f64 {
     window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT)
 }
 
-/// The age of the last acknowledgement at a sample, on average over the samples with data in flight.
+/// The age of the last acknowledgement at a sample, on average over the samples with data in
+/// flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Age {
     pub(super) seconds: f64,
@@ -103,10 +104,10 @@ pub(super) fn is_answered_in_bursts(window: &Window<'_>, times: f64) -> bool {
     last_acknowledgement(window).is_some_and(|age| age.seconds > SILENT_SECONDS && age.gaps > times)
 }
 
-/// Whether the peer owes answers: round trips are much longer than the shortest, and the peer leaves data
-/// in flight unanswered more often than it closes its window. A machine that does not run neither
-/// acknowledges nor closes its window. The kernel of a reader that does not keep up acknowledges what
-/// arrives, until its window is closed and nothing is in flight.
+/// Whether the peer owes answers: round trips are much longer than the shortest, and the peer
+/// leaves data in flight unanswered more often than it closes its window. A machine that does not
+/// run neither acknowledges nor closes its window. The kernel of a reader that does not keep up
+/// acknowledges what arrives, until its window is closed and nothing is in flight.
 pub(super) fn owes_answers(window: &Window<'_>) -> bool {
     let Some((min_rtt, rtt)) = own_round_trips(window) else {
         return false;

@@ -99,8 +99,8 @@ pub(super) fn paced_by_window(window: &Window<'_>, shares: Shares, network: f64)
 /// network limits the sender, but a faster network would only fill the window sooner.
 pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> Finding {
     let (narrowest, widest) = window.range(|info| info.snd_wnd).unwrap_or_default();
-    // The verdict is sure only if the kernel's own accounting supports it, and if the peer cannot be
-    // a machine that does not run.
+    // The verdict is sure only if the kernel's own accounting supports it, and if the peer cannot
+    // be a machine that does not run.
     let at_most = match shares.receiver >= LIKELY && !owes_answers(window) {
         true => 1.0,
         false => LIKELY_MOST,
@@ -118,8 +118,8 @@ pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> 
 /// Detects a late reader by its acknowledgements. A peer acknowledges data at once when its
 /// application has read it, and delays the acknowledgement of unread data (`__tcp_ack_snd_check()`:
 /// when the window would not grow). So a late reader lengthens round trips and causes bursts of
-/// acknowledgements long before its buffer is full. A descheduled peer is silent for longer, or until
-/// the sender has used up its window.
+/// acknowledgements long before its buffer is full. A descheduled peer is silent for longer, or
+/// until the sender has used up its window.
 pub(super) fn acknowledges_late(
     window: &Window<'_>,
     shares: Shares,

@@ -20,22 +20,23 @@ const LONG_QUEUE_SECONDS: f64 = 0.03;
 /// A queue of this many seconds is long on a path of any length: a tenth of the 400 ms that ITU-T
 /// G.114 allows for a call in one direction.
 const LONG_QUEUE_ALWAYS_SECONDS: f64 = 0.04;
-/// The minimum share of delivered segments with a congestion mark. Below it even Reno reaches windows
-/// of a hundred segments and more.
+/// The minimum share of delivered segments with a congestion mark. Below it even Reno reaches
+/// windows of a hundred segments and more.
 const MARKS_MATTER: f64 = 1e-4;
 /// A sender is considered paced when its goodput exceeds this share of the pacing rate. Below 1,
 /// because the pacing rate includes headers.
 const NEAR_PACE: f64 = 0.85;
-/// If a round trip that shows waiting deviates by this share of its mean, the answering machine runs
-/// at times and is descheduled at others. A queue, in contrast, stays long for many round trips.
+/// If a round trip that shows waiting deviates by this share of its mean, the answering machine
+/// runs at times and is descheduled at others. A queue, in contrast, stays long for many round
+/// trips.
 const DEVIATES: f64 = 0.3;
 /// The machine is also descheduled at times if its silence accounts for the waiting. A machine that
 /// runs for half of the time or less, in slices, is silent for the rest, which is also the longest
 /// that a segment waits for it. So the last acknowledgement is, on average, at least this share of
 /// the waiting old. In a queue, whoever else fills it, segments wait while others are acknowledged.
 const SILENT_SHARE: f64 = 0.25;
-/// The minimum of that age, as a multiple of the mean gap between two acknowledgements, and in seconds:
-/// the kernel dates acknowledgements by a clock that ticks every 4 ms, or every 10.
+/// The minimum of that age, as a multiple of the mean gap between two acknowledgements, and in
+/// seconds: the kernel dates acknowledgements by a clock that ticks every 4 ms, or every 10.
 const SILENT: f64 = 5.0;
 const SILENT_SECONDS: f64 = 0.002;
 /// The minimum share of stolen CPU time that is worth a remedy: a neighbour's bursts take less.
@@ -164,7 +165,8 @@ fn full_by_window(window: &Window<'_>, network: f64) -> Option<Finding> {
     let full = window_used_up(window);
     let rate = window.busy_rate();
     // A full path carries its bandwidth all the time. Bursts of a sender that something else limits
-    // wait, too, but only for themselves, and are delivered faster than the sender sends on average.
+    // wait, too, but only for themselves, and are delivered faster than the sender sends on
+    // average.
     let bandwidth = window.mean(|info| info.delivery_rate.map(|rate| rate as f64));
     if bandwidth.is_some_and(|bandwidth| rate < bandwidth * NEAR_BANDWIDTH) {
         return None;

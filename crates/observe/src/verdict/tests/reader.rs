@@ -156,8 +156,8 @@ fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_deschedule
     assert_eq!(used_up.factor, Factor::Descheduled);
 }
 
-/// Samples of a sender whose peer is silent for long, with the given round trip and its deviation in
-/// milliseconds, on a path of 1.4 ms. The peer's window is used up for half of the time.
+/// Samples of a sender whose peer is silent for long, with the given round trip and its deviation
+/// in milliseconds, on a path of 1.4 ms. The peer's window is used up for half of the time.
 fn silent(rtt: u64, deviation: u64, silence: u64, set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
     let mut samples = sender(|scan, info| {
         info.bytes_acked = Some(scan * 15_000_000);
@@ -187,7 +187,8 @@ fn silence_that_accounts_for_the_waiting_is_a_descheduled_peer() {
     };
     // A reader that delays its acknowledgements may also be silent for that long.
     assert_eq!(of(5), (Factor::Descheduled, Confidence::Likely));
-    // Segments wait while others are acknowledged: nothing is certain, because round trips are long.
+    // Segments wait while others are acknowledged: nothing is certain, because round trips are
+    // long.
     assert_eq!(of(1), (Factor::ReceiverApplication, Confidence::Likely));
 }
 
