@@ -169,7 +169,7 @@ pub fn text(
         text.push_str(&ended.text(explained));
     }
     for listener in dropping.iter().take(explained) {
-        text.push_str(&listener.text(watched));
+        text.push_str(&listener.text());
     }
     if !observation.sees_all_ends() {
         text.push_str(

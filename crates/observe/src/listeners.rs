@@ -6,33 +6,38 @@
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
+use taut_sys::netns::NetnsId;
 use taut_sys::sock_diag::{Listener, State};
 
 use crate::filter::{Filter, Subject};
 use crate::owner::{Owners, Process};
 use crate::scan::Scanner;
 
-/// The maximum number of sockets whose first figures are remembered. What others drop is not
-/// reported.
+/// The maximum number of sockets whose first figures are remembered. What those of further
+/// namespaces drop is not reported.
 const LISTENERS: usize = 100_000;
 /// The maximum number of sockets that are reported: those that dropped most.
 const REPORTED: usize = 100;
 /// The maximum number of times that owners are looked for, each in at most 20,000 descriptors.
 const LOOKS: usize = 10;
 
-/// The sockets that listened when the observation began.
-#[derive(Debug, Default)]
+/// The namespaces and sockets that listened when the observation began.
+#[derive(Debug)]
 pub(crate) struct Listeners {
-    /// Their drops until then, by cookie.
+    began: Instant,
+    /// The connection attempts that all listeners of a namespace had dropped until then
+    /// (`ListenDrops`). A namespace that was not listed whole is not in it.
+    namespaces: FxHashMap<NetnsId, u64>,
+    /// The drops of each socket until then, by cookie.
     before: FxHashMap<u64, u32>,
-    is_full: bool,
 }
 
 /// A socket that dropped connection attempts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Dropping {
     /// The name of its network namespace.
     pub netns: Box<str>,
@@ -46,9 +51,12 @@ pub struct Dropping {
     /// That process's PID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Connection attempts that it dropped: segments, so a client that repeats its SYN counts each
-    /// time.
+    /// Connection attempts that it dropped, at the most: segments, so a client that repeats its SYN
+    /// counts each time. The socket counts other segments that it cannot use, too; these are left
+    /// out as far as the namespace's count of attempts shows them.
     pub dropped: u32,
+    /// The time of these, in seconds.
+    pub seconds: f64,
     /// Connections that wait to be accepted, at the end.
     pub waiting: u32,
     /// The maximum that may wait.
@@ -60,11 +68,17 @@ pub struct Dropping {
 impl Listeners {
     /// Remembers what each socket has dropped so far.
     pub(crate) fn begin(scanner: &Scanner) -> Self {
-        let mut began = Self::default();
-        scanner.listeners(|_, listener| {
-            began.is_full |= began.before.len() >= LISTENERS;
-            if !began.is_full {
-                began.before.insert(listener.cookie, listener.drops);
+        let mut began = Self {
+            began: Instant::now(),
+            namespaces: FxHashMap::default(),
+            before: FxHashMap::default(),
+        };
+        scanner.listeners(listen_drops, |namespace, listeners, drops| {
+            let Some(drops) = drops else { return };
+            if began.before.len() + listeners.len() <= LISTENERS {
+                began.namespaces.insert(namespace.id, drops);
+                let drops = listeners.iter().map(|one| (one.cookie, one.drops));
+                began.before.extend(drops);
             }
         });
         began
@@ -74,12 +88,20 @@ impl Listeners {
     /// descending order of their number.
     pub(crate) fn dropping(&self, scanner: &Scanner, filter: &Filter) -> Vec<Dropping> {
         let mut found: Vec<(Arc<str>, Listener, u32)> = Vec::new();
-        scanner.listeners(|netns, listener| {
-            let dropped = self.dropped(&listener);
-            if dropped > 0 && found.len() < LISTENERS {
-                found.push((netns.clone(), listener, dropped));
+        scanner.listeners(listen_drops, |namespace, listeners, drops| {
+            let before = self.namespaces.get(&namespace.id);
+            let (Some(before), Some(drops)) = (before, drops) else {
+                return;
+            };
+            let attempts = drops.saturating_sub(*before);
+            for listener in listeners {
+                let dropped = self.dropped(&listener, attempts);
+                if dropped > 0 && found.len() < LISTENERS {
+                    found.push((namespace.name.clone(), listener, dropped));
+                }
             }
         });
+        let seconds = self.began.elapsed().as_secs_f64();
         let owners = owners_of(&found);
         let mut dropping: Vec<_> = found
             .iter()
@@ -87,7 +109,7 @@ impl Listeners {
                 let process = owners.of(listener.cookie).map(|process| &**process);
                 let subject = subject(netns, listener, process);
                 let is_wanted = filter.matches(&subject);
-                is_wanted.then(|| Dropping::of(netns, listener, *dropped, process))
+                is_wanted.then(|| Dropping::of(netns, listener, (*dropped, seconds), process))
             })
             .collect();
         dropping.sort_by_key(|one| (Reverse(one.dropped), one.local));
@@ -95,15 +117,28 @@ impl Listeners {
         dropping
     }
 
-    /// Returns what a socket has dropped since the beginning.
-    fn dropped(&self, listener: &Listener) -> u32 {
-        match self.before.get(&listener.cookie) {
-            Some(before) => listener.drops.wrapping_sub(*before),
-            // It has listened for a while, or only since then.
-            None if self.is_full => 0,
-            None => listener.drops,
-        }
+    /// Returns what a socket of a namespace that is in `namespaces` has dropped since the beginning,
+    /// when all sockets there have dropped this many connection attempts. One that was not there
+    /// then is new.
+    fn dropped(&self, listener: &Listener, attempts: u64) -> u32 {
+        let before = self.before.get(&listener.cookie).unwrap_or(&0);
+        let dropped = listener.drops.wrapping_sub(*before);
+        dropped.min(u32::try_from(attempts).unwrap_or(u32::MAX))
     }
+}
+
+/// Returns `ListenDrops` of the calling thread's namespace.
+fn listen_drops() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").ok()?;
+    counter(&text, "TcpExt:", "ListenDrops")
+}
+
+/// Returns a counter of netstat's format: a line with names, and one with their values.
+fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter(|line| line.starts_with(group));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let mut both = names.split_whitespace().zip(values.split_whitespace());
+    both.find(|(found, _)| *found == name)?.1.parse().ok()
 }
 
 fn owners_of(found: &[(Arc<str>, Listener, u32)]) -> Owners {
@@ -137,7 +172,12 @@ fn subject<'a>(netns: &'a str, listener: &Listener, process: Option<&'a Process>
 // === impl Dropping ===
 
 impl Dropping {
-    fn of(netns: &str, listener: &Listener, dropped: u32, process: Option<&Process>) -> Self {
+    fn of(
+        netns: &str,
+        listener: &Listener,
+        (dropped, seconds): (u32, f64),
+        process: Option<&Process>,
+    ) -> Self {
         Self {
             netns: netns.into(),
             local: listener.local,
@@ -145,6 +185,7 @@ impl Dropping {
             process: process.map(|process| process.name.to_string()),
             pid: process.map(|process| process.pid),
             dropped,
+            seconds,
             waiting: listener.waiting,
             // The kernel lets one more wait than the backlog.
             most_waiting: listener.backlog.saturating_add(1),
@@ -152,7 +193,7 @@ impl Dropping {
     }
 
     /// Returns what happened and what helps, in two lines.
-    pub(crate) fn text(&self, watched: f64) -> String {
+    pub(crate) fn text(&self) -> String {
         let process = match (&self.process, self.pid) {
             (Some(name), Some(pid)) => format!(" ({name}, pid {pid})"),
             _ => String::new(),
@@ -175,9 +216,9 @@ impl Dropping {
             }
         };
         format!(
-            "listener {}{process}{netns}\n  dropped {} {attempts} in {watched:.1} s; {} of at most {} connections wait to be accepted\n  \
+            "listener {}{process}{netns}\n  dropped {} {attempts} in {:.1} s; {} of at most {} connections wait to be accepted\n  \
              what helps: {remedy}\n",
-            self.local, self.dropped, self.waiting, self.most_waiting
+            self.local, self.dropped, self.seconds, self.waiting, self.most_waiting
         )
     }
 }
@@ -202,15 +243,30 @@ mod tests {
 
     #[test]
     fn drops_are_those_since_the_beginning_also_when_the_count_wraps() {
-        let mut began = Listeners::default();
-        began.before.insert(1, u32::MAX - 1);
-        assert_eq!(began.dropped(&listener(1, u32::MAX - 1)), 0);
-        assert_eq!(began.dropped(&listener(1, 3)), 5);
+        let began = Listeners {
+            began: Instant::now(),
+            namespaces: FxHashMap::default(),
+            before: [(1, u32::MAX - 1)].into_iter().collect(),
+        };
+        assert_eq!(began.dropped(&listener(1, u32::MAX - 1), 9), 0);
+        assert_eq!(began.dropped(&listener(1, 3), 9), 5);
         // It is new.
-        assert_eq!(began.dropped(&listener(2, 3)), 3);
-        // It may have listened for years.
-        began.is_full = true;
-        assert_eq!(began.dropped(&listener(2, 3)), 0);
+        assert_eq!(began.dropped(&listener(2, 3), 9), 3);
+        // The rest were no connection attempts, such as resets of connections that have ended.
+        assert_eq!(began.dropped(&listener(1, 3), 2), 2);
+        assert_eq!(began.dropped(&listener(1, 3), 0), 0);
+    }
+
+    #[test]
+    fn a_counter_is_found_by_its_name() {
+        let text = "TcpExt: SyncookiesSent ListenOverflows ListenDrops\nTcpExt: 1 2 3\nIpExt: A\nIpExt: 9\n";
+        assert_eq!(counter(text, "TcpExt:", "ListenDrops"), Some(3));
+        assert_eq!(counter(text, "IpExt:", "ListenDrops"), None);
+        assert_eq!(
+            counter("TcpExt: ListenDrops", "TcpExt:", "ListenDrops"),
+            None
+        );
+        assert!(listen_drops().is_some());
     }
 
     #[test]
@@ -238,10 +294,10 @@ mod tests {
             waiting: 129,
             ..listener(1, 1)
         };
-        let full = Dropping::of("web", &full, 1, None).text(5.0);
+        let full = Dropping::of("web", &full, (1, 5.0), None).text();
         assert!(full.starts_with("listener 192.0.2.1:80 in namespace web\n  dropped 1 connection attempt in 5.0 s; 129 of at most 129"), "{full}");
         assert!(full.contains("have it accept sooner"), "{full}");
-        let empty = Dropping::of("-", &listener(1, 9), 9, None).text(5.0);
+        let empty = Dropping::of("-", &listener(1, 9), (9, 5.0), None).text();
         assert!(empty.contains("SYN floods"), "{empty}");
     }
 }

@@ -269,20 +269,25 @@ impl Scanner {
         is_known
     }
 
-    /// Passes the sockets that listen in the namespaces of the last scan to `each`, with the name of
-    /// their namespace.
-    pub(crate) fn listeners(&self, mut each: impl FnMut(&Arc<str>, Listener)) {
+    /// Passes the sockets that listen in each namespace of the last scan to `each`, if they can be
+    /// listed, with the result of `also` in that namespace.
+    pub(crate) fn listeners<T: Send>(
+        &self,
+        also: impl Fn() -> T + Sync,
+        mut each: impl FnMut(&Namespace, Vec<Listener>, T),
+    ) {
         for namespace in &self.namespaces {
-            let listed = match namespace.run(SockDiag::open) {
-                Ok(Some(Ok(mut socket))) => {
-                    socket.listeners(|listener| each(&namespace.name, listener))
-                }
-                Ok(Some(Err(error))) => Err(error),
-                // A scan says that it may not be entered; or it is gone.
-                Ok(None) | Err(_) => continue,
+            // A scan says that it may not be entered; or it is gone.
+            let Ok(Some((socket, also))) = namespace.run(|| (SockDiag::open(), also())) else {
+                continue;
             };
-            if let Err(error) = listed {
-                tracing::debug!(%error, netns = %namespace.name, "sockets that listen are not listed");
+            let mut all = Vec::new();
+            let listed = socket.and_then(|mut socket| socket.listeners(|one| all.push(one)));
+            match listed {
+                Ok(stats) if !stats.interrupted => each(namespace, all, also),
+                listed => {
+                    tracing::debug!(?listed, netns = %namespace.name, "sockets that listen are not listed");
+                }
             }
         }
     }

@@ -583,21 +583,33 @@ fn a_listener_that_drops_connection_attempts_is_named_with_its_process() {
     let listener = host.listener();
     rustix::net::listen(&listener, 2).unwrap();
     let address = listener.local_addr().unwrap();
-    let connect = || {
-        let fits: Vec<_> = (0..3)
-            .map(|_| TcpStream::connect(address).unwrap())
-            .collect();
-        // Each repeats its SYN after 1, 3, 7 and 15 s.
-        let dropped: Vec<_> = (0..5).map(|_| dial(address)).collect();
-        (fits, dropped)
-    };
-    let connected = host.0.run(connect).unwrap();
+    let connect = || (0..3).map(|_| TcpStream::connect(address).unwrap());
+    let fits: Vec<_> = host.0.run(|| connect().collect()).unwrap();
     let (name, port) = (host.name(), address.port().to_string());
-    let args = [
-        "why", "--json", "--for", "4s", "--netns", name, "port", &port,
-    ];
-    let mut records = records(&args);
-    records.retain(|record| record.get("listener").is_some());
+    let watch = |port: &str| {
+        let args = [
+            "why", "--json", "--for", "2s", "--netns", name, "port", port,
+        ];
+        let mut child = taut(&args).stdout(Stdio::piped()).spawn().unwrap();
+        // However long it takes to start, something is dropped while it observes.
+        while child.try_wait().unwrap().is_none() {
+            host.0.run(|| dial(address)).unwrap();
+        }
+        let mut text = String::new();
+        child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        let records = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        records
+            .filter(|record| record.get("listener").is_some())
+            .collect::<Vec<_>>()
+    };
+    let records = watch(&port);
     let [record] = &records[..] else {
         panic!("{records:?}");
     };
@@ -609,12 +621,10 @@ fn a_listener_that_drops_connection_attempts_is_named_with_its_process() {
         (&3.into(), &3.into()),
         "{found}"
     );
-    assert!(found["dropped"].as_u64().unwrap() >= 5, "{found}");
+    assert!(found["dropped"].as_u64().unwrap() > 0, "{found}");
     // What others' listeners drop is not asked for.
-    let args = ["why", "--json", "--for", "2s", "--netns", name, "port", "1"];
-    let none = taut(&args).output().unwrap();
-    assert_eq!(String::from_utf8(none.stdout).unwrap(), "");
-    drop(connected);
+    assert_eq!(watch("1"), Vec::<Value>::new());
+    drop(fits);
 }
 
 /// Starts to connect, without waiting.

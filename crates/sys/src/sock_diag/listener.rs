@@ -25,8 +25,8 @@ pub struct Listener {
     /// The maximum number of connections that wait: the less of listen(2)'s backlog and
     /// net.core.somaxconn at that call. One more than this fits.
     pub backlog: u32,
-    /// Connection attempts that were dropped because no more could wait, or for lack of memory
-    /// (`sk_drops`). It wraps around.
+    /// Segments that were dropped (`sk_drops`): connection attempts, because no more could wait or for
+    /// lack of memory, and what no listener can use, such as resets. It wraps around.
     pub drops: u32,
 }
 
