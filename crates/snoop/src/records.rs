@@ -73,11 +73,12 @@ impl Records {
             // A tap that appeared or was renamed since the listing may be in use.
             let record = [LOCK, BEGUN].iter().find_map(|end| name.strip_suffix(end));
             let lock = format!("{}{LOCK}", record.unwrap_or(name));
-            let is_held = match folder.open_existing(&lock) {
-                Ok(Some(lock)) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err(),
-                Ok(None) | Err(_) => false,
-            };
-            if !is_held {
+            // Held until the record is removed, so that no other process takes it over meanwhile.
+            let held = folder.open_existing(&lock).ok().flatten();
+            let is_free = held
+                .as_ref()
+                .is_none_or(|lock| flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok());
+            if is_free {
                 // Another process may have removed it already.
                 let _ = folder.remove(name);
             }
@@ -142,8 +143,8 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Removed while locked: a process that has the file open meanwhile cannot lock it, and the
-        // next process creates a new one.
+        // Removed while locked: a process that locks it afterwards sees that it has no name any more,
+        // and creates a new one.
         let _ = self.folder.remove(&format!("{}{LOCK}", self.name));
     }
 }

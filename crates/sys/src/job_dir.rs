@@ -39,10 +39,10 @@ pub enum JobDirError {
         /// The system's error.
         source: io::Error,
     },
-    /// Other users can change it, or a directory above it.
+    /// Other users can change it, or a directory above it, or have made a link on the way.
     #[error(
-        "directory {path}: it belongs to user {owner} with mode {mode:o}, so others than root can change what is in it; \
-         see who made it (`ls -ld {path}`), and give it to root (`chown root {path}; chmod 755 {path}`) or remove it",
+        "{path}: it belongs to user {owner} with mode {mode:o}, so others than root choose what is there; see who made it \
+         (`ls -ld {path}`), and remove it",
         path = path.display()
     )]
     Foreign {
@@ -130,9 +130,7 @@ impl JobDir {
     /// # Errors
     /// As [`JobDir::open`].
     pub fn lock(&self, name: &str) -> io::Result<File> {
-        let file = self.open(name)?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-        Ok(file)
+        self.locked(name, FlockOperation::LockExclusive)
     }
 
     /// Takes the lock of a file, which is created if it is missing.
@@ -140,9 +138,7 @@ impl JobDir {
     /// # Errors
     /// As [`JobDir::open`], and `WouldBlock` if another process holds it.
     pub fn try_lock(&self, name: &str) -> io::Result<File> {
-        let file = self.open(name)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(file)
+        self.locked(name, FlockOperation::NonBlockingLockExclusive)
     }
 
     /// Reads a file of at most `longest` bytes; `None` if there is none.
@@ -201,6 +197,18 @@ impl JobDir {
             );
         }
         Ok(names)
+    }
+
+    fn locked(&self, name: &str, how: FlockOperation) -> io::Result<File> {
+        loop {
+            let file = self.open(name)?;
+            rustix::fs::flock(&file, how)?;
+            // Its former holder may have removed it between the two calls; the next process would lock
+            // another file of this name.
+            if rustix::fs::fstat(&file)?.st_nlink > 0 {
+                return Ok(file);
+            }
+        }
     }
 
     fn open_with(&self, name: &str, flags: OFlags) -> io::Result<File> {
