@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use rustix::net::sockopt;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -168,7 +169,7 @@ impl Drop for PidfdSocket {
             return;
         };
         // It may be another file than a socket, too, whose close may wait for a server.
-        if sockopt::socket_linger(&fd) == Ok(None) {
+        if matches!(sockopt::socket_linger(&fd), Ok(None | Some(Duration::ZERO))) {
             return;
         }
         let closed = Closing::begin();
@@ -216,7 +217,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::{AsRawFd, IntoRawFd};
     use std::sync::{Mutex, MutexGuard, PoisonError};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
 
@@ -321,9 +322,12 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(60), "{}", closing());
             std::thread::yield_now();
         }
+        // A socket that resets its connection at close does not wait.
         let (near, _far) = connection();
+        sockopt::set_socket_linger(&near, Some(Duration::ZERO)).unwrap();
         let cookie = sockopt::socket_cookie(&near).unwrap();
         own.socket(near.as_raw_fd(), cookie).unwrap().unwrap();
+        assert_eq!(closing(), 0);
     }
 
     #[test]
