@@ -202,7 +202,7 @@ impl Watcher {
             }
             self.unreported[0].insert(cookie);
             let verdict = self.verdict_of(&unlisted);
-            let figures = unlisted.finish(now, None);
+            let figures = unlisted.finish(unlisted.since, None);
             self.end(cookie, &unlisted, verdict, figures, to);
         }
     }
@@ -272,8 +272,11 @@ impl Watcher {
                 last: at,
                 ..Life::default()
             });
-            // A socket may connect again.
-            life.ended = None;
+            // A socket may connect again. One that is only kept, because the kernel did not answer, may
+            // have ended.
+            if at > life.last {
+                life.ended = None;
+            }
             let time = at.saturating_sub(life.last).as_secs_f64();
             life.last = at;
             if let Some((factor, _)) = self.observer.limit(&seen) {

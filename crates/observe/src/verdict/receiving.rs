@@ -26,6 +26,7 @@ const NOT_CERTAIN: f64 = 0.7;
 pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
     let full = full(window);
     let mut findings = Vec::new();
+    let mut read_late = 0.0;
     if full > 0.0 {
         let weight = match fills_again(window, full) {
             true => full + (1.0 - full) * NOT_CERTAIN,
@@ -33,11 +34,12 @@ pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
         };
         // Nothing shows what limits the sender while the buffer has room.
         let at_most = f64::max(full, LIKELY_MOST);
-        findings.push(application(window, full, weight.min(at_most)));
+        read_late = weight.min(at_most);
+        findings.push(application(window, full, read_late));
     }
     let used = used(window);
     if let Some(used) = used {
-        findings.push(buffer(window, context, used * (1.0 - full)));
+        findings.push(buffer(window, context, used * (1.0 - read_late)));
     }
     if full == 0.0
         && used.is_none()

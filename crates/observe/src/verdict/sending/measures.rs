@@ -107,7 +107,8 @@ pub(super) fn is_answered_in_bursts(window: &Window<'_>, times: f64) -> bool {
 /// Whether the peer owes answers: round trips are much longer than the shortest, and the peer
 /// leaves data in flight unanswered more often than it closes its window. A machine that does not
 /// run neither acknowledges nor closes its window. The kernel of a reader that does not keep up
-/// acknowledges what arrives, until its window is closed and nothing is in flight.
+/// acknowledges what arrives, until its window is closed and nothing is in flight. If the window is
+/// never closed, no reader holds the answers back.
 pub(super) fn owes_answers(window: &Window<'_>) -> bool {
     let Some((min_rtt, rtt)) = own_round_trips(window) else {
         return false;

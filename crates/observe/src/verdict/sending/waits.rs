@@ -81,7 +81,7 @@ pub(super) fn descheduled(window: &Window<'_>, weight: f64, context: &Context) -
     // Late acknowledgements of a reader lengthen round trips, too, but by less.
     let has_room = window
         .unread_share()
-        .is_none_or(|share| share <= UNREAD_LITTLE);
+        .is_some_and(|share| share <= UNREAD_LITTLE);
     let longest = window.longest_rtt().unwrap_or_default().as_secs_f64();
     let is_certain = is_silent && (has_room || longest > min_rtt + DELAYED_SECONDS);
     let at_most = if is_certain { 1.0 } else { LIKELY_MOST };
