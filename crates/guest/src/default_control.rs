@@ -70,8 +70,7 @@ struct Record {
     ours: String,
 }
 
-/// The file with the default, the directory of its record, and the boot and namespace in which they
-/// apply.
+/// The file with the default, the directory of its record, and the boot and namespace of both.
 struct Files<'a> {
     setting: &'a Path,
     directory: &'a Path,

@@ -115,8 +115,7 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
     call("set no_new_privs", t::set_no_new_privs(true))
 }
 
-/// Returns what a person can do about a call that was refused and takes `needed`, as the end of a
-/// sentence.
+/// Returns what to do about a refused call that takes `needed`, as the end of a sentence.
 pub fn advice(needed: &[Capability]) -> String {
     let has =
         rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);

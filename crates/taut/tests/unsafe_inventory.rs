@@ -53,7 +53,7 @@ fn unsafe_code_is_in_the_files_of_the_inventory_alone() {
         .collect();
     assert_eq!(found, known, "found is on the left; update INVENTORY");
     let outside = known.keys().find(|path| !path.starts_with("sys"));
-    assert_eq!(outside, None, "unsafe code belongs into crates/sys");
+    assert_eq!(outside, None, "unsafe code belongs in crates/sys");
 }
 
 fn below(crates: &Path, path: &Path) -> PathBuf {
