@@ -6,6 +6,7 @@ mod symbols;
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use libbpf_rs::Link;
 use libbpf_rs::btf::Btf;
@@ -42,8 +43,8 @@ pub(crate) struct HostDrops {
     /// The functions that dropped packets of connections that were reported, by address.
     functions: RefCell<FxHashMap<u64, Option<Box<str>>>>,
     hides_symbols: Cell<bool>,
-    /// The connections that are followed, by cookie, with the packets that they send.
-    connections: FxHashMap<u64, raw::DropsTuple>,
+    /// The connections that are followed, by cookie.
+    connections: FxHashMap<u64, Connection>,
     /// The content of the map `followed`.
     ends: FxHashMap<[u8; TUPLE], (raw::DropsTuple, raw::DropsEnds)>,
     /// Whether `ends` may not be as `connections` wants it.
@@ -56,6 +57,14 @@ pub(crate) struct HostDrops {
     /// Why the last update was not complete.
     problem: Option<String>,
     _link: Link,
+}
+
+/// A connection that is followed.
+struct Connection {
+    /// The addresses and ports of the packets that it sends.
+    sent: raw::DropsTuple,
+    /// The time since the observation began from which its drops are kept; `None` until they are.
+    since: Option<Duration>,
 }
 
 /// A connection whose drops are counted.
@@ -115,21 +124,35 @@ impl HostDrops {
 
     /// Reads the drops that were counted until now, and follows these connections instead of those of
     /// the last call. The drops of connections that are not followed any more are kept until the next
-    /// call.
-    pub(crate) fn update(&mut self, all: impl Iterator<Item = Followed>) {
-        self.problem = self.try_update(all).err().map(|error| error.to_string());
+    /// call. `scan` is the time since the observation began at which the scan began that found these
+    /// connections.
+    ///
+    /// The drops of a connection are kept from the second call with it on: they then are of the same
+    /// time as the losses from that scan on, whatever happened while it began to be followed.
+    pub(crate) fn update(&mut self, all: impl Iterator<Item = Followed>, scan: Duration) {
+        let updated = self.try_update(all, scan);
+        self.problem = updated.err().map(|error| error.to_string());
     }
 
-    fn try_update(&mut self, all: impl Iterator<Item = Followed>) -> Result<(), Error> {
+    fn try_update(
+        &mut self,
+        all: impl Iterator<Item = Followed>,
+        scan: Duration,
+    ) -> Result<(), Error> {
         // What cannot be read does not keep connections from being followed.
         let read = self.read();
+        if !self.is_stale && read.is_ok() {
+            for connection in self.connections.values_mut() {
+                connection.since.get_or_insert(scan);
+            }
+        }
         let mut before = std::mem::take(&mut self.connections);
         self.left_out = 0;
         let mut added = Vec::new();
         for one in all {
             let cookie = one.cookie;
-            if let Some(tuple) = before.remove(&cookie) {
-                self.connections.insert(cookie, tuple);
+            if let Some(connection) = before.remove(&cookie) {
+                self.connections.insert(cookie, connection);
             } else {
                 added.push(one);
             }
@@ -140,7 +163,11 @@ impl HostDrops {
                 self.left_out += 1;
                 continue;
             }
-            self.connections.insert(one.cookie, one.tuple());
+            let connection = Connection {
+                sent: one.tuple(),
+                since: None,
+            };
+            self.connections.insert(one.cookie, connection);
         }
         read.and(self.follow())
     }
@@ -153,7 +180,7 @@ impl HostDrops {
         }
         let mut wanted = FxHashMap::<[u8; TUPLE], (raw::DropsTuple, raw::DropsEnds)>::default();
         for stays in [true, false] {
-            for (cookie, sent) in &self.connections {
+            for (cookie, Connection { sent, .. }) in &self.connections {
                 for (tuple, is_sent) in [(*sent, true), (reversed(*sent), false)] {
                     let key = bytes(&tuple);
                     let known = self.ends.get(&key).copied().unwrap_or_default();
@@ -196,7 +223,7 @@ impl HostDrops {
     }
 
     /// Reads what the program has counted, if it has counted more, and forgets the drops of connections
-    /// that have ended.
+    /// that have ended or are not kept yet.
     fn read(&mut self) -> Result<(), Error> {
         let counted = self.exits.read()?.get(DropsExit::Counted);
         let all = std::mem::replace(&mut self.counted, counted);
@@ -209,7 +236,7 @@ impl HostDrops {
         }
         self.drops.clear();
         for (kind, count) in self.kinds.entries()? {
-            if self.connections.contains_key(&kind.cookie) {
+            if self.since(kind.cookie).is_some() {
                 self.drops
                     .entry(kind.cookie)
                     .or_default()
@@ -219,6 +246,12 @@ impl HostDrops {
             }
         }
         Ok(())
+    }
+
+    /// Returns the time since the observation began from which the drops of a connection are counted;
+    /// `None` if they are not.
+    pub(crate) fn since(&self, cookie: u64) -> Option<Duration> {
+        self.connections.get(&cookie)?.since
     }
 
     /// Returns the drops of a connection, most segments first. `name_of` returns the name of a network

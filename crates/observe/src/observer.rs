@@ -131,6 +131,7 @@ impl Observer {
         filter: &Filter,
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
     ) -> Result<ScanSummary, ScanError> {
+        let began = self.elapsed();
         self.steal.update();
         self.descheduled_share = self.descheduled.as_mut().map(DescheduledMeter::scan);
         let mut collector = Collector {
@@ -141,7 +142,8 @@ impl Observer {
         };
         let summary = collector.scan(&mut self.scanner)?;
         if let Some(drops) = &mut self.host_drops {
-            drops.update(followed(&self.table, self.scanner.namespaces()));
+            let followed = followed(&self.table, self.scanner.namespaces());
+            drops.update(followed, began);
         }
         let (owners, remembered) = (&self.owners, &self.remembered);
         let owner = |cookie| {
@@ -351,6 +353,10 @@ impl Observer {
                 .zip(process)
                 .and_then(|(quotas, process)| quotas.of_process(process)),
             host_drops: self.host_drops_of(tracked),
+            host_drops_since: self
+                .host_drops
+                .as_ref()
+                .and_then(|drops| drops.since(tracked.last().connection.cookie)),
             ..bounds
         }
     }

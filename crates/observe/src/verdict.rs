@@ -15,6 +15,8 @@ mod receiving;
 mod render;
 mod sending;
 
+use std::time::Duration;
+
 use taut_sys::sock_diag::State;
 
 pub use self::factor::{Confidence, Factor};
@@ -65,6 +67,8 @@ pub struct Context {
     /// The packets of the connection that the kernel of this machine dropped in the window, most
     /// segments first.
     pub host_drops: Vec<HostDrop>,
+    /// The time since the observation began from which they were counted.
+    pub host_drops_since: Option<Duration>,
 }
 
 /// A verdict names only factors with more weight than this.

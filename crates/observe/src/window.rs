@@ -266,9 +266,21 @@ impl<'a> Window<'a> {
 
     /// Returns how many segments were retransmitted and not reported as duplicates by the peer.
     pub fn repeated(&self) -> u32 {
-        let again = self.more_wrapping(|info| Some(info.total_retrans));
-        let twice = self.more_wrapping(|info| info.dsack_dups);
-        again.saturating_sub(twice)
+        self.repeated_since(Duration::ZERO)
+    }
+
+    /// Like [`Window::repeated`], but after the first sample that is not before `since`; in the
+    /// whole window if that is the last sample.
+    pub(crate) fn repeated_since(&self, since: Duration) -> u32 {
+        let but_last = &self.samples[..self.samples.len() - 1];
+        let first = but_last.iter().find(|sample| sample.at >= since);
+        let first = first.and_then(SampleRef::info).unwrap_or(self.first);
+        let more = |of: fn(&TcpInfo) -> Option<u32>| match (of(first), of(self.last)) {
+            (Some(first), Some(last)) => last.wrapping_sub(first),
+            _ => 0,
+        };
+        let again = more(|info| Some(info.total_retrans));
+        again.saturating_sub(more(|info| info.dsack_dups))
     }
 
     /// Returns the share of the time in which the peer's window was filling: the window's right

@@ -84,6 +84,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let progress = progress(args.time);
     let mut missing = Missing::default();
     let began = Instant::now();
+    // Drops on this host are kept from the second scan on.
+    let mut is_first = true;
     loop {
         let scan = Instant::now();
         let summary = observation
@@ -96,7 +98,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if left.is_zero() {
             break;
         }
-        let pause = between.max(cost * 10).saturating_sub(cost).min(left);
+        let pause = match std::mem::take(&mut is_first) {
+            true => Duration::ZERO,
+            false => between.max(cost * 10).saturating_sub(cost).min(left),
+        };
         wait_until(Instant::now() + pause, || observation.poll());
     }
     observation.poll();

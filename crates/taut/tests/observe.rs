@@ -732,7 +732,12 @@ fn a_reader_that_does_not_read_is_told_at_both_ends() {
         my_name(),
         me()
     );
-    assert_eq!(text.matches(&at_far).count(), 2, "{text}");
+    assert_eq!(
+        text.matches(&at_far).count(),
+        2,
+        "{text} {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let output = with_ssh("exit 255");
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();

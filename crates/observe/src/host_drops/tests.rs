@@ -95,10 +95,11 @@ fn wait(
     is_it: impl Fn(&HostDrop) -> bool,
 ) -> [HostDrop; 2] {
     let began = Instant::now();
+    drops.update(followed.iter().copied(), Duration::ZERO);
     loop {
-        drops.update(followed.iter().copied());
+        drops.update(followed.iter().copied(), Duration::ZERO);
         act();
-        drops.update(followed.iter().copied());
+        drops.update(followed.iter().copied(), Duration::ZERO);
         let of = |cookie| {
             let all = drops.of(cookie, |inode| Some(inode.to_string().into()));
             all.into_iter().find(&is_it)
@@ -234,7 +235,7 @@ fn a_segment_for_a_closed_socket_is_no_loss() {
     let pair = spaces.connection("192.0.2.2:0");
     let followed = ends(&pair);
     let mut drops = HostDrops::start().unwrap();
-    drops.update(followed.into_iter());
+    drops.update(followed.into_iter(), Duration::ZERO);
     let [client, server] = pair;
     drop(server);
     // The kernel drops it and answers with a reset.
@@ -244,7 +245,7 @@ fn a_segment_for_a_closed_socket_is_no_loss() {
         assert!(began.elapsed() < PATIENCE, "there was no reset");
         std::thread::yield_now();
     }
-    drops.update(followed.into_iter());
+    drops.update(followed.into_iter(), Duration::ZERO);
     for end in followed {
         assert_eq!(drops.of(end.cookie, |_| None), []);
     }
@@ -274,9 +275,12 @@ fn connections_that_are_not_followed_any_more_leave_nothing() {
         netns: 0,
     };
     // Two namespaces with the same addresses.
-    drops.update([one(1, 1000), one(2, 1000), one(3, 2000)].into_iter());
+    drops.update(
+        [one(1, 1000), one(2, 1000), one(3, 2000)].into_iter(),
+        Duration::ZERO,
+    );
     assert_eq!(drops.followed.keys().count(), 4);
-    drops.update([one(2, 1000), one(3, 2000)].into_iter());
+    drops.update([one(2, 1000), one(3, 2000)].into_iter(), Duration::ZERO);
     // The second of two with the same addresses takes the place of the first.
     let of_second = drops
         .ends
@@ -284,8 +288,8 @@ fn connections_that_are_not_followed_any_more_leave_nothing() {
         .filter(|(_, ends)| [ends.from, ends.to].contains(&2));
     assert_eq!(of_second.count(), 2);
     assert_eq!(drops.followed.keys().count(), 4);
-    drops.update([one(3, 2000)].into_iter());
+    drops.update([one(3, 2000)].into_iter(), Duration::ZERO);
     assert_eq!(drops.followed.keys().count(), 2);
-    drops.update(std::iter::empty());
+    drops.update(std::iter::empty(), Duration::ZERO);
     assert_eq!((drops.followed.keys().count(), drops.ends.len()), (0, 0));
 }

@@ -27,7 +27,7 @@ pub(super) fn attribute(
     context: &Context,
     sends: bool,
 ) {
-    let Some(dropped) = Dropped::of(window, &context.host_drops, sends) else {
+    let Some(dropped) = Dropped::of(window, context, sends) else {
         return;
     };
     let cause = dropped.cause();
@@ -110,7 +110,7 @@ fn may_be_evidence(factor: Factor) -> bool {
 
 impl<'a> Dropped<'a> {
     /// Returns `None` if nothing was dropped that matters.
-    fn of(window: &Window<'_>, drops: &'a [HostDrop], sends: bool) -> Option<Self> {
+    fn of(window: &Window<'_>, context: &'a Context, sends: bool) -> Option<Self> {
         let is_handshake = is_handshake(window);
         // Acknowledgements are cumulative, so a lost one matters only if all are lost.
         let is_silent = is_handshake || window.often(|info| info.retransmits > 0) > LIKELY;
@@ -124,14 +124,17 @@ impl<'a> Dropped<'a> {
         };
         let lost = match is_handshake {
             true => u32::from(window.last().retransmits),
-            false => window.repeated(),
+            false => window.repeated_since(context.host_drops_since.unwrap_or_default()),
         };
         let all = match sends {
             true => window.more_wrapping(|info| info.data_segs_out),
             false => window.more_wrapping(|info| info.data_segs_in),
         };
         let lost = sends.then_some(f64::from(lost));
-        let relevant = drops.iter().filter(|drop| is_silent || is_away(drop));
+        let relevant = context
+            .host_drops
+            .iter()
+            .filter(|drop| is_silent || is_away(drop));
         let mut drops: Vec<_> = relevant.filter(|drop| of(drop) > 0).collect();
         let sum = |drops: &[&HostDrop]| drops.iter().map(|drop| of(drop)).sum::<u64>() as f64;
         // A receiver does not know what was lost, but it is not more than what arrived.

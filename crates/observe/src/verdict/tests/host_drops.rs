@@ -69,6 +69,29 @@ fn losses_that_are_drops_on_this_host_are_named_with_their_place() {
 }
 
 #[test]
+fn losses_before_drops_were_counted_are_not_compared_with_them() {
+    let samples = sender(loses);
+    let context = Context {
+        host_drops: vec![drop(DropPlace::Netfilter, Direction::Sent, 7, 0)],
+        host_drops_since: Some(samples[7].at),
+        ..Context::default()
+    };
+    let verdict = verdict(&Window::of(&samples).unwrap(), &context);
+    assert_eq!(verdict.factor, Factor::HostDrops);
+    assert_eq!(
+        &*verdict.evidence()[0].text,
+        "this host dropped 7 segments; 12 were lost"
+    );
+    // Until a second sample follows, there is nothing to compare with but all of the window.
+    let context = Context {
+        host_drops_since: Some(samples[10].at),
+        ..context
+    };
+    let verdict = super::verdict(&Window::of(&samples).unwrap(), &context);
+    assert_eq!(verdict.factor, Factor::Loss);
+}
+
+#[test]
 fn a_few_drops_are_evidence_and_not_the_cause() {
     let samples = sender(loses);
     let few = with(
