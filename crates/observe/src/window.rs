@@ -40,6 +40,14 @@ pub struct Window<'a> {
     path_rtt: Option<Duration>,
 }
 
+/// How many segments were retransmitted after a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RepeatedSince {
+    pub(crate) all: u32,
+    /// Those after the data in flight at that moment was acknowledged: none was lost before it.
+    pub(crate) later: u32,
+}
+
 /// The shares of a window's time by what limited the sender. They add up to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
@@ -266,15 +274,28 @@ impl<'a> Window<'a> {
 
     /// Returns how many segments were retransmitted and not reported as duplicates by the peer.
     pub fn repeated(&self) -> u32 {
-        self.repeated_since(Duration::ZERO)
+        self.repeated_after(self.first)
     }
 
     /// Like [`Window::repeated`], but after the first sample that is not before `since`; in the
     /// whole window if that is the last sample.
-    pub(crate) fn repeated_since(&self, since: Duration) -> u32 {
+    pub(crate) fn repeated_since(&self, since: Duration) -> RepeatedSince {
         let but_last = &self.samples[..self.samples.len() - 1];
-        let first = but_last.iter().find(|sample| sample.at >= since);
-        let first = first.and_then(SampleRef::info).unwrap_or(self.first);
+        let mut infos = but_last
+            .iter()
+            .skip_while(|sample| sample.at < since)
+            .filter_map(SampleRef::info);
+        let first = infos.next().unwrap_or(self.first);
+        let in_flight = u64::from(first.unacked) * u64::from(first.snd_mss);
+        let answered = first.bytes_acked.map(|acked| acked + in_flight);
+        let later = infos.find(|info| info.bytes_acked >= answered);
+        RepeatedSince {
+            all: self.repeated_after(first),
+            later: self.repeated_after(later.unwrap_or(first)),
+        }
+    }
+
+    fn repeated_after(&self, first: &TcpInfo) -> u32 {
         let more = |of: fn(&TcpInfo) -> Option<u32>| match (of(first), of(self.last)) {
             (Some(first), Some(last)) => last.wrapping_sub(first),
             _ => 0,

@@ -7,6 +7,8 @@ use crate::window::Window;
 
 /// Drops on this machine explain the losses of a connection if they are at least this share of them.
 const MOST: f64 = 0.5;
+/// The same if some of the losses may be of segments that were dropped before drops were counted.
+const MOST_WITH_EARLIER: f64 = 0.25;
 /// Drops that are more than this many times the losses are of packets that were not lost: a driver
 /// frees what it has sent, or another host or guest uses the addresses of the connection.
 const FAR: f64 = 2.0;
@@ -58,6 +60,8 @@ struct Dropped<'a> {
     segments: f64,
     /// The segments that were lost; `None` at a receiver, which cannot tell.
     lost: Option<f64>,
+    /// Those of them that cannot have been lost before the drops were counted.
+    lost_later: f64,
     /// The segments that this end sent or received.
     all: f64,
 }
@@ -122,9 +126,13 @@ impl<'a> Dropped<'a> {
             true => drop.segments(),
             false => drop.data_segments,
         };
-        let lost = match is_handshake {
-            true => u32::from(window.last().retransmits),
-            false => window.repeated_since(context.host_drops_since.unwrap_or_default()),
+        let (lost, lost_later) = match is_handshake {
+            true => [window.last().retransmits; 2].map(u32::from).into(),
+            false => {
+                let since = context.host_drops_since.unwrap_or_default();
+                let repeated = window.repeated_since(since);
+                (repeated.all, repeated.later)
+            }
         };
         let all = match sends {
             true => window.more_wrapping(|info| info.data_segs_out),
@@ -147,6 +155,7 @@ impl<'a> Dropped<'a> {
             drops,
             segments,
             lost,
+            lost_later: lost_later.into(),
             all: all.into(),
         })
     }
@@ -159,9 +168,15 @@ impl<'a> Dropped<'a> {
             true => (MATTERS, 1.0),
             false => (MATTERS_WITHOUT_LOSSES, SEVERAL),
         };
-        self.segments >= lost * MOST
+        self.segments >= self.most_losses()
             && self.segments >= least
             && self.segments >= (self.all + self.segments) * matters
+    }
+
+    /// Returns how many drops are most of the losses.
+    fn most_losses(&self) -> f64 {
+        let all = self.lost.unwrap_or(0.0);
+        (self.lost_later * MOST).max(all * MOST_WITH_EARLIER)
     }
 
     /// Whether most losses certainly are such drops. Packets in another namespace may only have the
@@ -173,7 +188,7 @@ impl<'a> Dropped<'a> {
             .filter(|drop| drop.is_own || drop.netns.is_none());
         let here = here.map(|drop| drop.segments()).sum::<u64>() as f64;
         self.lost
-            .is_some_and(|lost| lost > 0.0 && here >= lost * MOST)
+            .is_some_and(|lost| lost > 0.0 && here >= self.most_losses())
     }
 
     /// Whether the drops explain a finding. Drops by a queueing discipline do not replace `queue`: the

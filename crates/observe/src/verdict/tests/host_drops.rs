@@ -92,6 +92,26 @@ fn losses_before_drops_were_counted_are_not_compared_with_them() {
 }
 
 #[test]
+fn what_was_in_flight_when_drops_began_to_be_counted_may_be_lost_without_one() {
+    // Of 40 losses 24 are repaired until the data of the first sample is acknowledged.
+    let samples = sender(|scan, info| {
+        loses(scan, info);
+        info.total_retrans =
+            if scan == 0 { 0 } else { 24 } + scan.saturating_sub(1) as u32 * 16 / 9;
+    });
+    let few = |segments| {
+        with(
+            &samples,
+            vec![drop(DropPlace::Netfilter, Direction::Sent, segments, 0)],
+        )
+        .factor
+    };
+    assert_eq!(few(12), Factor::HostDrops);
+    // But not nearly all of them.
+    assert_eq!(few(9), Factor::Loss);
+}
+
+#[test]
 fn a_few_drops_are_evidence_and_not_the_cause() {
     let samples = sender(loses);
     let few = with(
