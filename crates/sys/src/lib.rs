@@ -41,6 +41,7 @@ pub mod schedule;
 pub mod scm_rights;
 pub mod sock_diag;
 pub mod socket;
+pub mod stalled_receive;
 pub mod steal;
 pub mod tap;
 pub mod tcp_info;

@@ -1,6 +1,6 @@
 //! Tests the BPF program in the running kernel.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,12 +8,17 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
 use taut_sys::netns::Netns;
+use taut_sys::stalled_receive::StalledReceive;
 use taut_sys::tap::Tap;
+use taut_sys::tcp_info::TcpInfo;
 
 use super::*;
 
 /// How long to wait for what should happen at once.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A window that is twice as much as fits into the backlog of a socket with small buffers.
+const WINDOW: u32 = 150_000;
 
 /// Two namespaces joined by a veth pair, each with a device `veth`. Deleted when dropped.
 struct Spaces([Netns; 2]);
@@ -185,6 +190,47 @@ fn a_full_receive_buffer_is_named() {
         (&None, Direction::Received)
     );
     assert!(sent.data_segments > 0, "{sent:?}");
+}
+
+#[test]
+fn the_full_backlog_of_a_socket_that_its_application_uses_is_named() {
+    let spaces = Spaces::new("backlog");
+    // The congestion window does not limit the sender.
+    run(&format!(
+        "ip -n {} route change 192.0.2.0/24 dev veth initcwnd 1000",
+        spaces.0[0].name()
+    ));
+    let pair = spaces.connection("192.0.2.2:0");
+    let [mut client, mut server] = pair.each_ref();
+    let followed = ends(&pair);
+    let began = Instant::now();
+    while TcpInfo::of(client).unwrap().snd_wnd.unwrap() < WINDOW {
+        assert!(began.elapsed() < PATIENCE, "the window stays small");
+        client.write_all(&[7; 10_000]).unwrap();
+        server.read_exact(&mut [0; 10_000]).unwrap();
+    }
+    // The backlog may hold the buffers and 64 KiB. That is now less than the window that the peer
+    // was offered.
+    sockopt::set_socket_recv_buffer_size(server, 1).unwrap();
+    sockopt::set_socket_send_buffer_size(server, 1).unwrap();
+    client.write_all(&[7]).unwrap();
+    let stalled = StalledReceive::start(server).unwrap();
+    let mut drops = HostDrops::start().unwrap();
+    let [sent, received] = wait(
+        &mut drops,
+        &followed,
+        || send(client),
+        |drop| drop.place == DropPlace::SocketBacklog,
+    );
+    drop(stalled);
+    assert_eq!((&*sent.reason, &sent.device), ("SOCKET_BACKLOG", &None));
+    assert_eq!(
+        (sent.direction, received.direction),
+        (Direction::Sent, Direction::Received)
+    );
+    assert!(received.data_segments > 0, "{received:?}");
+    // The packet had reached the receiver's socket.
+    assert!(!sent.is_own && received.is_own);
 }
 
 #[test]
