@@ -287,7 +287,9 @@ impl<'a> Window<'a> {
             .filter_map(SampleRef::info);
         let first = infos.next().unwrap_or(self.first);
         let in_flight = u64::from(first.unacked) * u64::from(first.snd_mss);
-        let answered = first.bytes_acked.map(|acked| acked + in_flight);
+        let answered = first
+            .bytes_acked
+            .map(|acked| acked.saturating_add(in_flight));
         let later = infos.find(|info| info.bytes_acked >= answered);
         RepeatedSince {
             all: self.repeated_after(first),
