@@ -1,6 +1,9 @@
 //! `taut-lab`: runs the experiments and draws their report. `taut lab` executes it.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod pages;
+
 use std::io::{IsTerminal as _, Write as _};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;

@@ -7,6 +7,8 @@ mod lab;
 mod log;
 mod mesh;
 mod observe;
+#[cfg(test)]
+mod pages;
 mod relay;
 mod snoop;
 mod top;
