@@ -24,7 +24,7 @@ on-old-kernel = $(call on-kernel,$(1) --with ip --with tc 6.1)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop \
+.PHONY: help demo test lint build deb package-short bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop \
         model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short kernel-tls-short test-snoop-guests guests
 
 help: ## this list
@@ -58,6 +58,15 @@ lint: setup ## formatting, clippy, dependencies, documentation and shell scripts
 	@scripts/lint
 
 build: release ## the release binaries, target/release/taut and taut-lab
+
+deb: setup ## Debian packages for this machine's architecture, in target/packages
+	@scripts/package $(ARGS)
+
+package-short: root ## those of the unoptimised binaries, installed, upgraded and removed in a clean Debian (root, debootstrap)
+	@echo "taut: building taut and taut-lab, and testing their packages (scripts/package-test)"
+	@$(CARGO) build --locked -p taut -p taut-lab
+	@scripts/package --binaries $(TARGET)/debug --compression none
+	@scripts/package-test
 
 bench: root release ## what an idle session costs a relay (root)
 	@echo "taut: running the benchmark: idle sessions on one relay"
