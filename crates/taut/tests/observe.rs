@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use serde_json::Value;
+use taut_sys::stalled_receive::StalledReceive;
+use taut_sys::tcp_info::TcpInfo;
 
 use host::Host;
 
@@ -899,6 +901,59 @@ fn packets_that_a_rule_or_a_policer_of_this_host_drops_are_named_with_their_plac
         assert!(none.unwrap().success());
         reads.join().unwrap().unwrap();
     }
+}
+
+#[test]
+fn the_full_backlog_of_a_socket_whose_application_is_stuck_is_named() {
+    let [near, far] = ["near", "far"].map(|end| Host::new(&format!("backlog-{end}")));
+    join([&near, &far]);
+    // The congestion window does not limit the sender.
+    let route = near.ip("route change 192.0.2.0/24 dev veth initcwnd 1000");
+    assert!(route.status.success(), "{route:?}");
+    let listener = far
+        .0
+        .run(|| TcpListener::bind("192.0.2.2:0").unwrap())
+        .unwrap();
+    let (mut client, mut server) = near.connection(&listener);
+    let began = Instant::now();
+    while TcpInfo::of(&client).unwrap().snd_wnd.unwrap() < 150_000 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "the window stays small"
+        );
+        client.write_all(&[7; 10_000]).unwrap();
+        server.read_exact(&mut [0; 10_000]).unwrap();
+    }
+    // The backlog may hold the buffers and 64 KiB: now less than that window.
+    sockopt::set_socket_recv_buffer_size(&server, 1).unwrap();
+    sockopt::set_socket_send_buffer_size(&server, 1).unwrap();
+    // Whatever lists a stalled socket waits. The other tests do not find one in a namespace without a
+    // name.
+    drop(far);
+    client.write_all(&[7]).unwrap();
+    let stalled = StalledReceive::start(&server).unwrap();
+    client.write_all(&[7; 140_000]).unwrap();
+    // Now the backlog is full, and each retransmission is dropped. The times between them double: one
+    // is in these four seconds, unless it takes 6 s to start.
+    let told = records(&["why", "--json", "--for", "4s", "--netns", near.name()]);
+    drop(stalled);
+    let [record] = &told[..] else {
+        panic!("one connection: {told:?}");
+    };
+    let verdict = &record["verdict"];
+    assert_eq!(verdict["factor"], "host-drops", "{record}");
+    let evidence = &verdict["evidence"][1];
+    assert_eq!(evidence["drop"]["place"], "socket-backlog", "{record}");
+    let said = evidence["text"].as_str().unwrap();
+    assert!(
+        said.contains("the full backlog of the receiving socket"),
+        "{said}"
+    );
+    let remedy = verdict["remedy"].as_str().unwrap();
+    assert!(
+        remedy.contains("have its application read sooner"),
+        "{remedy}"
+    );
 }
 
 #[test]
