@@ -29,6 +29,7 @@ pub mod kernel_tls;
 pub mod limits;
 mod netlink;
 pub mod netns;
+pub mod netns_lock;
 pub mod packet;
 pub mod pidfd_socket;
 pub mod pipe;

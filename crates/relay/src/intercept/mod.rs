@@ -70,11 +70,16 @@ pub enum InterceptError {
     Transparent(#[source] io::Error),
     /// Another process intercepts in this network namespace.
     #[error(
-        "interception: another relay intercepts on this machine already; `ss -xlp src @{}` shows \
-         which, stop it or put both into one configuration",
-        thread::LOCK
+        "interception: another relay intercepts on this machine already; `pgrep -a taut` lists the \
+         processes, stop that one or put both into one configuration"
     )]
     Taken,
+    /// It cannot be found out whether another process intercepts.
+    #[error(
+        "interception: cannot find out whether another relay intercepts on this machine: {0}; it needs \
+         CAP_NET_ADMIN, or root, and /proc/sys/net"
+    )]
+    Lock(#[source] io::Error),
     /// A named device is missing.
     #[error("interception: there is no network device `{0}`; `ip link` lists them")]
     NoSuchDevice(String),

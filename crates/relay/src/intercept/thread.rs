@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
+use taut_sys::netns_lock::{Exclusive, NetnsLock};
 
 use super::policy::PolicyRoute;
 use super::program::Program;
@@ -18,10 +17,6 @@ use crate::net::devices::devices_up;
 
 /// The interval at which devices and the program's counters are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// The abstract UNIX address that a process binds while it intercepts. Like interception, the
-/// address belongs to the network namespace; the kernel releases it however the process ends.
-pub(super) const LOCK: &str = "taut-interception";
 
 /// The status of interception, for other threads.
 #[derive(Debug, Default)]
@@ -101,11 +96,8 @@ struct Work {
     hook: Hook,
     #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
     policy: PolicyRoute,
-    #[expect(
-        dead_code,
-        reason = "it is held, and the name is free when it is dropped"
-    )]
-    lock: UnixListener,
+    #[expect(dead_code, reason = "it is held, and released when it is dropped")]
+    lock: NetnsLock,
     plan: Plan,
     status: Arc<Status>,
 }
@@ -239,20 +231,14 @@ fn up() -> Result<Vec<String>, InterceptError> {
 
 /// Returns whether any process intercepts in this network namespace.
 ///
-/// # Errors If the kernel cannot list its UNIX sockets.
+/// # Errors If this process may not know: it needs CAP_NET_ADMIN.
 pub fn is_running() -> io::Result<bool> {
-    let sockets = std::fs::read_to_string("/proc/thread-self/net/unix")?;
-    let name = format!("@{LOCK}");
-    Ok(sockets
-        .lines()
-        .any(|l| l.split_whitespace().last() == Some(name.as_str())))
+    NetnsLock::is_taken(Exclusive::Interception)
 }
 
 /// Acquires the exclusive right to intercept in this network namespace.
-fn lock() -> Result<UnixListener, InterceptError> {
-    let addr = SocketAddr::from_abstract_name(LOCK).map_err(InterceptError::Thread)?;
-    UnixListener::bind_addr(&addr).map_err(|e| match e.kind() {
-        io::ErrorKind::AddrInUse => InterceptError::Taken,
-        _ => InterceptError::Thread(e),
-    })
+fn lock() -> Result<NetnsLock, InterceptError> {
+    NetnsLock::take(Exclusive::Interception)
+        .map_err(InterceptError::Lock)?
+        .ok_or(InterceptError::Taken)
 }

@@ -1,6 +1,8 @@
 //! Interception leaves no trace on the machine, however the relay ends.
 
 use std::io::Read;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Command;
 
 use taut_relay::intercept::{Method, TABLE, is_running, presence};
@@ -158,6 +160,26 @@ fn two_relays_do_not_take_each_others_connections() {
         "{refused}"
     );
     assert_taken(&net);
+}
+
+/// Every user may bind an abstract UNIX address. Taut once took these two as locks.
+#[test]
+fn a_user_who_takes_names_first_does_not_keep_a_relay_from_starting() {
+    let net = Net::new();
+    let bind = |name| {
+        let addr = SocketAddr::from_abstract_name(name)?;
+        UnixListener::bind_addr(&addr)
+    };
+    let names = ["taut-interception", "taut-route-metrics"];
+    let _squatted = names.map(|name| net.router.run(|| bind(name)).unwrap().unwrap());
+    assert!(!doctors_view(&net).0);
+    let _node = net.intercept(Method::Bpf);
+    assert_taken(&net);
+    // A relay takes no other name that could be bound first.
+    let unix = exec(&net.router, &["cat", "/proc/net/unix"]).stdout;
+    let unix = String::from_utf8(unix).unwrap();
+    let abstracts = unix.lines().filter(|line| line.contains(" @"));
+    assert_eq!(abstracts.count(), names.len(), "{unix}");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::io::Read;
 use std::net::IpAddr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 
 use taut_relay::turbo::route_metrics::{Job, RouteMetrics, Status};
@@ -71,6 +73,21 @@ fn the_remains_of_a_kill_are_removed_by_the_next_start() {
     assert!(is_ours(&relays.route(far6)));
     drop(routes);
     assert_eq!(relays.traces(), [""; 0]);
+}
+
+/// Every user may bind an abstract UNIX address. Taut once took this one as a lock.
+#[test]
+fn a_user_who_takes_a_name_first_does_not_keep_a_relay_from_having_routes() {
+    let relays = Relays::new("route-name");
+    let netns = relays.world.host("near").netns();
+    let addr = SocketAddr::from_abstract_name("taut-route-metrics").unwrap();
+    let _squatted = netns
+        .run(|| UnixListener::bind_addr(&addr))
+        .unwrap()
+        .unwrap();
+    let [far, _] = relays.far();
+    let routes = relays.routes(&[far]);
+    assert_eq!(routes.status.in_place(), 1);
 }
 
 #[test]

@@ -94,7 +94,10 @@ pub enum RouteMetricsError {
     #[error("route metrics: cannot open a netlink socket: {0}")]
     Netlink(#[source] std::io::Error),
     /// The check for another process that keeps such routes failed.
-    #[error("route metrics: cannot check whether another relay here sets them: {0}")]
+    #[error(
+        "route metrics: cannot find out whether another relay here sets them: {0}; it needs CAP_NET_ADMIN, \
+         or root, and /proc/sys/net"
+    )]
     Lock(#[source] std::io::Error),
     /// The kernel rejected the policy rule.
     #[error(

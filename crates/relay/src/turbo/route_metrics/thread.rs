@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use rtnetlink::Handle;
 use rtnetlink::packet_route::route::RouteMessage;
+use taut_sys::netns_lock::{Exclusive, NetnsLock};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -19,12 +18,6 @@ use super::netlink::{self, GROUPS};
 use super::plan::{Plan, Without, choose, copy, plan};
 use super::{Job, LOOK_AT_LEAST, LOOK_AT_MOST, PROTOCOL, RouteMetricsError, TABLE};
 use crate::net::netlink::Changes;
-
-/// The abstract UNIX address that a process binds while it keeps the routes. Like the routes, the
-/// address belongs to the network namespace; the kernel releases it however the process ends. Of
-/// two processes, one keeps its routes and the other takes over when the first ends; neither
-/// removes the other's routes.
-const LOCK: &str = "taut-route-metrics";
 
 /// Keeps routes with an initial window until dropped.
 #[derive(Debug)]
@@ -296,13 +289,11 @@ impl Work {
     }
 }
 
-/// The exclusive right to keep the routes. Dropping it removes the routes.
+/// The exclusive right to keep the routes. Dropping it removes the routes. Of two processes, one keeps
+/// its routes and the other takes over when the first ends; neither removes the other's routes.
 struct RouteLock {
-    #[expect(
-        dead_code,
-        reason = "it is held, and the name is free when it is dropped"
-    )]
-    lock: UnixListener,
+    #[expect(dead_code, reason = "it is held, and released when it is dropped")]
+    lock: NetnsLock,
 }
 
 // === impl RouteLock ===
@@ -310,12 +301,8 @@ struct RouteLock {
 impl RouteLock {
     /// Takes the lock. Returns `None` if another process has it.
     fn take() -> io::Result<Option<Self>> {
-        let addr = SocketAddr::from_abstract_name(LOCK)?;
-        match UnixListener::bind_addr(&addr) {
-            Ok(lock) => Ok(Some(Self { lock })),
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(None),
-            Err(e) => Err(e),
-        }
+        let lock = NetnsLock::take(Exclusive::RouteMetrics)?;
+        Ok(lock.map(|lock| Self { lock }))
     }
 }
 

@@ -1,0 +1,143 @@
+//! Locks that belong to a network namespace.
+//!
+//! Such a lock must be out of reach of other users, or any of them could take it first and keep a
+//! job from running. A name of a UNIX or TCP socket is not; a directory is, but network namespaces
+//! share directories, and a job with few privileges cannot create one. So the lock is on a file of
+//! `/proc/sys/net`: every namespace has its own, and only root and processes with CAP_NET_ADMIN in
+//! the namespace may open it. The kernel releases the lock when the process ends.
+//!
+//! A container with a `/proc` of its own that shares the network namespace has another file: there
+//! two processes can hold the same lock.
+
+use std::fs::File;
+use std::io;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::fs::FlockOperation;
+
+/// A file with mode 0600, in every namespace since Linux 4.15. Its content is of no importance here, and
+/// is neither read nor written.
+const FILE: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
+
+/// What is done by one process of a network namespace at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exclusive {
+    /// Interception of connections.
+    Interception = 0,
+    /// Routes with metrics.
+    RouteMetrics = 1,
+}
+
+/// The exclusive right to do something in the network namespace in which it was taken, until dropped.
+#[derive(Debug)]
+pub struct NetnsLock {
+    _file: File,
+}
+
+// === impl NetnsLock ===
+
+impl NetnsLock {
+    /// Takes the lock in the network namespace of the calling thread. Returns `None` if another
+    /// process, or another part of this one, has it.
+    ///
+    /// # Errors
+    /// The system's: `PermissionDenied` without CAP_NET_ADMIN.
+    pub fn take(what: Exclusive) -> io::Result<Option<Self>> {
+        let file = File::open(FILE)?;
+        // The file may be read-only, so the lock is a shared one, which needs no right to write. This
+        // makes it exclusive. It is held only for the next two calls.
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+        if is_locked(&file, what)? {
+            return Ok(None);
+        }
+        let lock = byte(what, libc::F_RDLCK);
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))?;
+        rustix::fs::flock(&file, FlockOperation::Unlock)?;
+        Ok(Some(Self { _file: file }))
+    }
+
+    /// Returns whether a process has the lock in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// As [`NetnsLock::take`].
+    pub fn is_taken(what: Exclusive) -> io::Result<bool> {
+        is_locked(&File::open(FILE)?, what)
+    }
+}
+
+/// Returns whether a lock of another open file conflicts with an exclusive one.
+fn is_locked(file: &File, what: Exclusive) -> io::Result<bool> {
+    let mut lock = byte(what, libc::F_WRLCK);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Returns a lock of the byte that stands for `what`.
+fn byte(what: Exclusive, kind: libc::c_int) -> libc::flock {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the kernel's constants are small, and their types differ"
+    )]
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: what as libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+
+    use super::*;
+    use crate::netns::Netns;
+
+    fn netns(name: &str) -> Netns {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test makes network namespaces and must run as root; `make test` does"
+        );
+        Netns::create(&format!("taut-lock-{}-{name}", std::process::id())).unwrap()
+    }
+
+    #[test]
+    fn a_lock_is_held_once_in_a_namespace_and_free_after_that() {
+        let [one, other] = [netns("one"), netns("other")];
+        let take = |netns: &Netns, what| netns.run(|| NetnsLock::take(what)).unwrap().unwrap();
+        let is_taken = |what| one.run(|| NetnsLock::is_taken(what)).unwrap().unwrap();
+        let held = take(&one, Exclusive::Interception).unwrap();
+        assert!(take(&one, Exclusive::Interception).is_none());
+        assert!(is_taken(Exclusive::Interception));
+        assert!(!is_taken(Exclusive::RouteMetrics));
+        assert!(take(&one, Exclusive::RouteMetrics).is_some());
+        assert!(take(&other, Exclusive::Interception).is_some());
+        drop(held);
+        assert!(!is_taken(Exclusive::Interception));
+        assert!(take(&one, Exclusive::Interception).is_some());
+    }
+
+    #[test]
+    fn a_user_without_privileges_cannot_hold_it_and_one_with_cap_net_admin_can() {
+        let netns = netns("users");
+        let opens = |args: &[&str]| {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            let command = command.args(args).args(["head", "-c0", FILE]);
+            netns.run(|| command.output()).unwrap().unwrap().status
+        };
+        assert!(!opens(&[]).success());
+        let capable = ["--inh-caps=+net_admin", "--ambient-caps=+net_admin"];
+        assert!(opens(&capable).success());
+        // The file is not opened for a process of another namespace's administrator, either.
+        let mut elsewhere = Command::new("unshare");
+        elsewhere.args(["--user", "--map-root-user", "head", "-c0", FILE]);
+        let elsewhere = elsewhere.uid(65_534).gid(65_534);
+        let status = netns.run(|| elsewhere.output()).unwrap().unwrap().status;
+        assert!(!status.success());
+    }
+}
