@@ -93,22 +93,15 @@ impl MeshPair<'_> {
             rate: self.leg.rate,
             measure: false,
         };
-        let far_node = Node {
-            metrics: self.metrics,
-            mesh: Some(Mesh {
-                private_key_file: far_key,
-                listen: Some(listen),
-                allow: vec![format!("{}/32:{}", self.server.ip(), self.server.port())],
-                ..mesh.clone()
-            }),
-            forwards: Vec::new(),
+        let far_mesh = Mesh {
+            private_key_file: far_key,
+            listen: Some(listen),
+            allow: vec![format!("{}/32:{}", self.server.ip(), self.server.port())],
+            ..mesh.clone()
         };
+        let far_node = Node::new(self.metrics, Some(far_mesh), Vec::new());
         let far = relay::start(far, taut, self.name, far_node, listen, dir)?;
-        let near_node = Node {
-            metrics: self.metrics,
-            mesh: Some(mesh),
-            forwards: self.forwards.clone(),
-        };
+        let near_node = Node::new(self.metrics, Some(mesh), self.forwards.clone());
         let service = relay::start(near, taut, self.name, near_node, entrance, dir)?;
         relay::wait_for_pool(&service, near, self.metrics, self.pool)?;
         Ok(RunningPair { near: service, far })

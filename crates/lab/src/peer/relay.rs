@@ -37,6 +37,9 @@ pub struct Config {
 pub struct Node {
     /// The address at which metrics are served.
     pub metrics: SocketAddr,
+    /// The limits of a source, which are off: the one client of a world opens all connections.
+    max_sessions_per_source: &'static str,
+    max_connects_per_source: &'static str,
     /// The section `[relay.mesh]`; `None` if the relay is in no mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
@@ -95,6 +98,21 @@ pub struct Forward {
     pub client_congestion: Option<String>,
 }
 
+// === impl Node ===
+
+impl Node {
+    /// Returns a relay with these forwards, and a part in a mesh or none.
+    pub fn new(metrics: SocketAddr, mesh: Option<Mesh>, forwards: Vec<Forward>) -> Self {
+        Self {
+            metrics,
+            max_sessions_per_source: "off",
+            max_connects_per_source: "off",
+            mesh,
+            forwards,
+        }
+    }
+}
+
 // === impl Forward ===
 
 impl Forward {
@@ -117,11 +135,7 @@ impl Forward {
 /// [`PeerError`].
 pub fn relay(host: &Host, taut: &Path, to: SocketAddr, dir: &Path) -> Result<Service, PeerError> {
     let addr = SocketAddr::from((host.addr(), PORT));
-    let node = Node {
-        metrics: METRICS,
-        mesh: None,
-        forwards: vec![Forward::new(addr, to)],
-    };
+    let node = Node::new(METRICS, None, vec![Forward::new(addr, to)]);
     start(host, taut, "relay", node, addr, dir)
 }
 
@@ -323,7 +337,8 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_in_the_file() {
         let text = written(None, vec![Forward::new(addr(1), addr(2))]);
-        let expected = "[relay]\nmetrics = \"127.0.0.1:9464\"\n\n[[relay.forward]]\n\
+        let expected = "[relay]\nmetrics = \"127.0.0.1:9464\"\nmax_sessions_per_source = \"off\"\n\
+                        max_connects_per_source = \"off\"\n\n[[relay.forward]]\n\
                         listen = \"10.0.0.1:8080\"\nto = \"10.0.0.2:8080\"\n";
         assert_eq!(text, expected);
     }
@@ -354,6 +369,8 @@ mod tests {
             r#"
             [relay]
             metrics = "127.0.0.1:9464"
+            max_sessions_per_source = "off"
+            max_connects_per_source = "off"
             [relay.mesh]
             private_key_file = "/w/near.key"
             members_file = "/w/members.toml"
@@ -416,11 +433,7 @@ mod tests {
     }
 
     fn written(mesh: Option<Mesh>, forwards: Vec<Forward>) -> String {
-        let relay = Node {
-            metrics: METRICS,
-            mesh,
-            forwards,
-        };
+        let relay = Node::new(METRICS, mesh, forwards);
         toml::to_string(&Config { relay }).unwrap()
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! Lists are searched linearly, once a session: 4096 rules take some tens of microseconds.
 
+pub mod arrival_rate;
 mod blocks;
 mod destinations;
 mod forms;
@@ -21,6 +22,7 @@ mod nat64;
 mod own;
 mod rule;
 pub mod session_quota;
+mod source;
 mod sources;
 mod verdict;
 

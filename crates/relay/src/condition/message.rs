@@ -43,6 +43,10 @@ pub(crate) fn broken(
             "a source has relay.max_sessions_per_source open; {clients} reset so far{example}; raise the \
              limit if that source is one of yours"
         ),
+        Condition::SourceRate => format!(
+            "a source opens more than relay.max_connects_per_source a second; {clients} reset so far{example}; \
+             raise the limit if that source is one of yours"
+        ),
         Condition::Accept => format!(
             "cannot accept connections: no descriptor or memory is left; {} failed so far; check `ulimit -n`, \
              LimitNOFILE in the systemd unit, and free memory",
@@ -99,6 +103,9 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
         }
         Condition::SourceLimit => format!(
             "no source exceeds relay.max_sessions_per_source any more; {clients} reset in {lasted}"
+        ),
+        Condition::SourceRate => format!(
+            "no source exceeds relay.max_connects_per_source any more; {clients} reset in {lasted}"
         ),
         Condition::Accept => format!("connections are accepted again after {lasted}"),
         Condition::Refused { .. } => {

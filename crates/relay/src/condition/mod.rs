@@ -46,6 +46,8 @@ pub(crate) enum Condition {
     MaxSessions,
     /// Clients are reset because their source has `max_sessions_per_source` open.
     SourceLimit,
+    /// Clients are reset because their source opens more than `max_connects_per_source` a second.
+    SourceRate,
     /// Connections cannot be accepted.
     Accept,
     /// A forward refuses clients that its configuration does not admit.
@@ -83,6 +85,7 @@ impl Condition {
             Self::LookUp { .. } => "look_up",
             Self::MaxSessions => "max_sessions",
             Self::SourceLimit => "source_limit",
+            Self::SourceRate => "source_rate",
             Self::Accept => "accept",
             Self::Refused { .. } => "refused",
             Self::Handshakes => "handshakes",
@@ -104,6 +107,7 @@ impl Condition {
             Self::Expiry { what } => what,
             Self::MaxSessions
             | Self::SourceLimit
+            | Self::SourceRate
             | Self::Accept
             | Self::Handshakes
             | Self::Etcd
@@ -131,6 +135,7 @@ impl Condition {
             | Self::DuplicateName => Recovery::Success,
             Self::MaxSessions
             | Self::SourceLimit
+            | Self::SourceRate
             | Self::Accept
             | Self::Refused { .. }
             | Self::Handshakes
@@ -151,7 +156,9 @@ impl Condition {
     fn pause(&self) -> Duration {
         match self {
             // The Internet never stops trying.
-            Self::Refused { .. } | Self::Handshakes | Self::SourceLimit => Duration::from_secs(600),
+            Self::Refused { .. } | Self::Handshakes | Self::SourceLimit | Self::SourceRate => {
+                Duration::from_secs(600)
+            }
             Self::Expiry { .. } => Duration::from_secs(86_400),
             _ => Duration::from_secs(60),
         }

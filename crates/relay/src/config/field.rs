@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
+use crate::access::session_quota::UNLIMITED;
 use crate::access::{SourcePrefix, Sources};
 
 /// The range of durations. Shorter ones are mistakes; longer ones could overflow.
@@ -28,6 +30,33 @@ impl OneOrMany {
         match self {
             Self::One(one) => vec![one],
             Self::Many(many) => many,
+        }
+    }
+}
+
+/// A number of at least 1, or `"off"` for no limit.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number, or \"off\"")]
+pub(super) enum CountOrOff {
+    Count(u32),
+    Off(Off),
+}
+
+#[derive(Deserialize)]
+pub(super) enum Off {
+    #[serde(rename = "off")]
+    Off,
+}
+
+/// A duration; `None` is written as `"off"`.
+pub(super) struct TimeOrOff(pub(super) Option<Time>);
+
+impl<'de> Deserialize<'de> for TimeOrOff {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match text.as_str() {
+            "off" => Ok(Self(None)),
+            _ => Time::deserialize(text.into_deserializer()).map(|time| Self(Some(time))),
         }
     }
 }
@@ -87,6 +116,22 @@ pub(super) fn at_least_one<T: Copy + Default + PartialEq>(
             Err((v.span().start, format!("relay.{field}: must be at least 1")))
         }
         other => Ok(other.map(Spanned::into_inner)),
+    }
+}
+
+/// Returns a limit, which is [`UNLIMITED`] if it is off.
+pub(super) fn limit(
+    value: Option<Spanned<CountOrOff>>,
+    field: &str,
+) -> Result<Option<u32>, (usize, String)> {
+    let Some(value) = value else { return Ok(None) };
+    match value.get_ref() {
+        CountOrOff::Off(Off::Off) => Ok(Some(UNLIMITED)),
+        CountOrOff::Count(0) => {
+            let message = format!("relay.{field}: must be at least 1, or \"off\"");
+            Err((value.span().start, message))
+        }
+        CountOrOff::Count(count) => Ok(Some(*count)),
     }
 }
 

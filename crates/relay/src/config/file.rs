@@ -13,7 +13,9 @@ use taut_mesh::rows::MAX_WANTED;
 use taut_sys::socket::{PathOptions, SourcePool};
 use toml::Spanned;
 
-use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
+use super::field::{
+    CountOrOff, OneOrMany, TIME, Time, TimeOrOff, at_least_one, limit, parse, set_time, sources,
+};
 use super::{Config, Control, Forward, Named, ServerName, mesh, transparent};
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen, serving_addr};
@@ -35,7 +37,8 @@ pub(super) struct File {
 pub(super) struct Section {
     workers: Option<Spanned<u16>>,
     max_sessions: Option<Spanned<u32>>,
-    max_sessions_per_source: Option<Spanned<u32>>,
+    max_sessions_per_source: Option<Spanned<CountOrOff>>,
+    max_connects_per_source: Option<Spanned<CountOrOff>>,
     session_log: Option<PathBuf>,
     handover: Option<PathBuf>,
     control: Option<Spanned<PathBuf>>,
@@ -44,7 +47,7 @@ pub(super) struct Section {
     admin: Option<Spanned<String>>,
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
-    idle_timeout: Option<Spanned<Time>>,
+    idle_timeout: Option<Spanned<TimeOrOff>>,
     flush_timeout: Option<Spanned<Time>>,
     drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
@@ -133,7 +136,10 @@ impl Section {
         config.workers = at_least_one(self.workers, "workers")?;
         config.max_sessions = at_least_one(self.max_sessions, "max_sessions")?;
         config.max_sessions_per_source =
-            at_least_one(self.max_sessions_per_source, "max_sessions_per_source")?;
+            limit(self.max_sessions_per_source, "max_sessions_per_source")?;
+        if let Some(rate) = limit(self.max_connects_per_source, "max_connects_per_source")? {
+            config.max_connects_per_source = rate;
+        }
         config.session_log = self.session_log.map(|path| match path.as_os_str() == "-" {
             true => session_log::Target::Stdout,
             false => session_log::Target::File(path),
@@ -174,10 +180,17 @@ impl Section {
             TIME,
             "half_closed_timeout",
         )?;
-        if self.idle_timeout.is_some() {
-            let mut idle = Duration::ZERO;
-            set_time(&mut idle, self.idle_timeout, TIME, "idle_timeout")?;
-            t.idle = Some(idle);
+        if let Some(idle) = self.idle_timeout {
+            let at = idle.span();
+            t.idle = match idle.into_inner().0 {
+                None => None,
+                Some(time) => {
+                    let mut idle = Duration::ZERO;
+                    let time = Some(Spanned::new(at, time));
+                    set_time(&mut idle, time, TIME, "idle_timeout")?;
+                    Some(idle)
+                }
+            };
         }
         set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
         // A drain of 0 is allowed: the relay then stops at once.

@@ -9,6 +9,7 @@ use taut_mesh::members::MemberName;
 use taut_sys::socket::{Keepalive, PathOptions};
 
 use crate::access::identity::Identity;
+use crate::access::session_quota::default_limit;
 use crate::access::{Nat64Prefix, Sources};
 use crate::early_syn::{Devices, Limits};
 use crate::net::addr::{Destination, Listen};
@@ -31,6 +32,14 @@ pub use transparent::{InterceptConfig, Transparent};
 
 use file::File;
 
+/// The default of `max_connects_per_source`. One source with short sessions, such as a proxy or a NAT,
+/// rarely has as many, and a worker accepts several times as many.
+const MAX_CONNECTS_PER_SOURCE: u32 = 1000;
+
+/// The default of `idle_timeout`. RFC 5382 requires a NAT to keep an established connection that is idle
+/// for 2 hours and 4 minutes (REQ-5), so what is silent for longer cannot rely on the network anyway.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
+
 /// The configuration of a relay node.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -39,9 +48,12 @@ pub struct Config {
     /// The maximum number of open sessions; above it, clients get a RST. `None`: as many as the
     /// limit of open descriptors allows.
     pub max_sessions: Option<u32>,
-    /// The maximum number of open sessions per source (an IPv4 address or an IPv6 /64); `None`: no
-    /// limit.
+    /// The maximum number of open sessions per source (an IPv4 address or an IPv6 /64);
+    /// [`UNLIMITED`](crate::access::session_quota::UNLIMITED): no limit; `None`: [`default_limit`].
     pub max_sessions_per_source: Option<u32>,
+    /// The maximum number of new connections per source and second;
+    /// [`UNLIMITED`](crate::access::session_quota::UNLIMITED): no limit.
+    pub max_connects_per_source: u32,
     /// The session log; `None`: off.
     pub session_log: Option<session_log::Target>,
     /// The socket where the next process requests the listening sockets; `None`: off.
@@ -327,6 +339,7 @@ impl Config {
             workers: None,
             max_sessions: None,
             max_sessions_per_source: None,
+            max_connects_per_source: MAX_CONNECTS_PER_SOURCE,
             session_log: None,
             handover: None,
             control: Control::Default,
@@ -347,6 +360,12 @@ impl Config {
             mesh: None,
             forwards,
         }
+    }
+
+    /// Returns the maximum number of open sessions per source, of a node that has this many sessions.
+    pub(crate) fn per_source(&self, max_sessions: u32) -> u32 {
+        self.max_sessions_per_source
+            .unwrap_or_else(|| default_limit(max_sessions))
     }
 
     /// Reads the `[relay]` section of `path`.
@@ -408,7 +427,7 @@ impl Default for Timeouts {
         Self {
             connect: Duration::from_secs(10),
             half_closed: Duration::from_secs(600),
-            idle: None,
+            idle: Some(IDLE_TIMEOUT),
             flush: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             resolve: Duration::from_secs(30),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::access::session_quota::UNLIMITED;
 
 const FORWARD: &str = "[[relay.forward]]\nlisten = \":8080\"\nto = \"origin.example:80\"\n";
 
@@ -52,6 +53,39 @@ fn every_field_is_read() {
         config.forwards[0].upstream_congestion.as_deref(),
         Some("cubic")
     );
+}
+
+#[test]
+fn sessions_of_a_source_and_idle_sessions_are_limited_unless_that_is_off() {
+    let config = parse(FORWARD).unwrap();
+    assert_eq!(config.max_sessions_per_source, None);
+    assert_eq!(config.max_connects_per_source, 1000);
+    assert_eq!(config.timeouts.idle, Some(Duration::from_secs(7440)));
+    let set = |value: &str| {
+        let keys = ["max_sessions_per_source", "max_connects_per_source"];
+        let keys = keys.map(|key| format!("{key} = {value}\n")).concat();
+        parse(&format!("[relay]\n{keys}{FORWARD}"))
+    };
+    let config = set("7").unwrap();
+    assert_eq!(config.max_sessions_per_source, Some(7));
+    assert_eq!(config.max_connects_per_source, 7);
+    let config = set("\"off\"").unwrap();
+    assert_eq!(config.max_sessions_per_source, Some(UNLIMITED));
+    assert_eq!(config.max_connects_per_source, UNLIMITED);
+    for (value, expected) in [
+        ("0", "must be at least 1, or \"off\""),
+        ("\"none\"", "expected a number, or \"off\""),
+    ] {
+        let said = set(value).unwrap_err().to_string();
+        assert!(said.contains("_per_source: "), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+    let idle = |value: &str| parse(&format!("[relay]\nidle_timeout = \"{value}\"\n{FORWARD}"));
+    assert_eq!(idle("off").unwrap().timeouts.idle, None);
+    let hour = Some(Duration::from_secs(3600));
+    assert_eq!(idle("1h").unwrap().timeouts.idle, hour);
+    let said = idle("never").unwrap_err().to_string();
+    assert!(said.contains("`never` is not a duration"), "{said}");
 }
 
 #[test]

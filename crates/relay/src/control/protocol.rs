@@ -117,6 +117,9 @@ pub struct Status {
     pub max_sessions: u32,
     /// The maximum number of open sessions per source.
     pub max_sessions_per_source: Option<u32>,
+    /// The maximum number of new connections per source and second.
+    #[serde(default)]
+    pub max_connects_per_source: Option<u32>,
     /// The forwards, drained ones included.
     pub forwards: Vec<ForwardStatus>,
     /// The next relays.

@@ -113,6 +113,8 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
     all.push((Condition::MaxSessions, only_failures(full)));
     let source = limit(ClientRefusal::SourceLimit).into_iter();
     all.push((Condition::SourceLimit, only_failures(source)));
+    let rate = limit(ClientRefusal::SourceRate).into_iter();
+    all.push((Condition::SourceRate, only_failures(rate)));
     let accept = [("accept", metrics.accept_failed())].into_iter();
     all.push((Condition::Accept, only_failures(accept)));
     all
@@ -205,7 +207,7 @@ fn log(change: &Change, setup: &Setup, metrics: &Metrics) {
             };
             let example = match condition {
                 Condition::Refused { forward } => of(forward),
-                Condition::SourceLimit | Condition::MaxSessions => {
+                Condition::SourceLimit | Condition::SourceRate | Condition::MaxSessions => {
                     let routes = setup.routes.iter().map(|route| &route.stats);
                     let all = routes.chain(setup.mesh.iter().map(|mesh| &mesh.stats));
                     all.into_iter().find_map(|stats| stats.last_refused())

@@ -292,7 +292,7 @@ impl SharedHandle {
             seconds: now.saturating_duration_since(broken.since).as_secs_f64(),
             affected: broken.affected,
         });
-        let per_source = self.shared.sources.limit();
+        let limit = |limit: u32| (limit != UNLIMITED).then_some(limit);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -301,7 +301,8 @@ impl SharedHandle {
             workers: self.mailboxes.len(),
             sessions: metrics.sessions(),
             max_sessions: self.shared.max_sessions.load(Ordering::Relaxed),
-            max_sessions_per_source: (per_source != UNLIMITED).then_some(per_source),
+            max_sessions_per_source: limit(self.shared.sources.limit()),
+            max_connects_per_source: limit(self.shared.arrivals.rate()),
             forwards,
             peers: peers.collect(),
             broken: broken.collect(),

@@ -16,7 +16,6 @@ use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use super::start::announce;
 use super::threads::{early_reader, start_resolver};
-use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::route::peer::Peer;
 use crate::route::table::{Mesh, Route, Setup};
@@ -117,8 +116,11 @@ impl SharedHandle {
         self.shared
             .max_sessions
             .store(max_sessions, Ordering::Relaxed);
-        let per_source = config.max_sessions_per_source.unwrap_or(UNLIMITED);
+        let per_source = config.per_source(max_sessions);
         self.shared.sources.set_limit(per_source);
+        self.shared
+            .arrivals
+            .set_rate(config.max_connects_per_source);
         self.shared.replace(setup.clone());
         // Before the workers dial: a connection has the rate that its leg has at that time.
         self.start_legs(&config, &setup);

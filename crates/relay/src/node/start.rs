@@ -16,7 +16,7 @@ use super::look_ups::named_relays;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::windows_thread::WindowsThread;
 use super::{Node, StartError};
-use crate::access::session_quota::{SessionQuota, UNLIMITED};
+use crate::access::session_quota::SessionQuota;
 use crate::condition::Tracker;
 use crate::config::{Config, MeshConfig};
 use crate::counters::registry::Registry;
@@ -105,12 +105,13 @@ impl Node {
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
-            SessionQuota::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
+            SessionQuota::new(config.per_source(max_sessions)),
             setup,
             recorder,
             early.clone(),
             relays,
         )
+        .with_rate(config.max_connects_per_source)
         .with_backends(holdings.backends.clone())
         .with_rows(rows.clone());
         let shared = Arc::new(shared);

@@ -8,8 +8,10 @@ use crate::access::SourceVerdict;
 pub enum ClientRefusal {
     /// `max_sessions` were open.
     Full,
-    /// The client's source had `max_sessions_per_source` open.
+    /// The client's source had `max_sessions_per_source` open, or its /48 four times as many.
     SourceLimit,
+    /// The client's source opened more than `max_connects_per_source` a second.
+    SourceRate,
     /// The client's source is not in the list of allowed sources.
     SourceNotListed,
     /// A prefix denies the client's source.
@@ -20,9 +22,10 @@ pub enum ClientRefusal {
 
 impl ClientRefusal {
     /// Every cause.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Full,
         Self::SourceLimit,
+        Self::SourceRate,
         Self::SourceNotListed,
         Self::SourceDenied,
     ];
@@ -32,6 +35,7 @@ impl ClientRefusal {
         match self {
             Self::Full => "full",
             Self::SourceLimit => "source_limit",
+            Self::SourceRate => "source_rate",
             Self::SourceNotListed => SourceVerdict::NotListed.label(),
             Self::SourceDenied => SourceVerdict::Denied.label(),
         }

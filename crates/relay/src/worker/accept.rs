@@ -17,11 +17,13 @@ use super::listeners::{OpenListener, Streak};
 use super::pending_record::Origin;
 use super::slots::slot;
 use crate::access;
+use crate::access::session_quota::Permit;
 use crate::counters::forward::ForwardStats;
 use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
 use crate::route::listener::{ListenerId, Purpose};
+use crate::route::table::Route;
 
 impl Worker {
     // === accept ===
@@ -55,9 +57,8 @@ impl Worker {
                         self.await_header(stream, peer, route);
                     }
                     Purpose::Forward(route) => {
-                        if let Some(stream) = self.admit(stream, peer, &route.sources, &route.stats)
-                        {
-                            self.enter(Client::direct(stream, ClientAddr(peer), route));
+                        if let Some(admitted) = self.admit_client(stream, peer, &route) {
+                            self.enter(Client::direct(admitted, ClientAddr(peer), route));
                         }
                     }
                     Purpose::Mesh => self.accept_relay(stream, peer),
@@ -93,6 +94,27 @@ impl Worker {
                 None
             }
         }
+    }
+
+    /// Returns a connection of a forward's client with its place in the quota of its source. Resets it if
+    /// its source may not connect, connects too often or has too many sessions.
+    pub(super) fn admit_client(
+        &self,
+        stream: Stream,
+        from: SocketAddr,
+        route: &Route,
+    ) -> Option<(Stream, Permit)> {
+        let stream = self.admit(stream, from, &route.sources, &route.stats)?;
+        let (shared, ip) = (&self.shared, from.ip());
+        let cause = match shared.arrivals.admit(ip, self.io.now) {
+            false => ClientRefusal::SourceRate,
+            true => match shared.sources.admit(ip) {
+                Some(permit) => return Some((stream, permit)),
+                None => ClientRefusal::SourceLimit,
+            },
+        };
+        self.refuse(stream, ip, cause, &route.stats);
+        None
     }
 
     pub(super) fn refuse(
@@ -152,6 +174,7 @@ impl Worker {
         let introduction = client.introduction();
         let Client {
             stream,
+            permit,
             addr,
             route,
             read,
@@ -160,7 +183,7 @@ impl Worker {
         let origin = Origin::Forward(&route);
         let mut first = introduction;
         first.extend(read);
-        self.open(stream.into(), addr, plan, &origin, first);
+        self.open((stream.into(), permit), addr, plan, &origin, first);
     }
 
     // === register, dial ===
@@ -169,7 +192,7 @@ impl Worker {
     /// first.
     pub(super) fn open(
         &mut self,
-        client: TcpLeg,
+        client: (TcpLeg, Permit),
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,

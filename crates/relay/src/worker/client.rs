@@ -6,12 +6,16 @@ use std::sync::Arc;
 use taut_sys::socket::Stream;
 
 use crate::access::identity::Introduction;
+use crate::access::session_quota::Permit;
 use crate::net::addr::ClientAddr;
 use crate::route::table::Route;
 
 /// A connection of a forward's client, from a source that the forward allows.
-pub(super) struct Client {
+#[derive(Debug)]
+pub(crate) struct Client {
     pub(super) stream: Stream,
+    /// Its place in the quota of its source.
+    pub(super) permit: Permit,
     pub(super) addr: ClientAddr,
     /// The address that the client connected to, as reported by a proxy.
     pub(super) proxied_to: Option<SocketAddr>,
@@ -22,9 +26,14 @@ pub(super) struct Client {
 
 impl Client {
     /// Returns a client that is not behind a proxy.
-    pub(super) fn direct(stream: Stream, addr: ClientAddr, route: Arc<Route>) -> Self {
+    pub(super) fn direct(
+        (stream, permit): (Stream, Permit),
+        addr: ClientAddr,
+        route: Arc<Route>,
+    ) -> Self {
         Self {
             stream,
+            permit,
             addr,
             proxied_to: None,
             route,

@@ -202,21 +202,11 @@ impl Worker {
             }
             Some((owner, connection)) => match self.shared.mailboxes().get(owner) {
                 Some(mailbox) => {
-                    let message = Message::Client {
-                        stream: client.stream,
-                        addr: client.addr,
-                        route: client.route,
-                        connection,
-                    };
+                    let client = Box::new(client);
+                    let message = Message::Client { client, connection };
                     // A worker that has ended has dropped its legs.
-                    if let Err(Message::Client {
-                        stream,
-                        addr,
-                        route,
-                        ..
-                    }) = mailbox.post(message)
-                    {
-                        self.start(Client::direct(stream, addr, route));
+                    if let Err(Message::Client { client, .. }) = mailbox.post(message) {
+                        self.start(*client);
                     }
                 }
                 None => self.start(client),
@@ -261,12 +251,14 @@ impl Worker {
         let introduction = client.introduction();
         let Client {
             stream,
+            permit,
             addr,
             route,
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let Some(key) = self.register(stream.into(), addr, leg.plan, &origin) else {
+        let client = (stream.into(), permit);
+        let Some(key) = self.register(client, addr, leg.plan, &origin) else {
             // The client was refused and has been reset.
             return;
         };

@@ -5,16 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use taut_sys::Errno;
 use taut_sys::epoll::Waker;
-use taut_sys::socket::Stream;
 
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
-use crate::net::addr::ClientAddr;
 use crate::net::backend::Backends;
 use crate::net::targets::ResolveError;
 use crate::route::listener::NewListener;
-use crate::route::table::{Route, Setup};
+use crate::route::table::Setup;
 use crate::session_list::{SessionFilter, SessionRow};
+use crate::worker::client::Client;
 
 /// A worker's mailbox.
 #[derive(Debug)]
@@ -59,9 +58,7 @@ pub(crate) enum Message {
     NoClient { connection: FourTuple },
     /// Another worker has accepted the client of an early SYN.
     Client {
-        stream: Stream,
-        addr: ClientAddr,
-        route: Arc<Route>,
+        client: Box<Client>,
         connection: FourTuple,
     },
 }

@@ -16,6 +16,7 @@ use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::TcpLeg;
 use crate::mesh::inbound::{Inbound, InboundTerms, Request, SessionRequest};
 use crate::mesh::pool::{PoolTerms, Pools};
+use crate::outcome::refusal::ClientRefusal;
 use crate::rows_mailbox::ToRows;
 
 /// Connections between relays that carry no session yet.
@@ -215,7 +216,12 @@ impl Worker {
         match DialPlan::for_hello(&mesh, &member, *hello) {
             Ok((client, plan)) => {
                 let leg = TcpLeg::new(stream, channel, &self.io.metrics);
-                self.open(leg, client, plan, &origin, early);
+                let ip = client.0.ip();
+                // The first relay has counted the rate of the client's connections.
+                match self.shared.sources.admit(ip) {
+                    Some(permit) => self.open((leg, permit), client, plan, &origin, early),
+                    None => self.refuse(leg, ip, ClientRefusal::SourceLimit, &mesh.stats),
+                }
             }
             Err(refusal) => {
                 self.io.metrics.mesh_refused[refusal.index()].add(1);

@@ -51,7 +51,6 @@ pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
 use attempts::Attempts;
-use client::Client;
 use client_hello::ClientHellos;
 use early::EarlyLegs;
 use io::{IoContext, SCRATCH};
@@ -270,12 +269,7 @@ impl Worker {
                 forward,
             } => self.on_syn(connection, forward),
             Message::NoClient { connection } => self.on_no_client(connection),
-            Message::Client {
-                stream,
-                addr,
-                route,
-                connection,
-            } => self.join_early(Client::direct(stream, addr, route), connection),
+            Message::Client { client, connection } => self.join_early(*client, connection),
         }
     }
 }

@@ -129,11 +129,11 @@ impl Worker {
             let to = header.addresses.map(|(_, to)| to);
             self.io.metrics.proxy_headers.add(1);
             let route = waiting.route;
-            if let Some(stream) = self.admit(waiting.stream, client, &route.sources, &route.stats) {
+            if let Some(admitted) = self.admit_client(waiting.stream, client, &route) {
                 self.enter(Client {
                     proxied_to: to,
                     read: waiting.reader.into_rest(),
-                    ..Client::direct(stream, ClientAddr(client), route)
+                    ..Client::direct(admitted, ClientAddr(client), route)
                 });
             }
         }

@@ -181,21 +181,11 @@ impl Worker {
     /// Registers a session without an upstream leg, or resets its client if there is no room.
     pub(super) fn register(
         &mut self,
-        client: TcpLeg,
+        (client, permit): (TcpLeg, Permit),
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
-        // For a session from the mesh, `addr` is the client that the hello names.
-        let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
-            self.refuse(
-                client,
-                addr.0.ip(),
-                ClientRefusal::SourceLimit,
-                origin.stats(),
-            );
-            return None;
-        };
         if !self.shared.admit() {
             // Dropped first, so that a client that sees the reset and retries does not meet its own
             // permit.

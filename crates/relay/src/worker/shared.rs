@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 
-use crate::access::session_quota::SessionQuota;
+use crate::access::arrival_rate::ArrivalRate;
+use crate::access::session_quota::{SessionQuota, UNLIMITED};
 use crate::early_syn::PendingTable;
 use crate::net::backend::BackendTable;
 use crate::route::table::Setup;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) max_sessions: AtomicU32,
     /// Open sessions by source.
     pub(crate) sources: Arc<SessionQuota>,
+    /// Connections of each source of late.
+    pub(crate) arrivals: ArrivalRate,
     /// The number of workers.
     pub(crate) workers: u32,
     /// The configuration that workers adopt on [`super::mailbox::Message::Reloaded`].
@@ -72,6 +75,7 @@ impl Shared {
             open: AtomicU32::new(0),
             max_sessions: AtomicU32::new(max_sessions),
             sources,
+            arrivals: ArrivalRate::new(UNLIMITED),
             workers,
             setup: ArcSwap::from_pointee(setup),
             resolver: OnceLock::new(),
@@ -87,6 +91,12 @@ impl Shared {
     /// Sets what the node knows about the addresses of destinations.
     pub(crate) fn with_backends(self, backends: Arc<BackendTable>) -> Self {
         Self { backends, ..self }
+    }
+
+    /// Sets the rate at which a source may open connections.
+    pub(crate) fn with_rate(self, rate: u32) -> Self {
+        self.arrivals.set_rate(rate);
+        self
     }
 
     /// Sets the thread that exchanges rows.

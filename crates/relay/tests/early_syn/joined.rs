@@ -43,6 +43,7 @@ fn relay(listen: SocketAddr, server: SocketAddr, workers: u16) -> Node {
     let mut config = Config::new(vec![forward]);
     config.workers = Some(workers);
     config.max_sessions = Some(256);
+    config.max_sessions_per_source = config.max_sessions;
     Node::start(&config).unwrap()
 }
 

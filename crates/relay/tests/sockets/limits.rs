@@ -43,6 +43,21 @@ fn a_source_has_no_more_sessions_than_its_limit() {
 }
 
 #[test]
+fn a_source_opens_no_more_connections_than_its_rate_allows() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.max_connects_per_source = 1;
+    });
+    let refused = || rig.node.metrics().refused(ClientRefusal::SourceRate) > 0;
+    // Ten come at once; then it is one a second.
+    let at_once: Vec<_> = (0..10).map(|_| rig.pair()).collect();
+    let connect = |_| TcpStream::connect(rig.relay_addr()).unwrap();
+    let _more: Vec<_> = (0..1000).map(connect).take_while(|_| !refused()).collect();
+    wait_until("a refusal", refused);
+    assert_eq!(rig.node.metrics().refused(ClientRefusal::SourceLimit), 0);
+    drop(at_once);
+}
+
+#[test]
 fn a_client_that_is_refused_because_the_node_is_full_does_not_count_for_its_source() {
     let rig = Rig::with(Path::Both, |config| {
         config.max_sessions = Some(1);

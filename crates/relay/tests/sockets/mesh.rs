@@ -549,12 +549,14 @@ fn a_burst_of_sessions_does_not_undo_its_own_connections() {
         |near| {
             near.workers = Some(1);
             near.max_sessions = Some(SESSIONS as u32);
+            near.max_sessions_per_source = near.max_sessions;
             let mesh = near.mesh.as_mut().unwrap();
             (mesh.pool.min, mesh.pool.max) = (0, 0);
         },
         |far| {
             far.workers = Some(1);
             far.max_sessions = Some(SESSIONS as u32);
+            far.max_sessions_per_source = far.max_sessions;
             far.mesh.as_mut().unwrap().inbound.max_unproven = 256;
         },
     );

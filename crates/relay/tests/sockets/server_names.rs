@@ -4,9 +4,11 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
 use taut_relay::access::Sources;
+use taut_relay::access::session_quota::UNLIMITED;
 use taut_relay::config::{Config, Forward};
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
+use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
@@ -24,12 +26,13 @@ fn server() -> (TcpListener, Destination) {
 
 /// A node that leads these names to these destinations, and all others to `default`.
 fn relay(names: &[(&str, &Destination)], default: Option<&Destination>) -> Node {
-    with(names, default, |_| {})
+    with(names, default, UNLIMITED, |_| {})
 }
 
 fn with(
     names: &[(&str, &Destination)],
     default: Option<&Destination>,
+    per_source: u32,
     adjust: impl FnOnce(&mut Forward),
 ) -> Node {
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
@@ -43,6 +46,7 @@ fn with(
     let mut config = Config::new(vec![forward]);
     config.workers = Some(2);
     config.max_sessions = Some(64);
+    config.max_sessions_per_source = Some(per_source);
     Node::start(&config).unwrap()
 }
 
@@ -103,7 +107,7 @@ fn a_server_name_leads_to_its_destination_and_the_hello_arrives_unchanged() {
 #[test]
 fn a_hello_behind_a_proxy_header_is_read_from_its_start() {
     let (named, to) = server();
-    let node = with(&[("a.example", &to)], None, |forward| {
+    let node = with(&[("a.example", &to)], None, UNLIMITED, |forward| {
         let loopback = vec!["127.0.0.0/8".parse().unwrap()];
         forward.identity.accept_proxy = Sources::new(Some(loopback), Vec::new()).ok();
     });
@@ -167,4 +171,30 @@ fn connections_without_a_hello_displace_the_oldest_of_them() {
     let hello = client_hello(Some("a.example"), 1 << 14);
     expect_at(&server, &node, &hello, 4096);
     assert_eq!(read_to_rst(&mut silent[0]), b"");
+}
+
+#[test]
+fn a_client_counts_for_its_source_before_it_has_sent_its_hello() {
+    let (server, to) = server();
+    let node = with(&[("a.example", &to)], None, 2, |_| {});
+    let mut silent = vec![connect(&node), connect(&node)];
+    let metrics = node.metrics();
+    let waiting = || {
+        let text = metrics.encode().unwrap();
+        text.contains("taut_relay_client_hellos_waiting 2")
+    };
+    wait_until("both to wait", waiting);
+    assert_eq!(read_to_rst(&mut connect(&node)), b"");
+    wait_until("the count", || {
+        metrics.refused(ClientRefusal::SourceLimit) == 1
+    });
+    // The place of a client that has gone is free again.
+    drop(silent.pop());
+    wait_until("its end", || !waiting());
+    expect_at(
+        &server,
+        &node,
+        &client_hello(Some("a.example"), 1 << 14),
+        4096,
+    );
 }

@@ -140,6 +140,8 @@ impl Rig {
         let mut text = format!(
             "[relay]\n\
              metrics = \"{METRICS}\"\n\
+             max_sessions_per_source = \"off\"\n\
+             max_connects_per_source = \"off\"\n\
              drain_timeout = \"{DRAIN:?}\"\n\
              [relay.mesh]\n\
              private_key_file = \"{}\"\n\

@@ -98,11 +98,8 @@ impl Relays {
                 early_syn: *way == Way::EarlySyn,
                 ..Forward::new(entrances[i], to[i])
             };
-            let node = Node {
-                metrics: relay::METRICS,
-                mesh: None,
-                forwards: ways.iter().enumerate().map(forward).collect(),
-            };
+            let forwards = ways.iter().enumerate().map(forward).collect();
+            let node = Node::new(relay::METRICS, None, forwards);
             self.run(site, host, "relay", node, first)?;
             to = entrances;
         }

@@ -199,6 +199,8 @@ impl Stage<'_> {
         let mut text = format!(
             "[relay]\n\
              metrics = \"{METRICS}\"\n\
+             max_sessions_per_source = \"off\"\n\
+             max_connects_per_source = \"off\"\n\
              [relay.mesh]\n\
              private_key_file = \"{}\"\n\
              members_file = \"{}\"\n\

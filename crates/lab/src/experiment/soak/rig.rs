@@ -226,11 +226,7 @@ impl Rig {
             flush_timeout: pick("10s", "9s"),
             drain_timeout: format!("{DRAIN:?}"),
             keepalive_idle: "5s",
-            node: Node {
-                metrics: relay::METRICS,
-                mesh: Some(mesh),
-                forwards,
-            },
+            node: Node::new(relay::METRICS, Some(mesh), forwards),
         }
     }
 

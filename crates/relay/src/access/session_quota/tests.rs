@@ -40,6 +40,30 @@ fn a_64_is_one_source_and_so_are_the_spellings_of_an_ipv4_address() {
 }
 
 #[test]
+fn a_48_has_four_times_as_many_sessions_as_a_64() {
+    let sources = SessionQuota::new(2);
+    let of = |net: u16| ip(&format!("2001:db8:0:{net:x}::1"));
+    let admit = |net: u16| sources.admit(of(net));
+    let mut open: Vec<_> = (0..4).flat_map(|net| [admit(net), admit(net)]).collect();
+    assert!(open.iter().all(Option::is_some));
+    assert!(admit(4).is_none());
+    assert_eq!(sources.open(of(4)), 0, "a refusal takes no place");
+    // Another site is not affected.
+    let other = sources.admit(ip("2001:db8:1::1"));
+    assert!(other.is_some());
+    open.pop();
+    assert!(admit(4).is_some());
+    drop((open, other));
+    assert!(sources.is_empty());
+}
+
+#[test]
+fn one_source_gets_an_eighth_of_the_sessions_of_a_large_relay() {
+    assert_eq!(default_limit(65_536), 8192);
+    assert_eq!(default_limit(10), 100);
+}
+
+#[test]
 fn a_lower_limit_keeps_open_sessions() {
     let sources = SessionQuota::new(UNLIMITED);
     let a = ip("192.0.2.1");
@@ -62,9 +86,9 @@ fn a_flood_of_sources_leaves_nothing_behind() {
     assert_eq!(sources.len(), flood.len());
     drop(flood);
     assert!(sources.is_empty());
-    let room: usize = sources.shards.iter().map(|s| lock(&s.0).capacity()).sum();
+    let room: usize = sources.table.all().map(|table| table.capacity()).sum();
     assert!(
-        room <= SHARDS * SMALL * 2,
+        room <= super::super::source::ROOM,
         "room for {room} sources is kept"
     );
 }

@@ -17,7 +17,10 @@ impl Bench {
     /// A session whose upstream leg is connecting.
     fn connecting() -> Self {
         let now = Instant::now();
-        let timeouts = Timeouts::default();
+        let timeouts = Timeouts {
+            idle: None,
+            ..Timeouts::default()
+        };
         let mut session = Session::new(SimLeg::default(), now);
         session.dialled(SimLeg::default(), now + timeouts.connect);
         Self {
@@ -86,7 +89,7 @@ const SIDES: [(Side, Side, End); 2] = [
 ];
 
 #[test]
-fn an_idle_session_has_no_deadline() {
+fn an_idle_session_has_no_deadline_if_its_idle_time_is_not_limited() {
     let bench = Bench::relaying();
     assert_eq!(bench.session.deadline(&bench.timeouts), None);
 }
