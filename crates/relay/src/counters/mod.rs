@@ -4,6 +4,7 @@ pub(crate) mod counter;
 pub(crate) mod forward;
 pub(crate) mod histogram;
 pub(crate) mod last_addr;
+pub(crate) mod log_limit;
 pub(crate) mod peer;
 pub(crate) mod registry;
 pub(crate) mod told;

@@ -16,6 +16,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
 
+use crate::counters::log_limit::{LEG_OPTIONS, Line, UNWATCHED};
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
@@ -129,7 +130,9 @@ impl Inbound {
         let slot = Slot(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
         let token = Token::InboundConn(slot, generation).encode();
         if let Err(error) = rules.poller.add(&stream, token, Interest::StreamEdges) {
-            tracing::warn!(%error, "cannot watch a connection of the mesh");
+            if let Some(Line { left_out }) = UNWATCHED.line(rules.now) {
+                tracing::warn!(%error, left_out, "cannot watch a connection of the mesh");
+            }
             return;
         }
         self.drain_until = None;
@@ -308,7 +311,7 @@ impl Inbound {
             return;
         };
         let from = conn.from;
-        conn.begin_leg(rules.mesh);
+        conn.begin_leg(rules.mesh, rules.now);
         if let Some(relays) = rules.relays {
             relays.proven(from.ip(), rules.now);
         }
@@ -371,7 +374,7 @@ enum InboundEnd {
 
 impl InboundConn {
     /// Sets what sending to this relay uses, now that its name is known.
-    fn begin_leg(&self, mesh: &Mesh) {
+    fn begin_leg(&self, mesh: &Mesh, now: Instant) {
         let Some(member) = self.acceptor.member() else {
             return;
         };
@@ -379,9 +382,11 @@ impl InboundConn {
         let Some(options) = mesh.legs.get(&member.name) else {
             return;
         };
-        if let Err(error) = self.stream.set_options(options) {
+        if let Err(error) = self.stream.set_options(options)
+            && let Some(Line { left_out }) = LEG_OPTIONS.line(now)
+        {
             let relay = &member.name;
-            tracing::warn!(%error, %relay, "cannot set the options of a connection; it keeps those of [relay.mesh]");
+            tracing::warn!(%error, %relay, left_out, "cannot set the options of a connection; it keeps those of [relay.mesh]");
         }
     }
 

@@ -8,6 +8,7 @@ use prometheus_client::registry::Unit;
 use super::Metrics;
 use crate::counters::counter::Counter;
 use crate::counters::histogram::{Histogram, Totals};
+use crate::counters::log_limit;
 use crate::counters::worker::WorkerMetrics;
 use crate::intercept::Method;
 use crate::outcome::client_hello::HelloRefusal;
@@ -105,6 +106,14 @@ impl Collector for Metrics {
         for cause in ClientRefusal::ALL {
             let count = Count(self.refused(cause));
             count.encode(family.encode_family(&[("cause", cause.label())])?)?;
+        }
+
+        let help = "Lines that were left out of the log because there were too many, by cause";
+        let name = "taut_relay_log_lines_left_out";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for limit in log_limit::ALL {
+            let count = Count(limit.left_out());
+            count.encode(family.encode_family(&[("cause", limit.cause)])?)?;
         }
 
         let help = "Sessions that ended, by cause";

@@ -10,6 +10,7 @@ use taut_sys::socket::{Keepalive, LegOptions, Stream};
 
 use super::untried::Untried;
 use crate::access::may_be_borrowed;
+use crate::counters::log_limit::DEAD_ADDRESS;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::token::{Generation, Slot};
 use crate::net::addr::{ClientAddr, UpstreamAddr};
@@ -193,9 +194,12 @@ impl Dial {
         // With one address and no other way there is no choice, and nothing to remember.
         let backend = &self.backends[begun.place];
         let has_choice = self.backends.len() > 1 || self.otherwise.is_some();
-        if has_choice && backend.fail(now) {
-            let addr = backend.addr.0;
-            tracing::info!(%addr, error = %why, "an address does not answer; new sessions prefer others");
+        if has_choice
+            && backend.fail(now)
+            && let Some(line) = DEAD_ADDRESS.line(now)
+        {
+            let (addr, left_out) = (backend.addr.0, line.left_out);
+            tracing::info!(%addr, error = %why, left_out, "an address does not answer; new sessions prefer others");
         }
     }
 

@@ -21,6 +21,7 @@ use super::dial_plan::DialPlan;
 use super::sessions::{Close, KEEP_ALIVE_AFTER};
 use super::slots;
 use crate::access::may_be_borrowed;
+use crate::counters::log_limit::LIVE_ADDRESS;
 use crate::event::token::{Slot, Token};
 use crate::outcome::session_end::{End, Side};
 
@@ -231,8 +232,11 @@ impl Worker {
         let Some(own) = dial.own else { return };
         entry.keep_alive_at = Some(now + KEEP_ALIVE_AFTER);
         let backend = &dial.backends[own.place];
-        if backend.clear() {
-            tracing::info!(addr = %backend.addr.0, "an address answers again");
+        if backend.clear()
+            && let Some(line) = LIVE_ADDRESS.line(now)
+        {
+            let (addr, left_out) = (backend.addr.0, line.left_out);
+            tracing::info!(%addr, left_out, "an address answers again");
         }
         let place = own.place.min(self.io.metrics.dials_won.len() - 1);
         self.io.metrics.dials_won[place].add(1);
