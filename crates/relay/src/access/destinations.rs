@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::forms::Forms;
 use super::nat64::Nat64Prefix;
-use super::own::OwnAddresses;
+use super::own::{MeshAddresses, OwnAddresses};
 use super::rule::{Pattern, Rule};
 use super::verdict::DestinationVerdict;
 use super::{TooManyRules, blocks, bounded, name};
@@ -30,7 +30,7 @@ pub struct Destinations {
     allow: Vec<Rule>,
     deny: Vec<Rule>,
     own: OwnAddresses,
-    mesh: Vec<IpNet>,
+    mesh: MeshAddresses,
     nat64: Vec<Nat64Prefix>,
 }
 
@@ -54,10 +54,9 @@ impl Destinations {
         self.own = own;
     }
 
-    /// Sets the addresses of the mesh: those of its relays, and prefixes that only relays may
-    /// reach.
-    pub fn set_mesh(&mut self, mesh: impl IntoIterator<Item = IpNet>) {
-        self.mesh = mesh.into_iter().map(canonical).collect();
+    /// Sets the addresses of the relays of the mesh. What they are is looked up at each check.
+    pub fn set_mesh(&mut self, mesh: MeshAddresses) {
+        self.mesh = mesh;
     }
 
     /// Sets the prefixes of this network's NAT64. An address in one of them is checked as the IPv4
@@ -122,8 +121,8 @@ impl Destinations {
     /// Returns the first built-in denial that no rule lifts.
     fn built_in(&self, port: u16, forms: Forms) -> Option<DestinationVerdict> {
         let mesh = |form: IpAddr| {
-            let own = self.mesh.iter().filter(move |net| net.contains(&form));
-            own.map(|&net| (net, DestinationVerdict::MeshInternal))
+            let relay = self.mesh.contains(form).then_some(form);
+            relay.map(|addr| (IpNet::from(addr), DestinationVerdict::MeshInternal))
         };
         let own = |form: IpAddr| {
             let own = self.own.contains(form).then_some(form);
@@ -132,6 +131,7 @@ impl Destinations {
         forms.all().find_map(|form| {
             let blocks = blocks::denied(form).copied();
             mesh(form)
+                .into_iter()
                 .chain(own(form))
                 .chain(blocks)
                 .find(|(block, _)| !self.opens(block, form, port))
@@ -197,15 +197,6 @@ fn literal(host: &str) -> Option<IpAddr> {
         Some(inner) => inner.parse().ok().map(IpAddr::V6),
         None => host.parse().ok(),
     }
-}
-
-/// Returns an IPv4-mapped prefix as the equivalent IPv4 prefix.
-fn canonical(net: IpNet) -> IpNet {
-    let IpNet::V6(v6) = net else { return net };
-    let v4 = v6.addr().to_ipv4_mapped();
-    v4.zip(v6.prefix_len().checked_sub(96))
-        .and_then(|(addr, len)| IpNet::new(addr.into(), len).ok())
-        .unwrap_or(net)
 }
 
 #[cfg(test)]

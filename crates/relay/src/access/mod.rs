@@ -29,7 +29,7 @@ mod verdict;
 pub use destinations::Destinations;
 pub(crate) use name::host_name;
 pub use nat64::{Nat64Error, Nat64Prefix};
-pub use own::OwnAddresses;
+pub use own::{MeshAddresses, OwnAddresses};
 pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
 pub use verdict::DestinationVerdict;

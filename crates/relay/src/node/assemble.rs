@@ -115,7 +115,6 @@ pub(super) fn assemble(
         ),
         None => Vec::new(),
     };
-    let members = identity.as_ref().map(|identity| &*identity.local.members);
     let mut listeners: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, mut targets), legs) in config.forwards.iter().zip(resolved.forwards).zip(legs) {
@@ -141,9 +140,9 @@ pub(super) fn assemble(
                 &listen,
                 upstream,
                 &peers,
-                members,
                 &Locality {
                     own: &next.own,
+                    relays: &next.relays,
                     nat64: &config.nat64,
                 },
             )?,
@@ -202,10 +201,10 @@ pub(super) fn assemble(
             assign(&mut listeners, opened, &Purpose::Mesh, &options);
             let locality = Locality {
                 own: &next.own,
+                relays: &next.relays,
                 nat64: &config.nat64,
             };
-            let (access, rules) =
-                access(mesh, &listen, &peers, &identity.local.members, &locality)?;
+            let (access, rules) = access(mesh, &locality)?;
             let passes = match mesh.pass_to_all {
                 true => PassesOn::All,
                 false => PassesOn::To(named_relays(config)),

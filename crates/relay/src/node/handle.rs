@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
 use super::loops::find_loop;
-use super::next_hop::read_own;
-use crate::access::OwnAddresses;
+use super::next_hop::{note_relays, read_own};
+use crate::access::{MeshAddresses, OwnAddresses};
 use crate::condition::Tracker;
 use crate::config::Config;
 use crate::counters::registry::Registry;
@@ -53,6 +53,8 @@ pub(crate) struct SharedHandle {
     pub(super) rows: Option<Arc<RowsMailbox>>,
     /// The addresses of this machine, which every configuration uses.
     pub(super) own: OwnAddresses,
+    /// The addresses of the relays of the mesh, for the same checks.
+    pub(super) relays: MeshAddresses,
 }
 
 /// The present configuration, and the resources held for it.
@@ -239,7 +241,9 @@ impl SharedHandle {
         targets.replace(&addrs, &self.shared.backends);
         self.shared.relays_may_differ();
         let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        self.start_legs(&present.config, &self.shared.setup());
+        let setup = self.shared.setup();
+        note_relays(&self.relays, &setup);
+        self.start_legs(&present.config, &setup);
         drop(present);
         self.changed.notify_one();
     }

@@ -10,7 +10,7 @@ use taut_mesh::members::MemberName;
 use taut_sys::Errno;
 use taut_sys::socket::Listener;
 
-use crate::access::OwnAddresses;
+use crate::access::{MeshAddresses, OwnAddresses};
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
 use crate::net::targets::Targets;
@@ -31,6 +31,8 @@ pub(super) struct Holdings {
     pub(super) backends: Arc<BackendTable>,
     /// The addresses of this machine; one list for all configurations.
     pub(super) own: OwnAddresses,
+    /// The addresses of the relays of the mesh; one list for all configurations.
+    pub(super) relays: MeshAddresses,
     /// The addresses that the node listens on.
     pub(super) bound: Vec<BoundListener>,
     next_listener: u32,
@@ -63,6 +65,7 @@ impl Holdings {
             setup: None,
             backends: self.backends.clone(),
             own: self.own.clone(),
+            relays: self.relays.clone(),
             bound: Vec::new(),
             next_listener: self.next_listener,
             next_route: self.next_route,

@@ -6,21 +6,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use taut_mesh::hello::Target;
-use taut_mesh::members::{MemberName, Members};
+use taut_mesh::members::MemberName;
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
 use super::holdings::Holdings;
-use crate::access::{Destinations, Nat64Prefix, OwnAddresses, Rule};
+use crate::access::{Destinations, MeshAddresses, Nat64Prefix, OwnAddresses, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
 use crate::route::peer::{Peer, Way};
-use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Rules, Upstream};
+use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Rules, Setup, Upstream};
 
-/// This machine's addresses and NAT64 prefixes, for the checks of destinations.
+/// The addresses of this machine and of relays, and the NAT64 prefixes, for the checks of destinations.
 pub(super) struct Locality<'a> {
     pub(super) own: &'a OwnAddresses,
+    pub(super) relays: &'a MeshAddresses,
     pub(super) nat64: &'a [Nat64Prefix],
 }
 
@@ -71,12 +72,10 @@ pub(super) fn original(
     listen: &[ListenAddr],
     options: LegOptions,
     peers: &[Arc<Peer>],
-    members: Option<&Members>,
     locality: &Locality<'_>,
 ) -> Result<NextHop, StartError> {
     let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
     locality.apply(&mut access);
-    access.set_mesh(relay_addresses(peers, members).map(Into::into));
     let options = Arc::new(options);
     let upstream = match forward.via.is_empty() {
         false => Upstream::Mesh {
@@ -106,20 +105,11 @@ fn target(destination: &Destination) -> Target {
 /// Returns the destinations that sessions from the mesh may reach, and the rules for single relays.
 pub(super) fn access(
     mesh: &MeshConfig,
-    listen: &[ListenAddr],
-    peers: &[Arc<Peer>],
-    members: &Members,
     locality: &Locality<'_>,
 ) -> Result<(Destinations, HashMap<MemberName, Rules>), StartError> {
-    let relays: Vec<IpAddr> = listen
-        .iter()
-        .map(|l| l.0.ip())
-        .chain(relay_addresses(peers, Some(members)))
-        .collect();
     let destinations = |allow: &[Rule], deny: &[Rule]| {
         let deny = [&mesh.deny, deny].concat();
         let mut access = Destinations::new(allow.to_vec(), deny)?;
-        access.set_mesh(relays.iter().map(|&ip| ip.into()));
         locality.apply(&mut access);
         Ok::<_, StartError>(access)
     };
@@ -140,6 +130,7 @@ pub(super) fn access(
 impl Locality<'_> {
     fn apply(&self, access: &mut Destinations) {
         access.set_own(self.own.clone());
+        access.set_mesh(self.relays.clone());
         access.set_nat64(self.nat64);
     }
 }
@@ -152,15 +143,20 @@ pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> 
         .map(|addr| addr.0)
 }
 
-/// Returns the addresses of all relays, as far as they are known without a look-up.
-fn relay_addresses(peers: &[Arc<Peer>], members: Option<&Members>) -> impl Iterator<Item = IpAddr> {
-    let members = members.into_iter().flat_map(Members::iter);
-    let written = members.flat_map(|member| &member.addresses);
+/// Puts the present addresses of all relays, as far as they are known without a look-up, into `relays`:
+/// those that relays are dialled at, those that the list of members has, and this relay's mesh port.
+pub(super) fn note_relays(relays: &MeshAddresses, setup: &Setup) {
+    let Some(mesh) = &setup.mesh else {
+        return relays.replace([]);
+    };
+    let written = mesh.local.members.iter().flat_map(|m| &m.addresses);
     let written = written.filter_map(|address| match address {
         Target::Addr(addr) => Some(addr.ip()),
         Target::Name { .. } => None,
     });
-    addrs_of(peers).map(|addr| addr.ip()).chain(written)
+    let dialled = addrs_of(&mesh.peers).map(|addr| addr.ip());
+    let own = mesh.listen.iter().map(|listen| listen.0.ip());
+    relays.replace(dialled.chain(written).chain(own));
 }
 
 /// Reads the present addresses of this machine into `own`. Returns whether they have changed.

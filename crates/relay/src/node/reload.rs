@@ -14,6 +14,7 @@ use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
 use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
+use super::next_hop::note_relays;
 use super::start::announce;
 use super::threads::{early_reader, start_resolver};
 use crate::config::{Config, Forward};
@@ -121,6 +122,7 @@ impl SharedHandle {
         self.shared
             .arrivals
             .set_rate(config.max_connects_per_source);
+        note_relays(&self.relays, &setup);
         self.shared.replace(setup.clone());
         // Before the workers dial: a connection has the rate that its leg has at that time.
         self.start_legs(&config, &setup);
@@ -175,6 +177,7 @@ impl SharedHandle {
             mesh: Some(Arc::new(mesh)),
             ..Setup::clone(&setup)
         });
+        note_relays(&self.relays, &setup);
         self.shared.replace(setup.clone());
         for mailbox in &self.mailboxes {
             let _ = mailbox.post(Message::Reloaded {

@@ -13,6 +13,7 @@ use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
 use super::kernel_tls::TlsPlace;
 use super::look_ups::named_relays;
+use super::next_hop::note_relays;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::windows_thread::WindowsThread;
 use super::{Node, StartError};
@@ -78,6 +79,7 @@ impl Node {
             tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
         }
 
+        note_relays(&holdings.relays, &setup);
         let early = setup.routes.iter().any(|route| route.early_syn);
         let early = early.then(|| Arc::new(PendingTable::new(config.early_syn.limits)));
 
@@ -155,6 +157,7 @@ impl Node {
             shared,
             mailboxes,
             own: holdings.own.clone(),
+            relays: holdings.relays.clone(),
             present: Mutex::new(Present {
                 config: config.clone(),
                 holdings,

@@ -165,10 +165,10 @@ fn this_machine_and_the_mesh_are_not_reached_by_accident() {
     let own = OwnAddresses::default();
     d.set_own(own.clone());
     own.replace([ip("198.41.0.4"), ip("::ffff:8.8.8.8"), ip("127.0.0.1")]);
-    d.set_mesh([
-        "9.9.9.0/24".parse().unwrap(),
-        "::ffff:7.7.7.7/128".parse().unwrap(),
-    ]);
+    let mesh = MeshAddresses::default();
+    d.set_mesh(mesh.clone());
+    assert_eq!(at(&d, "9.9.9.9:80"), DestinationVerdict::Allowed);
+    mesh.replace([ip("9.9.9.9"), ip("::ffff:7.7.7.7")]);
     assert_eq!(at(&d, "198.41.0.4:80"), DestinationVerdict::Own);
     assert_eq!(at(&d, "198.41.0.5:80"), DestinationVerdict::Allowed);
     assert_eq!(at(&d, "[64:ff9b::198.41.0.4]:80"), DestinationVerdict::Own);
