@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 /// The most connections served at a time; more wait in the listen queue.
-const CONNECTIONS: usize = 16;
+pub const CONNECTIONS: usize = 16;
 /// The longest life of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest time for the header of a request.

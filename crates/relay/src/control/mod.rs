@@ -24,7 +24,7 @@ use protocol::{Answer, Request};
 pub const PATH: &str = "/run/taut/relay.sock";
 
 /// The maximum number of operators at a time.
-const ASKERS: usize = 8;
+pub(crate) const ASKERS: usize = 8;
 
 /// The maximum length of a request in bytes.
 const REQUEST_MAX: u64 = 16 << 10;

@@ -2,22 +2,43 @@
 
 use std::net::IpAddr;
 
+use taut_exposition::CONNECTIONS;
 use taut_mesh::rows::MAX_LINKS;
 use taut_sys::limits::raise_open_file_limit;
 
 use super::StartError;
-use super::look_ups::named_relays;
-use crate::config::{Config, Forward, MeshConfig};
+use super::look_ups::{AT_ONCE, named_relays};
+use crate::config::{Config, Control, Forward, MeshConfig};
+use crate::control::ASKERS;
 use crate::net::addr::Destination;
-use crate::rows::MAX_PROBES;
-use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING};
+use crate::net::devices::devices_up;
+use crate::rows::{MAX_LOOK_UPS, MAX_PROBES};
+use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING, RESOLVERS};
 
 /// The maximum number of sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
 
-/// Descriptors besides those of sessions, pipes and listeners: standard streams, log, resolver,
-/// metrics and a reserve.
-const OTHER_DESCRIPTORS: u64 = 64;
+/// The maximum number of look-ups at intervals at a time.
+pub(crate) const LOOK_UPS: usize = 16;
+
+/// The maximum number of health checks at a time.
+pub(crate) const CHECKS: usize = 32;
+
+/// Descriptors that every node has: standard streams (3), the session log, a file that is read again
+/// (configuration, key, list of members, certificate), the runtime of the control thread with its
+/// signals (6), reports of changed addresses and routes (2), the locks of the namespace (2), those of
+/// threads that exchange rows or wait for etcd (4), and one for each of the sockets that a change of
+/// routes or rules opens (2).
+const OF_NODE: u64 = 3 + 1 + 1 + 6 + 2 + 2 + 4 + 2;
+
+/// Descriptors of a look-up at a time: sockets for both families, and a file.
+const OF_A_LOOK_UP: u64 = 3;
+
+/// Maps, programs and links of a BPF program, without the links to devices.
+const OF_A_PROGRAM: u64 = 32;
+
+/// Devices that may be added while a program is attached to all of them.
+const NEW_DEVICES: u64 = 32;
 
 /// Returns the number of sessions that the limit of open descriptors allows, or `max_sessions` if
 /// it is set.
@@ -52,7 +73,10 @@ fn fixed(config: &Config, workers: usize) -> u64 {
     // Each worker has a poller, a waker and listeners. Sockets offered to the next process are held
     // twice.
     let copies = if config.handover.is_some() { 2 } else { 1 };
-    OTHER_DESCRIPTORS
+    OF_NODE
+        + serving(config)
+        + look_ups(config)
+        + programs(config)
         + workers as u64 * (2 + copies * listeners as u64)
         + 2 * u64::from(config.data.max_pipes)
         + config.mesh.as_ref().map_or(0, |mesh| {
@@ -61,6 +85,55 @@ fn fixed(config: &Config, workers: usize) -> u64 {
         + extra_dials(config)
         + introduced_descriptors(config)
         + early_legs(config)
+}
+
+/// Returns the maximum number of descriptors of what the node serves besides sessions: pages, commands,
+/// the handover, and health checks.
+fn serving(config: &Config) -> u64 {
+    let pages = [config.metrics, config.admin].iter().flatten().count();
+    // With the listener.
+    let pages = pages as u64 * (1 + CONNECTIONS as u64);
+    let commands = match config.control {
+        Control::Off => 0,
+        Control::Default | Control::At(_) => 1 + ASKERS as u64,
+    };
+    let handover = match config.handover {
+        None => 0,
+        Some(_) => 2,
+    };
+    let checks = match config.forwards.iter().any(|f| f.check.is_some()) {
+        true => CHECKS as u64,
+        false => 0,
+    };
+    pages + commands + handover + checks
+}
+
+/// Returns the maximum number of descriptors of look-ups: those at intervals, those of a reload, those of
+/// sessions from the mesh, and those of measured paths.
+fn look_ups(config: &Config) -> u64 {
+    let is_name = |to: &Destination| to.host.parse::<IpAddr>().is_err();
+    let mut destinations = config.forwards.iter().flat_map(Forward::destinations);
+    let of_mesh = match config.mesh {
+        None => 0,
+        Some(_) => RESOLVERS + 2 * MAX_LOOK_UPS,
+    };
+    match config.mesh.is_some() || destinations.any(is_name) {
+        true => OF_A_LOOK_UP * (LOOK_UPS + AT_ONCE + of_mesh) as u64,
+        false => 0,
+    }
+}
+
+/// Returns the maximum number of descriptors of BPF programs.
+fn programs(config: &Config) -> u64 {
+    let turbo = config.mesh.as_ref().is_some_and(MeshConfig::wants_turbo);
+    let early = config.forwards.iter().any(|f| f.early_syn);
+    let intercept = config.forwards.iter().any(|f| f.transparent.is_some());
+    let attached = u64::from(early) + u64::from(intercept);
+    if attached == 0 && !turbo {
+        return 0;
+    }
+    let devices = devices_up().map_or(0, |devices| devices.len() as u64);
+    (u64::from(turbo) + attached) * OF_A_PROGRAM + attached * (devices + NEW_DEVICES)
 }
 
 /// Returns the maximum number of descriptors of mesh connections without a session.
@@ -131,6 +204,28 @@ mod tests {
         let without = fixed(&config, 2);
         config.forwards[0].early_syn = true;
         let legs = config.early_syn.limits.pending as u64;
-        assert_eq!(fixed(&config, 2), without + legs);
+        assert_eq!(fixed(&config, 2), without + legs + programs(&config));
+    }
+
+    #[test]
+    fn what_a_configuration_adds_has_descriptors_of_its_own() {
+        let forward = |to: &str| {
+            let listen = vec![":80".parse().expect("an address")];
+            Forward::new(listen, to.parse().expect("a destination"))
+        };
+        let of = |adjust: &dyn Fn(&mut Config)| {
+            let mut config = Config::new(vec![forward("192.0.2.1:80")]);
+            adjust(&mut config);
+            fixed(&config, 2)
+        };
+        let without = of(&|_| {});
+        assert_eq!(of(&|c| c.control = Control::Off), without - 9);
+        let page = "127.0.0.1:1".parse().ok();
+        assert_eq!(of(&|c| c.metrics = page), without + 17);
+        let check = Some(std::time::Duration::from_secs(1));
+        assert_eq!(of(&|c| c.forwards[0].check = check), without + 32);
+        let named = of(&|c| c.forwards = vec![forward("origin.example:80")]);
+        // Its addresses may be dialled at the same time, too.
+        assert_eq!(named, without + 3 * (16 + 32) + u64::from(MAX_EXTRA));
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn dialled_relays<'a>(
 }
 
 /// The largest number of names that are looked up at a time for a configuration.
-const AT_ONCE: usize = 32;
+pub(super) const AT_ONCE: usize = 32;
 
 /// The addresses of each forward's destinations that this node dials, and of each relay.
 pub(super) struct Resolved {

@@ -41,6 +41,7 @@ mod windows_thread;
 pub use check::{Findings, check};
 pub use check_peers::{PeerCheck, check_peers};
 pub(crate) use conditions::INTERVAL as CONDITION_INTERVAL;
+pub(crate) use descriptors::{CHECKS, LOOK_UPS};
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};
 pub(crate) use handle::{Check, SharedHandle};

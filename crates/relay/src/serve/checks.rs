@@ -18,10 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
 
-use crate::node::{Check, SharedHandle};
-
-/// The maximum number of checks in progress.
-const AT_ONCE: usize = 32;
+use crate::node::{CHECKS, Check, SharedHandle};
 
 /// A failed check keeps sessions from an address for this number of intervals. The next check
 /// renews the time; if checks end, sessions try the address again.
@@ -31,7 +28,7 @@ const HELD: u32 = 3;
 pub(super) async fn run(node: Arc<SharedHandle>) {
     let mut schedule = Schedule::default();
     let mut checks = JoinSet::new();
-    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let places = Arc::new(Semaphore::new(CHECKS));
     loop {
         let wanted = node.checks();
         let addrs: Vec<_> = wanted

@@ -22,7 +22,7 @@ use crate::handover::{HandoverError, Passed};
 use crate::metrics::Metrics;
 use crate::net::netlink::Changes;
 use crate::net::targets::Targets;
-use crate::node::{CONDITION_INTERVAL, Node, SharedHandle, StartError, WorkerLost};
+use crate::node::{CONDITION_INTERVAL, LOOK_UPS, Node, SharedHandle, StartError, WorkerLost};
 
 mod checks;
 mod commands;
@@ -39,9 +39,6 @@ const MEMBERS_EVERY: Duration = Duration::from_secs(1);
 /// The interval at which the addresses of this machine are read if the kernel does not report changes, or
 /// reading has failed.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
-
-/// The number of concurrent look-ups; further ones wait.
-const LOOK_UPS: usize = 16;
 
 /// The number of concurrent look-ups of members that the configuration does not name. Other operators choose
 /// these names, and slow ones must leave threads for the rest.

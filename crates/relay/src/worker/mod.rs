@@ -48,6 +48,7 @@ pub(crate) use attempts::MAX_EXTRA;
 pub(crate) use client_hello::MAX_HELLOS;
 pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
+pub(crate) use resolver::THREADS as RESOLVERS;
 pub(crate) use shared::{Order, Shared};
 
 use attempts::Attempts;

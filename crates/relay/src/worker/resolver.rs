@@ -12,7 +12,7 @@ use crate::net::targets::look_up;
 use crate::worker::mailbox::{Mailbox, Message};
 
 /// The number of concurrent look-ups.
-const THREADS: usize = 4;
+pub(crate) const THREADS: usize = 4;
 /// The number of look-ups that may wait for a thread; further ones are refused.
 const QUEUE: usize = 1024;
 /// The number of destinations whose addresses are cached.
