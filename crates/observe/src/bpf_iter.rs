@@ -6,21 +6,26 @@
 //! nor what else bounds a window, nor the round trips between two scans.
 
 mod ends;
+mod figures;
 mod record;
 
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
-use libbpf_rs::{Iter, Link};
+use libbpf_rs::{Iter, Link, MapHandle};
 use taut_bpf::{Error, Map, Object, Open};
 
+use self::ends::Clock;
 #[cfg(test)]
 pub(crate) use self::ends::EndFlags;
 pub(crate) use self::ends::{EndRecord, Ends, OwnerRecord};
-pub(crate) use self::record::Found;
-use self::record::parse;
+pub(crate) use self::figures::Figures;
+use self::figures::{PLACES, Pages};
+pub(crate) use self::record::{Details, Found};
+use self::record::{details_in, parse};
 
 taut_bpf::bindings!(mod raw from "connection");
 
@@ -32,6 +37,7 @@ const ROOM: usize = 64 << 10;
 const WALK: &str = "taut_connections";
 const SLOTS: &str = "taut_slots";
 const SLOTS_MAP: &str = "slots";
+const FIGURES_MAP: &str = "figures";
 /// The sections of the programs' variables.
 const SCAN: &str = ".bss";
 const COUNTED_SECTION: &str = ".data.counted";
@@ -88,8 +94,11 @@ struct Counting {
     writes_ends: bool,
     /// Inode of the pid namespace in which the programs report processes.
     pidns: u32,
-    /// Lists the connections that have a slot.
+    /// Lists the connections that have a slot, and the figures that it writes.
     slots: Link,
+    figures: Arc<MapHandle>,
+    /// The length of a tick, in which figures count.
+    clock: Mutex<Clock>,
     _links: Vec<Link>,
 }
 
@@ -99,6 +108,11 @@ pub(crate) struct List {
     buffer: Vec<u8>,
     /// The part of the buffer that is not parsed yet.
     unread: Range<usize>,
+    /// The record of the last connection.
+    last: Range<usize>,
+    /// The place of its figures; 0 without any.
+    place: usize,
+    pages: Option<Pages>,
     has_ended: bool,
 }
 
@@ -144,6 +158,10 @@ impl TcpIter {
                 None => name == WALK,
             };
             program.set_autoload(loads);
+        }
+        if accept.is_none() {
+            let set = open.map(FIGURES_MAP)?.set_max_entries(1);
+            set.map_err(Error::during("size a BPF map"))?;
         }
         let wants_ends = wants.ends && accept.is_some();
         ends::reserve(&mut open, wants_ends)?;
@@ -201,7 +219,7 @@ impl TcpIter {
     /// # Errors
     /// The program cannot run.
     pub(crate) fn list(&self) -> Result<List, Error> {
-        list(&self.walk)
+        list(&self.walk, None)
     }
 
     /// Lists the connections with a slot in all network namespaces. A connection has a slot if a
@@ -211,7 +229,9 @@ impl TcpIter {
     /// The program cannot run.
     pub(crate) fn slots(&self) -> Option<Result<List, Error>> {
         let events = self.events.as_ref()?;
-        Some(list(&events.slots))
+        let rate = events.clock.lock().ok()?.rate;
+        let pages = rate.map(|rate| Pages::new(Arc::clone(&events.figures), rate));
+        Some(list(&events.slots, pages))
     }
 }
 
@@ -230,8 +250,8 @@ impl TcpIter {
     }
 }
 
-fn list(iterator: &Link) -> Result<List, Error> {
-    let iterator = Iter::new(iterator).map(List::new);
+fn list(iterator: &Link, pages: Option<Pages>) -> Result<List, Error> {
+    let iterator = Iter::new(iterator).map(|iter| List::new(iter, pages));
     iterator.map_err(Error::during("run a BPF iterator"))
 }
 
@@ -263,19 +283,28 @@ impl Counting {
             writes_ends: wants_ends,
             pidns: ends::pid_namespace(),
             slots: slots.map_err(attached())?,
+            figures: Arc::new(object.handle(FIGURES_MAP)?),
+            clock: Mutex::default(),
             _links: links,
         })
     }
 
     /// Starts a scan. Returns the number of connections without a slot in the previous scan.
     fn begin_scan(&self, number: u64, netns: Option<u32>) -> Result<u64, Error> {
-        let missed = self.counted.get(&0)?.unwrap_or_default().missed;
+        let counted = self.counted.get(&0)?.unwrap_or_default();
+        // Figures count in ticks.
+        let has_clock = self.clock.lock().is_ok_and(|mut clock| {
+            clock.read(counted.at, counted.ticks);
+            clock.rate.is_some()
+        });
+        let missed = counted.missed;
         let scan = raw::ConnectionScan {
             number,
             room: COUNTED,
             netns: netns.unwrap_or_default(),
             writes_ends: self.writes_ends.into(),
             pidns: self.pidns,
+            places: if has_clock { PLACES } else { 0 },
             ..raw::ConnectionScan::default()
         };
         self.scan.insert(&0, &scan)?;
@@ -286,12 +315,30 @@ impl Counting {
 // === impl List ===
 
 impl List {
-    fn new(iter: Iter) -> Self {
+    fn new(iter: Iter, pages: Option<Pages>) -> Self {
         Self {
             iter,
             buffer: vec![0; ROOM],
             unread: 0..0,
+            last: 0..0,
+            place: 0,
+            pages,
             has_ended: false,
+        }
+    }
+
+    /// Returns the details of the connection that was returned last, and its figures if the program
+    /// has written them; `None` for an unchanged connection that was listed by its slot.
+    ///
+    /// # Errors
+    /// The figures cannot be read.
+    pub(crate) fn details(&mut self) -> io::Result<Option<(Details, Option<Figures>)>> {
+        match (self.place, &mut self.pages) {
+            (1.., Some(pages)) => {
+                let (details, figures) = pages.get(self.place)?;
+                Ok(Some((details, Some(figures))))
+            }
+            _ => Ok(details_in(&self.buffer[self.last.clone()]).map(|details| (details, None))),
         }
     }
 
@@ -300,6 +347,9 @@ impl List {
     fn fill(&mut self) -> io::Result<usize> {
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
+        if let Some(pages) = &mut self.pages {
+            pages.expire();
+        }
         loop {
             match self.iter.read(&mut self.buffer[self.unread.end..]) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -319,11 +369,12 @@ impl Iterator for List {
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.has_ended {
-            let records = &self.buffer[self.unread.clone()];
-            let filled = match parse(records) {
-                Ok(Some((found, after))) => {
-                    self.unread.start = self.unread.end - after.len();
-                    return Some(Ok(found));
+            let filled = match parse(&self.buffer[self.unread.clone()]) {
+                Ok(Some(record)) => {
+                    self.last = self.unread.start..self.unread.start + record.size;
+                    self.unread.start = self.last.end;
+                    self.place = record.place;
+                    return Some(Ok(record.found));
                 }
                 Ok(None) => self.fill(),
                 Err(e) => Err(e),

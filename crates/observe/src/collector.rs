@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 use taut_sys::sock_diag::{Connection, SockDiag, SocketId};
 
-use crate::bpf_iter::Found;
+use crate::bpf_iter::{Details, Figures, Found};
 use crate::filter::{Filter, Subject};
 use crate::path_rtt::PathRtts;
 use crate::scan::{Changed, ScanError, ScanSummary, Scanner};
@@ -49,14 +49,14 @@ impl<M: Copy> Collector<'_, M> {
         let mut scan = scanner.full(without_slot);
         while let Some(mut batch) = scan.next()? {
             let (netns, at) = (batch.netns.clone(), batch.at);
-            let changed = batch.list.take().map(|list| {
+            let changed = batch.list.take().map(|mut list| {
                 let mut changed = Changed::default();
-                for found in list {
+                while let Some(found) = list.next() {
                     let found = found?;
                     if !scan.reads_all && self.is_known(&found, &netns, at) {
-                        changed.unchanged += 1;
-                    } else {
-                        changed.want(&found);
+                        changed.known += 1;
+                    } else if let Some((details, _)) = list.details()? {
+                        changed.want(&details);
                     }
                 }
                 Ok::<_, std::io::Error>(changed)
@@ -76,10 +76,10 @@ impl<M: Copy> Collector<'_, M> {
     /// `None` if a full scan is required.
     fn quick_scan(&mut self, scanner: &Scanner) -> Option<usize> {
         let at = Instant::now();
-        let list = scanner.quick()?;
+        let mut list = scanner.quick()?;
         let namespaces: FxHashMap<u64, _> = scanner.entered().collect();
         let mut changed: FxHashMap<u64, Changed> = FxHashMap::default();
-        for found in list {
+        while let Some(found) = list.next() {
             let found = found.ok()?;
             let inode = u64::from(found.netns);
             let Some(namespace) = namespaces.get(&inode) else {
@@ -87,15 +87,22 @@ impl<M: Copy> Collector<'_, M> {
             };
             let changed = changed.entry(inode).or_default();
             if self.is_known(&found, &namespace.name, at) {
-                changed.unchanged += 1;
-            } else if !changed.want(&found) {
-                return None;
+                changed.known += 1;
+                continue;
+            }
+            match list.details().ok()?? {
+                (details, Some(figures))
+                    if self.update(&details, &figures, &namespace.name, at) =>
+                {
+                    changed.known += 1;
+                }
+                (details, _) => changed.want(&details),
             }
         }
         let mut connections = 0;
         for (inode, changed) in changed {
             if changed.is_empty() {
-                connections += changed.unchanged;
+                connections += changed.known;
                 continue;
             }
             let namespace = namespaces.get(&inode)?;
@@ -141,6 +148,28 @@ impl<M: Copy> Collector<'_, M> {
         let at = at.duration_since(self.began);
         let since = found.since;
         since.is_some_and(|since| self.table.reuse(netns, at, found.cookie, since))
+    }
+
+    /// Adds a sample of a connection of which only figures have changed since its last one. Returns
+    /// `false` if the connection must be read.
+    fn update(
+        &mut self,
+        details: &Details,
+        figures: &Figures,
+        netns: &Arc<str>,
+        at: Instant,
+    ) -> bool {
+        let known = self.table.get(details.id.cookie);
+        let Some(known) = known.filter(|known| known.id() == details.id) else {
+            return false;
+        };
+        let mut connection = known.last().connection.clone();
+        connection.internals = details.internals;
+        let is_updated = figures.update(&mut connection);
+        if is_updated {
+            self.add(netns, at, connection);
+        }
+        is_updated
     }
 
     fn add(&mut self, netns: &Arc<str>, at: Instant, connection: Connection) {

@@ -519,8 +519,10 @@ mod tests {
         let mut read = Vec::new();
         while let Some(mut batch) = scan.next()? {
             let mut changed = Changed::default();
-            for found in batch.list.take().into_iter().flatten() {
-                changed.want(&found.unwrap());
+            let mut list = batch.list.take().unwrap();
+            while let Some(found) = list.next() {
+                found.unwrap();
+                changed.want(&list.details().unwrap().unwrap().0);
             }
             let netns = batch.netns.clone();
             let each = |connection| read.push((netns.clone(), connection));

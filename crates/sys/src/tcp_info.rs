@@ -160,7 +160,8 @@ pub enum CaState {
 }
 
 impl CaState {
-    fn of(number: u8) -> Self {
+    /// Converts the kernel's number.
+    pub fn of(number: u8) -> Self {
         match number {
             0 => Self::Open,
             1 => Self::Disorder,
@@ -206,6 +207,11 @@ impl TcpInfo {
         self.last_data_sent = sent;
         self.last_data_recv = received;
         self.last_ack_recv = acked;
+    }
+
+    /// Sets the slow start threshold to the kernel's number.
+    pub fn set_ssthresh(&mut self, segments: u32) {
+        self.snd_ssthresh = threshold(segments);
     }
 
     /// Reads the statistics of `socket`.
@@ -278,7 +284,7 @@ impl TcpInfo {
             last_data_recv: millis(52)?,
             last_ack_recv: millis(56)?,
             pmtu: u32_at(60)?,
-            snd_ssthresh: u32_at(76).filter(|&segments| segments < INFINITE_SSTHRESH),
+            snd_ssthresh: u32_at(76).and_then(threshold),
             advmss: u32_at(84)?,
             lost: u32_at(32)?,
             reordering: u32_at(88)?,
@@ -317,6 +323,11 @@ impl TcpInfo {
 
 fn number<const N: usize>(answer: &[u8], offset: usize) -> Option<[u8; N]> {
     answer.get(offset..offset + N)?.try_into().ok()
+}
+
+/// Returns a slow start threshold; `None` before the first congestion.
+fn threshold(segments: u32) -> Option<u32> {
+    (segments < INFINITE_SSTHRESH).then_some(segments)
 }
 
 #[cfg(test)]

@@ -88,7 +88,49 @@ struct sock_cgroup_data {
 	struct cgroup *cgroup;
 } __attribute__((preserve_access_index));
 
+typedef struct {
+	int counter;
+} __attribute__((preserve_access_index)) atomic_t;
+
+typedef struct refcount_struct {
+	atomic_t refs;
+} __attribute__((preserve_access_index)) refcount_t;
+
+struct qspinlock {
+	atomic_t val;
+} __attribute__((preserve_access_index));
+
+struct raw_spinlock {
+	struct qspinlock raw_lock;
+} __attribute__((preserve_access_index));
+
+typedef struct spinlock {
+	struct raw_spinlock rlock;
+} __attribute__((preserve_access_index)) spinlock_t;
+
+typedef struct {
+	spinlock_t slock;
+	int owned;
+} __attribute__((preserve_access_index)) socket_lock_t;
+
+struct minmax_sample {
+	__u32 v;
+} __attribute__((preserve_access_index));
+
+struct minmax {
+	struct minmax_sample s[3];
+} __attribute__((preserve_access_index));
+
 struct sock {
+	socket_lock_t sk_lock;
+	struct {
+		atomic_t rmem_alloc;
+	} sk_backlog;
+	refcount_t sk_wmem_alloc;
+	atomic_t sk_drops;
+	int sk_forward_alloc;
+	int sk_wmem_queued;
+	unsigned long sk_pacing_rate;
 	struct socket *sk_socket;
 	struct sock_cgroup_data sk_cgrp_data;
 	struct {
@@ -104,18 +146,38 @@ struct inet_sock {
 	__be16 inet_sport;
 } __attribute__((preserve_access_index));
 
+/* BBR's state (net/ipv4/tcp_bbr.c), in the memory of the congestion control. */
+struct bbr {
+	__u32 min_rtt_us;
+	struct minmax bw;
+	__u32 lt_bw;
+	__u32 lt_use_bw:1;
+	__u32 pacing_gain:10;
+	__u32 cwnd_gain:10;
+} __attribute__((preserve_access_index));
+
+#define BBR_WORDS 13
+
+/* Bandwidths of BBR are in segments a microsecond, with this many bits of fraction. */
+#define BBR_SCALE 24
+
 struct inet_connection_sock {
 	struct inet_sock icsk_inet;
 	const struct tcp_congestion_ops *icsk_ca_ops;
 	__u32 icsk_pmtu_cookie;
 	__u32 icsk_rto;		/* in ticks */
 	__u8 icsk_ca_state:5;
+	__u8 icsk_retransmits;
+	__u8 icsk_backoff;
+	__u8 icsk_probes_out;
 	struct {
 		__u32 lrcvtime;
+		__u16 rcv_mss;
 	} icsk_ack;
 	struct {
 		__u32 enabled:1;
 	} icsk_mtup;
+	__u64 icsk_ca_priv[BBR_WORDS];
 } __attribute__((preserve_access_index));
 
 struct tcp_sock {
@@ -148,6 +210,36 @@ struct tcp_sock {
 	__u32 chrono_start;
 	__u32 chrono_stat[3];
 	__u8 chrono_type:2;
+	__u8 rate_app_limited:1;
+	__u32 rate_delivered;
+	__u32 rate_interval_us;
+	__u32 mdev_us;
+	struct minmax rtt_min;
+	struct {
+		__u32 rtt_us;
+	} rcv_rtt_est;
+	struct {
+		int space;
+	} rcvq_space;
+	__u32 rcv_tstamp;
+	__u32 mss_cache;
+	__u32 packets_out;
+	__u32 sacked_out;
+	__u32 lost_out;
+	__u32 retrans_out;
+	__u32 reordering;
+	__u32 reord_seen;
+	__u32 dsack_dups;
+	__u32 rcv_ooopack;
+	__u32 rcv_ssthresh;
+	__u32 snd_wnd;
+	__u32 rcv_wnd;
+	__u32 data_segs_in;
+	__u32 delivered_ce;
+	__u32 snd_nxt;
+	__u32 rto_stamp;
+	__u32 total_rto_time;
+	__u16 total_rto;
 } __attribute__((preserve_access_index));
 
 /* The kernel's enum tcp_ca_state; tcp_info uses the same values. */
@@ -212,6 +304,8 @@ struct state {
 	__u8 mtu_probing;
 	__u8 has_owner;		/* 0 until it is accepted */
 	__u8 pad[3];
+	__u32 uid;
+	__u32 pad_end;
 };
 
 #define STATE_WORDS (sizeof(struct state) / sizeof(__u64))
@@ -277,6 +371,13 @@ struct {
 	__type(key, int);
 	__type(value, struct slot);
 } slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct connection_page);
+} figures SEC(".maps");
 
 struct connection_scan this_scan;
 struct connection_counted counted SEC(".data.counted");
@@ -355,9 +456,10 @@ static __always_inline void name(struct connection_name *seen,
 #include "life.h"
 
 /* Records the current scan in slot->changed if the connection has changed. A
- * connection that waits for an acknowledgement counts as changed.
+ * connection that waits for an acknowledgement counts as changed. Returns whether
+ * something has changed that is not among the figures.
  */
-static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
+static __always_inline bool compare(struct slot *slot, struct tcp_sock *tp,
 				    const struct connection *seen, __u16 state)
 {
 	struct sock *sk = (struct sock *)tp;
@@ -379,13 +481,19 @@ static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
 		.locks = seen->locks,
 		.mtu_probing = seen->mtu_probing,
 		.has_owner = !!sk->sk_socket,
+		.uid = sk->sk_uid.val,
 	};
 	const __u64 *one = (const __u64 *)&now;
 	__u64 *other = (__u64 *)&slot->state, differs = 0;
+	bool is_other;
 
 	/* Read as a number, because the verifier forbids comparing pointers. */
 	bpf_core_read(&now.congestion_ops, sizeof(now.congestion_ops),
 		      &tp->inet_conn.icsk_ca_ops);
+	is_other = now.congestion_ops != slot->state.congestion_ops ||
+		   now.state != slot->state.state ||
+		   now.has_owner != slot->state.has_owner ||
+		   now.uid != slot->state.uid;
 #pragma unroll
 	for (__u32 i = 0; i < STATE_WORDS; i++) {
 		differs |= one[i] ^ other[i];
@@ -393,6 +501,7 @@ static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
 	}
 	if (differs || now.write_seq != now.snd_una || state == STATE_SYN_RECV)
 		slot->changed = this_scan.number;
+	return is_other;
 }
 
 /* A program that counts holds the socket's lock; a reader does not. The version
@@ -545,6 +654,151 @@ static __always_inline void describe_whole(struct connection *seen,
 	seen->received_base = tp->rcv_nxt - (__u32)tp->bytes_received;
 }
 
+/* Whether a program of the kernel uses the connection right now. */
+static __always_inline bool is_in_use(struct sock *sk)
+{
+	return sk->sk_lock.slock.rlock.raw_lock.val.counter || sk->sk_lock.owned;
+}
+
+/* Sets what BBR would report if it is the congestion control; nothing if the kernel has
+ * no BBR, or another version of it.
+ */
+static __always_inline void read_bbr(struct connection_figures *to, struct tcp_sock *tp)
+{
+	__u64 words[BBR_WORDS] = {}, bandwidth;
+	struct bbr *bbr = (struct bbr *)words;
+
+	to->has_bbr = 0;
+	if (!bpf_core_field_exists(bbr->lt_use_bw) ||
+	    bpf_core_type_size(struct bbr) > sizeof(words) ||
+	    bpf_probe_read_kernel(words, sizeof(words), tp->inet_conn.icsk_ca_priv))
+		return;
+	bandwidth = BPF_CORE_READ_BITFIELD(bbr, lt_use_bw) ? bbr->lt_bw : bbr->bw.s[0].v;
+	to->bbr_bandwidth = bandwidth * tp->mss_cache * 1000000 >> BBR_SCALE;
+	to->bbr_min_rtt_us = bbr->min_rtt_us;
+	to->bbr_pacing_gain = BPF_CORE_READ_BITFIELD(bbr, pacing_gain);
+	to->bbr_cwnd_gain = BPF_CORE_READ_BITFIELD(bbr, cwnd_gain);
+	to->has_bbr = 1;
+}
+
+/* Sets what sock_diag would report, or returns false. sock_diag locks the connection
+ * while it reads, and an iterator over slots cannot. So the figures are valid only if
+ * the connection is not in use before and after they are read, and no segment was sent
+ * or received and no data written or read between: each use but that of an option does
+ * one of them.
+ */
+static __always_inline bool read_figures(struct connection_figures *to,
+					 struct slot *slot, struct tcp_sock *tp)
+{
+	struct sock *sk = (struct sock *)tp;
+	struct inet_connection_sock *inet = &tp->inet_conn;
+	__u32 now = ticks_now(), write_seq, copied_seq;
+	int bytes;
+
+	if (!bpf_core_field_exists(sk->sk_lock.slock.rlock.raw_lock.val.counter) ||
+	    is_in_use(sk))
+		return false;
+	/* Orders the reads after the one of the lock, and below before it. */
+	__sync_fetch_and_add(&slot->version, 0);
+	to->segs_in = tp->segs_in;
+	to->segs_out = tp->segs_out;
+	write_seq = tp->write_seq;
+	copied_seq = tp->copied_seq;
+
+	to->pacing_rate = sk->sk_pacing_rate;
+	to->max_pacing_rate = sk->sk_max_pacing_rate;
+	to->bytes_acked = tp->bytes_acked;
+	to->bytes_received = tp->bytes_received;
+	to->bytes_sent = tp->bytes_sent;
+	to->bytes_retrans = tp->bytes_retrans;
+	to->rate_delivered = tp->rate_delivered;
+	to->rate_interval_us = tp->rate_interval_us;
+	to->srtt_us = tp->srtt_us;
+	to->mdev_us = tp->mdev_us;
+	to->min_rtt_us = tp->rtt_min.s[0].v;
+	to->rcv_rtt_us = tp->rcv_rtt_est.rtt_us;
+	to->rto_ticks = inet->icsk_rto;
+	to->since_sent_ticks = now - tp->lsndtime;
+	to->since_received_ticks = now - inet->icsk_ack.lrcvtime;
+	to->since_acked_ticks = now - tp->rcv_tstamp;
+	to->rwnd_ticks = chrono(tp, CHRONO_RWND);
+	to->sndbuf_ticks = chrono(tp, CHRONO_SNDBUF);
+	to->busy_ticks = chrono(tp, CHRONO_BUSY) + to->rwnd_ticks + to->sndbuf_ticks;
+	to->cwnd = tp->snd_cwnd;
+	to->ssthresh = tp->snd_ssthresh;
+	to->mss = tp->mss_cache;
+	to->pmtu = inet->icsk_pmtu_cookie;
+	to->packets_out = tp->packets_out;
+	to->sacked_out = tp->sacked_out;
+	to->lost_out = tp->lost_out;
+	to->retrans_out = tp->retrans_out;
+	to->total_retrans = tp->total_retrans;
+	to->reordering = tp->reordering;
+	to->reord_seen = tp->reord_seen;
+	to->dsack_dups = tp->dsack_dups;
+	to->rcv_ooopack = tp->rcv_ooopack;
+	to->rcv_ssthresh = tp->rcv_ssthresh;
+	to->rcv_space = tp->rcvq_space.space;
+	to->snd_wnd = tp->snd_wnd;
+	to->rcv_wnd = tp->rcv_wnd;
+	to->data_segs_out = tp->data_segs_out;
+	to->data_segs_in = tp->data_segs_in;
+	to->delivered = tp->delivered;
+	to->delivered_ce = tp->delivered_ce;
+	bytes = write_seq - tp->snd_nxt;
+	to->notsent_bytes = bytes > 0 ? bytes : 0;
+	bytes = tp->rcv_nxt - copied_seq;
+	to->recv_queue = bytes > 0 ? bytes : 0;
+	to->send_queue = write_seq - tp->snd_una;
+	to->rmem_alloc = sk->sk_backlog.rmem_alloc.counter;
+	to->rcvbuf = sk->sk_rcvbuf;
+	/* The socket itself counts as one. */
+	to->wmem_alloc = sk->sk_wmem_alloc.refs.counter - 1;
+	to->sndbuf = sk->sk_sndbuf;
+	to->fwd_alloc = sk->sk_forward_alloc;
+	to->wmem_queued = sk->sk_wmem_queued;
+	to->drops = sk->sk_drops.counter;
+	to->rcv_mss = inet->icsk_ack.rcv_mss;
+	to->ca_state = BPF_CORE_READ_BITFIELD(inet, icsk_ca_state);
+	to->retransmits = inet->icsk_retransmits;
+	to->probes = inet->icsk_probes_out;
+	to->backoff = inet->icsk_backoff;
+	to->app_limited = BPF_CORE_READ_BITFIELD(tp, rate_app_limited);
+	read_bbr(to, tp);
+	/* Since Linux 6.7. */
+	if (bpf_core_field_exists(tp->total_rto_time)) {
+		to->total_rto = tp->total_rto;
+		to->total_rto_ms = tp->total_rto_time;
+		if (tp->rto_stamp)
+			to->total_rto_ms +=
+				(__u32)(bpf_ktime_get_ns() / 1000000) - tp->rto_stamp;
+	}
+
+	__sync_fetch_and_add(&slot->version, 0);
+	return tp->segs_in == to->segs_in && tp->segs_out == to->segs_out &&
+	       tp->write_seq == write_seq && tp->copied_seq == copied_seq &&
+	       !is_in_use(sk);
+}
+
+/* Returns the place for the figures of the next connection, and its number; NULL if
+ * there is none.
+ */
+static __always_inline struct connection_figures *next_place(__u16 *number)
+{
+	__u32 left = this_scan.places, page;
+	struct connection_page *found;
+
+	if (!left)
+		return NULL;
+	page = (left - 1) / CONNECTION_PAGE;
+	found = bpf_map_lookup_elem(&figures, &page);
+	if (!found)
+		return NULL;
+	this_scan.places = left - 1;
+	*number = left;
+	return &found->of[(left - 1) % CONNECTION_PAGE];
+}
+
 /* Writes a record, without the part that is zero. Each read of an iterator returns
  * 32 KiB and goes over the connections before them again, so that small records save
  * more than their copies.
@@ -609,7 +863,9 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	struct slot *slot = ctx->value;
 	struct sock *sk = ctx->sk;
 	struct sock_common *common = (struct sock_common *)sk;
+	struct connection_figures *place;
 	struct tcp_sock *tp;
+	bool is_other;
 	__u8 state;
 
 	if (!sk || !slot) {
@@ -627,18 +883,25 @@ int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 	seen.head.cookie = bpf_get_socket_cookie(tp);
 	seen.head.netns = common->skc_net.net->ns.inum;
 	describe(&seen, tp);
-	compare(slot, tp, &seen, state);
+	is_other = compare(slot, tp, &seen, state);
 	seen.head.changed = slot->changed;
-	if (slot->changed && slot->changed < this_scan.number) {
-		seen.head.size = sizeof(seen.head);
-		bpf_seq_write(ctx->meta->seq, &seen.head, sizeof(seen.head));
-		return 0;
-	}
+	if (slot->changed && slot->changed < this_scan.number)
+		goto head;
 	describe_whole(&seen, common, tp);
 	seen.has_events = read_counts(slot, &seen.events);
 	if (!seen.has_events)
 		slot->changed = this_scan.number + 1;
+	place = is_other || !seen.has_events ? NULL : next_place(&seen.head.place);
+	if (place && read_figures(place, slot, tp)) {
+		place->seen = seen;
+		goto head;
+	}
+	seen.head.place = 0;
 	write_record(ctx->meta->seq, &seen);
+	return 0;
+head:
+	seen.head.size = sizeof(seen.head);
+	bpf_seq_write(ctx->meta->seq, &seen.head, sizeof(seen.head));
 	return 0;
 }
 

@@ -40,12 +40,15 @@ struct connection_events {
 /* Shifts nanoseconds to the unit of the times between signals. */
 #define CONNECTION_TIME_SHIFT 16
 
-/* The head of each record. The record of an unchanged connection ends here. */
+/* The head of each record. The record of an unchanged connection ends here, and so does
+ * that of a connection whose figures are read.
+ */
 struct connection_head {
 	__u64 cookie;
 	__u64 changed;		/* the scan that first found it as it is now; 0: unknown */
 	__u32 netns;		/* inode of its network namespace */
-	__u32 size;		/* size of this record in bytes */
+	__u16 size;		/* size of this record in bytes */
+	__u16 place;		/* of its figures, from 1 on; 0: none */
 };
 
 /* The addresses and ports of a connection, as sock_diag takes them (struct
@@ -76,6 +79,90 @@ struct connection {
 	__u32 sent_base;
 	__u32 received_base;
 	struct connection_events events;
+};
+
+/*
+ * A changed connection, with what sock_diag would report of it. What stays the same
+ * while the TCP state, the owner and the congestion control do is left out. Ticks are
+ * those of the kernel's clock (jiffies).
+ */
+struct connection_figures {
+	struct connection seen;
+	__u64 pacing_rate;
+	__u64 max_pacing_rate;
+	__u64 bytes_acked;
+	__u64 bytes_received;
+	__u64 bytes_sent;
+	__u64 bytes_retrans;
+	__u64 bbr_bandwidth;	/* bytes a second */
+	/* Segments that were delivered in this time, of the last rate sample. */
+	__u32 rate_delivered;
+	__u32 rate_interval_us;
+	__u32 srtt_us;		/* eight times the round trip */
+	__u32 mdev_us;		/* four times its deviation */
+	__u32 min_rtt_us;
+	__u32 rcv_rtt_us;	/* eight times the receiver's round trip */
+	__u32 rto_ticks;
+	__u32 since_sent_ticks;
+	__u32 since_received_ticks;
+	__u32 since_acked_ticks;
+	__u32 busy_ticks;
+	__u32 rwnd_ticks;
+	__u32 sndbuf_ticks;
+	__u32 cwnd;
+	__u32 ssthresh;
+	__u32 mss;
+	__u32 pmtu;
+	__u32 packets_out;
+	__u32 sacked_out;
+	__u32 lost_out;
+	__u32 retrans_out;
+	__u32 total_retrans;
+	__u32 reordering;
+	__u32 reord_seen;
+	__u32 dsack_dups;
+	__u32 rcv_ooopack;
+	__u32 rcv_ssthresh;
+	__u32 rcv_space;
+	__u32 snd_wnd;
+	__u32 rcv_wnd;
+	__u32 segs_out;
+	__u32 segs_in;
+	__u32 data_segs_out;
+	__u32 data_segs_in;
+	__u32 delivered;
+	__u32 delivered_ce;
+	__u32 notsent_bytes;
+	__u32 total_rto_ms;
+	__u32 recv_queue;
+	__u32 send_queue;
+	/* Of the socket's memory, as in INET_DIAG_SKMEMINFO. */
+	__u32 rmem_alloc;
+	__u32 rcvbuf;
+	__u32 wmem_alloc;
+	__u32 sndbuf;
+	__u32 fwd_alloc;
+	__u32 wmem_queued;
+	__u32 drops;
+	__u32 bbr_min_rtt_us;
+	__u16 bbr_pacing_gain;	/* in 1/256 */
+	__u16 bbr_cwnd_gain;
+	__u16 rcv_mss;
+	__u16 total_rto;
+	__u8 ca_state;
+	__u8 retransmits;
+	__u8 probes;
+	__u8 backoff;
+	__u8 app_limited;
+	__u8 has_bbr;	/* those of BBR are valid if it is the congestion control */
+	__u8 pad[2];
+};
+
+/* The figures of this many connections are read at once. */
+#define CONNECTION_PAGE 64
+
+struct connection_page {
+	struct connection_figures of[CONNECTION_PAGE];
 };
 
 /* The process that connected, accepted or closed a connection. */
@@ -134,6 +221,8 @@ struct connection_scan {
 	__u32 has_activity;	/* a segment arrived, or a connection was opened, since it began */
 	__u32 writes_ends;	/* user space reads the ring buffer */
 	__u32 pidns;	/* inode of the pid namespace to which reported pids belong */
+	__u32 places;	/* how many more connections may have their figures written */
+	__u32 pad;
 };
 
 /* Only the programs write it, so that the beginning of a scan loses no count. The

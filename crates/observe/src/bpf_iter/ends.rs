@@ -16,7 +16,7 @@ const RING: &str = "ends";
 const UNUSED: u32 = 64 << 10;
 
 /// The lengths of a tick (CONFIG_HZ), in ticks per second.
-const TICK_RATES: [u32; 5] = [100, 250, 300, 1000, 1024];
+const TICK_RATES: [u32; 4] = [100, 250, 300, 1000];
 /// The most common one, for ends that are read before the length of a tick is known.
 const USUAL_TICK_RATE: u32 = 250;
 /// The least time between two readings of both clocks from which the length of a tick follows.
@@ -37,11 +37,11 @@ pub(crate) struct Ends {
 
 /// Derives the length of a tick from two readings of the kernel's clocks.
 #[derive(Clone, Copy, Debug, Default)]
-struct Clock {
+pub(super) struct Clock {
     /// The first reading: nanoseconds and ticks.
     first: Option<(u64, u64)>,
     /// Ticks per second, one of [`TICK_RATES`]; `None` before the second reading.
-    rate: Option<u32>,
+    pub(super) rate: Option<u32>,
 }
 
 /// A connection that has ended, as a program reports it.
@@ -174,7 +174,7 @@ impl std::fmt::Debug for Ends {
 
 impl Clock {
     /// Takes a reading of both clocks.
-    fn read(&mut self, at: u64, ticks: u64) {
+    pub(super) fn read(&mut self, at: u64, ticks: u64) {
         if self.rate.is_some() || at == 0 {
             return;
         }

@@ -25,8 +25,6 @@ pub(crate) struct Found {
     /// The scan that first found its current state: a sample of that scan or a later one is up to
     /// date. `None` if changes are not tracked.
     pub(crate) since: Option<NonZeroU64>,
-    /// `None` for an unchanged connection that was listed by its slot.
-    pub(crate) details: Option<Details>,
 }
 
 /// Data that a program provides about a connection.
@@ -38,28 +36,43 @@ pub(crate) struct Details {
     pub(crate) internals: Option<Internals>,
 }
 
-/// Parses the first record. Returns it and the rest; `None` if the record is cut off.
+/// The first of several records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) found: Found,
+    /// Its size in bytes.
+    pub(super) size: usize,
+    /// The place of its figures, from 1 on; 0 without any.
+    pub(super) place: usize,
+}
+
+/// Parses the head of the first record. Returns `None` if the record is cut off.
 ///
 /// # Errors
 /// `InvalidData`: the data is not a record.
-pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
+pub(super) fn parse(records: &[u8]) -> io::Result<Option<Record>> {
     let Some((head, _)) = read_prefix::<raw::ConnectionHead>(records) else {
         return Ok(None);
     };
-    let size = head.size as usize;
+    let size = head.size.into();
     if ![HEAD, WITHOUT_SIGNALS, RECORD].contains(&size) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let Some((record, after)) = records.split_at_checked(size) else {
-        return Ok(None);
+    let record = Record {
+        found: Found {
+            cookie: head.cookie,
+            netns: head.netns,
+            since: NonZeroU64::new(head.changed),
+        },
+        size,
+        place: head.place.into(),
     };
-    let found = Found {
-        cookie: head.cookie,
-        since: NonZeroU64::new(head.changed),
-        netns: head.netns,
-        details: (size > HEAD).then(|| details(&whole(record))),
-    };
-    Ok(Some((found, after)))
+    Ok((size <= records.len()).then_some(record))
+}
+
+/// Returns the details in a record; `None` if it is only a head.
+pub(super) fn details_in(record: &[u8]) -> Option<Details> {
+    (record.len() > HEAD).then(|| details(&whole(record)))
 }
 
 /// Returns a record with zeros for the part that was not written.
@@ -71,7 +84,7 @@ fn whole(written: &[u8]) -> raw::Connection {
         .unwrap_or_default()
 }
 
-fn details(record: &raw::Connection) -> Details {
+pub(super) fn details(record: &raw::Connection) -> Details {
     let id = SocketId {
         // The kernel has two bytes for the family, but no family exceeds one.
         family: record.name.family.try_into().unwrap_or_default(),
@@ -131,7 +144,8 @@ mod tests {
                 cookie: 1,
                 changed: 17,
                 netns: 23,
-                size: RECORD as u32,
+                size: RECORD as u16,
+                place: 30,
             },
             window_clamp: 16,
             locks: ConnectionLocks::RcvbufLocked.raw() as u8,
@@ -214,39 +228,37 @@ mod tests {
             interface: 18,
             cookie: 1,
         };
-        let mut found = Found {
-            cookie: 1,
-            netns: 23,
-            since: NonZeroU64::new(17),
-            details: Some(Details {
-                id,
-                internals: Some(internals),
-            }),
+        let expected = Record {
+            found: Found {
+                cookie: 1,
+                netns: 23,
+                since: NonZeroU64::new(17),
+            },
+            size: RECORD,
+            place: 30,
         };
-        let parsed = |record: &raw::Connection| {
-            parse(record.as_bytes())
-                .unwrap()
-                .map(|(found, after)| (found, after.len()))
-        };
-        assert_eq!(parsed(&record), Some((found, 0)));
-        (record.is_whole, record.head.changed) = (0, 0);
-        found.since = None;
-        found.details = Some(Details {
+        assert_eq!(parse(record.as_bytes()).unwrap(), Some(expected));
+        let mut details = Details {
             id,
-            internals: None,
-        });
-        assert_eq!(parsed(&record), Some((found, 0)));
-        // The record of an unchanged connection is only a head; the next record follows it.
-        record.head.size = HEAD as u32;
-        found.details = None;
-        assert_eq!(parsed(&record), Some((found, RECORD - HEAD)));
+            internals: Some(internals),
+        };
+        assert_eq!(details_in(record.as_bytes()), Some(details));
+        (record.is_whole, record.head.changed) = (0, 0);
+        details.internals = None;
+        assert_eq!(details_in(record.as_bytes()), Some(details));
+        let parsed = parse(record.as_bytes()).unwrap().unwrap();
+        assert_eq!(parsed.found.since, None);
+        // The record of an unchanged connection is only a head.
+        record.head.size = HEAD as u16;
+        let parsed = parse(record.as_bytes()).unwrap().unwrap();
+        assert_eq!(details_in(&record.as_bytes()[..parsed.size]), None);
     }
 
     #[test]
     fn what_a_record_without_signals_leaves_out_is_zero() {
         let record = raw::Connection {
             head: raw::ConnectionHead {
-                size: WITHOUT_SIGNALS as u32,
+                size: WITHOUT_SIGNALS as u16,
                 ..raw::ConnectionHead::default()
             },
             has_events: 1,
@@ -260,24 +272,25 @@ mod tests {
             },
             ..raw::Connection::default()
         };
-        let (found, after) = parse(record.as_bytes()).unwrap().unwrap();
-        let events = found.details.unwrap().internals.unwrap().events.unwrap();
+        let size = parse(record.as_bytes()).unwrap().unwrap().size;
+        let details = details_in(&record.as_bytes()[..size]).unwrap();
+        let events = details.internals.unwrap().events.unwrap();
         let expected = Events {
             rtts: 3,
             ..Events::default()
         };
-        assert_eq!((events, after.len()), (expected, RECORD - WITHOUT_SIGNALS));
+        assert_eq!((events, size), (expected, WITHOUT_SIGNALS));
     }
 
     #[test]
     fn a_cut_record_is_incomplete_and_an_invalid_one_an_error() {
         let mut record = [0; RECORD];
-        record[20..24].copy_from_slice(&(RECORD as u32).to_ne_bytes());
+        record[20..22].copy_from_slice(&(RECORD as u16).to_ne_bytes());
         for length in 0..RECORD {
             assert_eq!(parse(&record[..length]).unwrap(), None);
         }
         for size in [0, 1, HEAD - 1, HEAD + 1, RECORD - 1, RECORD + 1, usize::MAX] {
-            record[20..24].copy_from_slice(&(size as u32).to_ne_bytes());
+            record[20..22].copy_from_slice(&(size as u16).to_ne_bytes());
             assert!(parse(&record).is_err());
         }
     }

@@ -36,15 +36,34 @@ fn space(name: &str) -> Space {
     space
 }
 
-fn read(list: List) -> Vec<Found> {
-    list.map(Result::unwrap).collect()
+/// A connection that an iterator lists.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Listed {
+    cookie: u64,
+    netns: u32,
+    since: Option<std::num::NonZeroU64>,
+    details: Option<Details>,
 }
 
-fn all(iterator: &TcpIter) -> Vec<Found> {
+fn read(mut list: List) -> Vec<Listed> {
+    let mut read = Vec::new();
+    while let Some(found) = list.next() {
+        let found = found.unwrap();
+        read.push(Listed {
+            cookie: found.cookie,
+            netns: found.netns,
+            since: found.since,
+            details: list.details().unwrap().map(|(details, _)| details),
+        });
+    }
+    read
+}
+
+fn all(iterator: &TcpIter) -> Vec<Listed> {
     read(iterator.list().unwrap())
 }
 
-fn by_slot(iterator: &TcpIter) -> Vec<Found> {
+fn by_slot(iterator: &TcpIter) -> Vec<Listed> {
     read(iterator.slots().unwrap().unwrap())
 }
 
@@ -53,9 +72,9 @@ fn is_of(id: &SocketId, end: &TcpStream) -> bool {
     [id.local_port, id.remote_port] == ports
 }
 
-fn of(iterator: &TcpIter, end: &TcpStream) -> Found {
+fn of(iterator: &TcpIter, end: &TcpStream) -> Listed {
     let all = all(iterator);
-    let is_it = |found: &&Found| is_of(&found.details.unwrap().id, end);
+    let is_it = |found: &&Listed| is_of(&found.details.unwrap().id, end);
     *all.iter().find(is_it).unwrap()
 }
 
@@ -156,6 +175,112 @@ fn an_unchanged_connection_is_recognised() {
     assert!(settle() > set);
 }
 
+/// Lists the connections of a namespace with sock_diag.
+fn by_sock_diag(netns: &Netns) -> Vec<Connection> {
+    let list = || {
+        let mut all = Vec::new();
+        let mut diag = SockDiag::open().unwrap();
+        diag.dump(|connection| all.push(connection)).unwrap();
+        all
+    };
+    netns.run(list).unwrap()
+}
+
+/// Returns the reading with other idle times.
+fn with_idle_times_of(mut reading: Connection, other: &Connection) -> Connection {
+    let times = other.info.as_ref().unwrap().idle_times();
+    reading.info.as_mut().unwrap().set_idle_times(times);
+    reading
+}
+
+#[test]
+fn the_program_reads_the_same_figures_as_sock_diag() {
+    compare_figures("reno");
+}
+
+#[test]
+fn the_program_reads_the_same_figures_of_bbr_as_sock_diag() {
+    compare_figures("bbr");
+}
+
+/// Compares what the program over slots and sock_diag read of the same quiet connection.
+fn compare_figures(congestion_control: &str) {
+    let space = space(congestion_control);
+    let netns = &space.0;
+    let only = u32::try_from(netns.id().inode()).unwrap();
+    // A short queue, which drops segments.
+    let limited = std::process::Command::new("tc")
+        .args(["-n", netns.name(), "qdisc", "add", "dev", "lo", "root"])
+        .args(["tbf", "rate", "50mbit", "burst", "70000", "limit", "100000"])
+        .status();
+    assert!(limited.unwrap().success());
+    let (client, server) = netns.run(|| pair("127.0.0.1:0")).unwrap();
+    // The kernel loads the module of BBR now, so that the program knows it.
+    for end in [&client, &server] {
+        sockopt::set_tcp_congestion(end, congestion_control).unwrap();
+    }
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
+    iterator.begin(1, Some(only));
+    netns.run(|| all(&iterator)).unwrap();
+    let first = by_sock_diag(netns);
+    // Both ends send, and lose segments; at last the client has data to read.
+    for _ in 0..10 {
+        for (mut from, mut to) in [(&client, &server), (&server, &client)] {
+            let sent = std::thread::scope(|threads| {
+                let sent = threads.spawn(move || from.write_all(&[7; 300_000]));
+                to.read_exact(&mut [0; 300_000]).unwrap();
+                sent.join().unwrap()
+            });
+            sent.unwrap();
+        }
+    }
+    (&server).write_all(&[7; 3000]).unwrap();
+    let mut compared = std::collections::HashSet::new();
+    let began = std::time::Instant::now();
+    for scan in 2.. {
+        let seconds = began.elapsed().as_secs();
+        // A connection without a change has no figures.
+        for end in [&client, &server] {
+            sockopt::set_socket_recv_buffer_size(end, 50_000 + scan).unwrap();
+        }
+        iterator.begin(scan as u64, Some(only));
+        let before = by_sock_diag(netns);
+        let mut list = iterator.slots().unwrap().unwrap();
+        let mut figures = Vec::new();
+        while let Some(found) = list.next() {
+            if let Some((_, Some(of))) = list.details().unwrap() {
+                figures.push((found.unwrap().cookie, of));
+            }
+        }
+        let after = by_sock_diag(netns);
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!(before.cookie, after.cookie);
+            let figures = figures.iter().find(|(cookie, _)| *cookie == after.cookie);
+            let is_quiet = with_idle_times_of(before.clone(), after) == *after;
+            let has_figures = figures.is_some();
+            assert!(seconds < 60, "{has_figures} {before:?} {after:?}");
+            let (Some((_, figures)), true) = (figures, is_quiet) else {
+                continue;
+            };
+            let read = first.iter().find(|first| first.cookie == after.cookie);
+            let mut read = read.unwrap().clone();
+            assert!(figures.update(&mut read));
+            let idle = |of: &Connection| {
+                let info = of.info.as_ref().unwrap();
+                [info.last_data_sent, info.last_data_recv, info.last_ack_recv]
+            };
+            for ((is, least), most) in idle(&read).iter().zip(idle(before)).zip(idle(after)) {
+                assert!((least..=most).contains(is), "{least:?} {is:?} {most:?}");
+            }
+            assert_eq!(with_idle_times_of(read, after), *after);
+            compared.insert(after.cookie);
+        }
+        if compared.len() == 2 {
+            break;
+        }
+    }
+}
+
 #[test]
 fn round_trips_are_counted_from_the_first_scan_on() {
     let (mut client, mut server) = pair("127.0.0.1:0");
@@ -193,7 +318,7 @@ fn a_connection_that_is_opened_has_a_slot_without_a_walk() {
     let (client, server) = pair("127.0.0.1:0");
     let own = rustix::fs::stat("/proc/self/ns/net").unwrap().st_ino;
     let cookies = [&client, &server].map(|end| {
-        let is_it = |found: &&Found| found.details.is_some_and(|details| is_of(&details.id, end));
+        let is_it = |found: &&Listed| found.details.is_some_and(|details| is_of(&details.id, end));
         let found = *by_slot(&iterator).iter().find(is_it).unwrap();
         assert_eq!(u64::from(found.netns), own);
         assert_eq!(found, of(&iterator, end));
@@ -211,7 +336,7 @@ fn a_connection_that_is_opened_has_a_slot_without_a_walk() {
     // Connections of another namespace get no slot.
     iterator.begin(scan + 1, Some(1));
     let (other, _server) = pair("127.0.0.1:0");
-    let is_other = |found: &Found| {
+    let is_other = |found: &Listed| {
         found
             .details
             .is_some_and(|details| is_of(&details.id, &other))

@@ -4,9 +4,9 @@ use rustc_hash::FxHashMap;
 use taut_sys::Errno;
 use taut_sys::sock_diag::{Connection, DumpStats, Internals, SockDiag, SocketId};
 
-use crate::bpf_iter::Found;
+use crate::bpf_iter::Details;
 
-/// The minimum ratio of unchanged to changed connections at which the changed ones are queried one
+/// The minimum ratio of known connections to the wanted ones at which the wanted ones are queried one
 /// by one. Querying a connection costs about three times as much as listing it.
 const FEW: usize = 4;
 
@@ -19,8 +19,8 @@ pub(crate) struct Changed {
     /// table of the large data would cost a cache miss for each.
     internals: Vec<Internals>,
     places: FxHashMap<u64, usize>,
-    /// Number of other connections.
-    pub(crate) unchanged: usize,
+    /// Number of other connections: unchanged, or with figures from a program.
+    pub(crate) known: usize,
     /// Number of connections without a slot.
     pub(super) without_slot: usize,
 }
@@ -28,19 +28,14 @@ pub(crate) struct Changed {
 // === impl Changed ===
 
 impl Changed {
-    /// Adds a connection to read. Returns `false` if only its cookie is known, so that it cannot be
-    /// read.
-    pub(crate) fn want(&mut self, found: &Found) -> bool {
-        let Some(details) = found.details else {
-            return false;
-        };
+    /// Adds a connection to read.
+    pub(crate) fn want(&mut self, details: &Details) {
         self.wanted.push(details.id);
         if let Some(internals) = details.internals {
             self.without_slot += usize::from(internals.events.is_none());
-            self.places.insert(found.cookie, self.internals.len());
+            self.places.insert(details.id.cookie, self.internals.len());
             self.internals.push(internals);
         }
-        true
     }
 
     /// Whether there is nothing to read.
@@ -63,12 +58,12 @@ impl Changed {
             connection.internals = place.and_then(|place| self.internals.get(place).copied());
             each(connection);
         };
-        if self.wanted.len() * FEW > self.unchanged {
+        if self.wanted.len() * FEW > self.known {
             return socket.dump(each);
         }
         match socket.query(&self.wanted, &mut each) {
             Ok(mut listed) => {
-                listed.connections += self.unchanged;
+                listed.connections += self.known;
                 Ok(listed)
             }
             // The socket buffer may be too small for the answers; a list still works.
