@@ -38,6 +38,7 @@ pub mod probe;
 pub mod random;
 mod raw_sockopt;
 pub mod route;
+pub mod sandbox;
 pub mod schedule;
 pub mod scm_rights;
 pub mod sock_diag;

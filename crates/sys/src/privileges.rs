@@ -2,11 +2,11 @@
 //!
 //! User, capabilities, bounding set and no_new_privs are attributes of a thread, and the system
 //! calls change the calling thread only. (The C library's `setresuid` changes all threads; there is
-//! no equivalent for capabilities.) [`drop_to`] therefore requires a single-threaded process.
-//! Threads that are started later inherit the reduced privileges.
+//! no equivalent for capabilities.) [`drop_to`] and [`limit_to`] therefore require a single-threaded
+//! process. Threads that are started later inherit the reduced privileges.
 
 use nix::unistd::User;
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::{self as t, CapabilitySet, CapabilitySets};
 
 use crate::Errno;
 
@@ -29,6 +29,12 @@ pub enum Capability {
     SysAdmin,
     /// Read other users' `/proc/PID`, borrow their descriptors.
     SysPtrace,
+    /// Read files and directories of other users, such as `/proc/PID/fd`.
+    DacReadSearch,
+    /// Write to files and sockets of other users.
+    DacOverride,
+    /// Read the addresses of the kernel's functions (`/proc/kallsyms`).
+    Syslog,
 }
 
 /// A failure to drop privileges. The process must exit: it may have dropped some of them.
@@ -77,30 +83,51 @@ pub enum PrivilegesError {
 /// # Errors
 /// [`PrivilegesError`]; the process should exit then.
 pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), PrivilegesError> {
-    use rustix::thread as t;
-
     // Look the user up first: the look-up may open files and sockets that the user cannot.
     let user = user.map(look_up).transpose()?;
-    let threads = std::fs::read_dir("/proc/self/task")
-        .map_err(PrivilegesError::Count)?
-        .count();
-    if threads != 1 {
-        return Err(PrivilegesError::Threads(threads));
-    }
+    require_one_thread()?;
     let had = call("read capabilities", t::capabilities(None))?;
     if let Some(missing) = keep.iter().find(|c| !had.permitted.contains(c.set())) {
         return Err(PrivilegesError::Missing(missing.name()));
     }
-    let kept = keep
-        .iter()
-        .fold(CapabilitySet::empty(), |all, c| all | c.set());
+    drop_all_but(set_of(keep), had, user.as_ref())
+}
 
+/// Drops all capabilities except those in `keep`, as [`drop_to`] does. A capability in `keep` that
+/// the process does not have is no error: it reports itself what it cannot do.
+///
+/// # Errors
+/// [`PrivilegesError`]; the process should exit then.
+pub fn limit_to(keep: &[Capability]) -> Result<(), PrivilegesError> {
+    require_one_thread()?;
+    let had = call("read capabilities", t::capabilities(None))?;
+    drop_all_but(set_of(keep) & had.permitted, had, None)
+}
+
+fn require_one_thread() -> Result<(), PrivilegesError> {
+    let threads = std::fs::read_dir("/proc/self/task").map_err(PrivilegesError::Count)?;
+    match threads.count() {
+        1 => Ok(()),
+        threads => Err(PrivilegesError::Threads(threads)),
+    }
+}
+
+fn set_of(capabilities: &[Capability]) -> CapabilitySet {
+    let sets = capabilities.iter().map(|c| c.set());
+    sets.fold(CapabilitySet::empty(), |all, set| all | set)
+}
+
+fn drop_all_but(
+    kept: CapabilitySet,
+    had: CapabilitySets,
+    user: Option<&UserIds>,
+) -> Result<(), PrivilegesError> {
     // Both steps need capabilities that are dropped below.
     if had.effective.contains(CapabilitySet::SETPCAP) {
         empty_bounding_set(kept)?;
     }
     if let Some(user) = user {
-        switch_user(&user)?;
+        switch_user(user)?;
     }
     call(
         "clear ambient capabilities",
@@ -181,7 +208,6 @@ fn empty_bounding_set(kept: CapabilitySet) -> Result<(), PrivilegesError> {
 }
 
 fn switch_user(user: &UserIds) -> Result<(), PrivilegesError> {
-    use rustix::thread as t;
     // Otherwise changing the user drops every capability, including those in `keep`.
     call("keep capabilities", t::set_keep_capabilities(true))?;
     call("set the groups", t::set_thread_groups(&user.groups))?;
@@ -210,6 +236,9 @@ impl Capability {
             Self::Perfmon => "CAP_PERFMON",
             Self::SysAdmin => "CAP_SYS_ADMIN",
             Self::SysPtrace => "CAP_SYS_PTRACE",
+            Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
+            Self::DacOverride => "CAP_DAC_OVERRIDE",
+            Self::Syslog => "CAP_SYSLOG",
         }
     }
 
@@ -223,6 +252,9 @@ impl Capability {
             Self::Perfmon => CapabilitySet::PERFMON,
             Self::SysAdmin => CapabilitySet::SYS_ADMIN,
             Self::SysPtrace => CapabilitySet::SYS_PTRACE,
+            Self::DacReadSearch => CapabilitySet::DAC_READ_SEARCH,
+            Self::DacOverride => CapabilitySet::DAC_OVERRIDE,
+            Self::Syslog => CapabilitySet::SYSLOG,
         }
     }
 }

@@ -1,16 +1,20 @@
-//! Dropping privileges, each case in its own single-threaded process (no test harness).
+//! Dropping privileges and entering a sandbox, each case in its own single-threaded process (no test
+//! harness).
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::net::TcpListener;
 use std::process::Command;
 
-use taut_sys::privileges::{Capability, PrivilegesError, drop_to};
+use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use taut_sys::privileges::{Capability, PrivilegesError, drop_to, limit_to};
+use taut_sys::sandbox::{Calls, Files, Sandbox, SandboxError};
 
 /// CAP_NET_BIND_SERVICE is number 10 (linux/capability.h).
 const NET_BIND_SERVICE: u64 = 1 << 10;
 
-const CASES: [(&str, fn()); 6] = [
+const CASES: [(&str, fn()); 11] = [
     ("a_user_without_capabilities", a_user_without_capabilities),
     ("a_user_with_one_capability", a_user_with_one_capability),
     (
@@ -23,6 +27,23 @@ const CASES: [(&str, fn()); 6] = [
     ),
     ("other_threads_are_an_error", other_threads_are_an_error),
     ("an_unknown_user_is_an_error", an_unknown_user_is_an_error),
+    ("what_is_missing_is_not_kept", what_is_missing_is_not_kept),
+    (
+        "system_calls_outside_the_sandbox_are_refused",
+        system_calls_outside_the_sandbox_are_refused,
+    ),
+    (
+        "executed_programs_stay_in_the_sandbox",
+        executed_programs_stay_in_the_sandbox,
+    ),
+    (
+        "files_outside_the_sandbox_are_refused",
+        files_outside_the_sandbox_are_refused,
+    ),
+    (
+        "a_sandbox_is_for_all_threads_or_none",
+        a_sandbox_is_for_all_threads_or_none,
+    ),
 ];
 
 fn main() {
@@ -134,4 +155,105 @@ fn an_unknown_user_is_an_error() {
     );
     assert!(drop_to(Some("a\0b"), &[]).is_err());
     assert_eq!(status("Uid"), "0 0 0 0");
+}
+
+fn what_is_missing_is_not_kept() {
+    limit_to(&[Capability::NetBindService]).unwrap();
+    assert_left(NET_BIND_SERVICE);
+    limit_to(&[Capability::NetBindService, Capability::SysAdmin]).unwrap();
+    assert_left(NET_BIND_SERVICE);
+    assert_eq!(status("Uid"), "0 0 0 0");
+}
+
+/// Enters a namespace, which takes setns(2).
+fn enter_own_netns() -> Result<(), Errno> {
+    let own = std::fs::File::open("/proc/self/ns/net").unwrap();
+    move_into_link_name_space(
+        std::os::fd::AsFd::as_fd(&own),
+        Some(LinkNameSpaceType::Network),
+    )
+}
+
+fn system_calls_outside_the_sandbox_are_refused() {
+    enter_own_netns().unwrap();
+    let lacking = Sandbox::default().enter().unwrap();
+    assert!(lacking.is_empty(), "{lacking:?}");
+    assert_eq!(
+        (status("Seccomp"), status("NoNewPrivs")),
+        ("2".into(), "1".into())
+    );
+    assert_eq!(enter_own_netns(), Err(Errno::PERM));
+    let error = Command::new("true").output().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+    // Everything that any job does is allowed, in new threads too.
+    let thread = std::thread::spawn(|| {
+        assert_eq!(status("Seccomp"), "2");
+        assert_eq!(enter_own_netns(), Err(Errno::PERM));
+        TcpListener::bind("127.0.0.1:0").unwrap()
+    });
+    drop(thread.join().unwrap());
+}
+
+fn executed_programs_stay_in_the_sandbox() {
+    let sandbox = Sandbox {
+        calls: vec![Calls::Execute, Calls::EnterNamespaces],
+        files: None,
+    };
+    sandbox.enter().unwrap();
+    enter_own_netns().unwrap();
+    assert!(Command::new("true").status().unwrap().success());
+    // Neither by clone nor by unshare.
+    for arguments in [["--user", "true"], ["--mount", "true"]] {
+        let output = Command::new("unshare").args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("Operation not permitted"), "{said}");
+    }
+}
+
+fn files_outside_the_sandbox_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let [read, write, other] = ["read", "write", "other"].map(|name| dir.path().join(name));
+    for sub in [&read, &write, &other] {
+        std::fs::create_dir(sub).unwrap();
+        std::fs::write(sub.join("file"), "text").unwrap();
+    }
+    let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+    let parent = format!("/proc/{parent}/ns/net");
+    std::fs::read_link(&parent).unwrap();
+    let sandbox = Sandbox {
+        calls: vec![Calls::Execute],
+        files: Some(Files {
+            read: vec![read.clone(), "/proc".into(), "/no/such/file".into()],
+            write: vec![write.clone()],
+            execute: Vec::new(),
+        }),
+    };
+    assert!(sandbox.enter().unwrap().is_empty());
+    let is_denied = |result: std::io::Result<()>| {
+        result.is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
+    };
+    std::fs::read(read.join("file")).unwrap();
+    std::fs::write(write.join("new"), "text").unwrap();
+    std::fs::rename(write.join("new"), write.join("file")).unwrap();
+    assert!(is_denied(std::fs::write(read.join("file"), "other")));
+    assert!(is_denied(std::fs::read(other.join("file")).map(drop)));
+    assert!(is_denied(std::fs::write(other.join("new"), "text")));
+    assert!(is_denied(Command::new("true").status().map(drop)));
+    // It cannot reach into a process outside, although the files are in /proc.
+    assert!(is_denied(std::fs::read_link(&parent).map(drop)));
+}
+
+fn a_sandbox_is_for_all_threads_or_none() {
+    let (end, wait) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || wait.recv().is_err());
+    let error = Sandbox::default().enter().unwrap_err();
+    assert!(matches!(error, SandboxError::Threads(2)), "{error}");
+    let error = limit_to(&[]).unwrap_err();
+    assert!(matches!(error, PrivilegesError::Threads(2)), "{error}");
+    assert_eq!(
+        (status("Seccomp"), status("NoNewPrivs")),
+        ("0".into(), "0".into())
+    );
+    drop(end);
+    assert!(thread.join().unwrap());
 }

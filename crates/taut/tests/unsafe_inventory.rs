@@ -21,6 +21,7 @@ const INVENTORY: &[(&str, usize)] = &[
     ("sys/src/probe/process.rs", 2),
     ("sys/src/probe/socket.rs", 2),
     ("sys/src/raw_sockopt.rs", 2),
+    ("sys/src/sandbox.rs", 1),
     ("sys/src/schedule.rs", 2),
     ("sys/src/socket.rs", 1),
     ("sys/src/socket/receiver.rs", 1),
