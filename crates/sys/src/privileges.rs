@@ -5,6 +5,8 @@
 //! no equivalent for capabilities.) [`drop_to`] and [`limit_to`] therefore require a single-threaded
 //! process. Threads that are started later inherit the reduced privileges.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use nix::unistd::User;
 use rustix::thread::{self as t, CapabilitySet, CapabilitySets};
 
@@ -35,6 +37,8 @@ pub enum Capability {
     DacOverride,
     /// Read the addresses of the kernel's functions (`/proc/kallsyms`).
     Syslog,
+    /// Run threads in real time.
+    SysNice,
 }
 
 /// A failure to drop privileges. The process must exit: it may have dropped some of them.
@@ -91,6 +95,59 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
         return Err(PrivilegesError::Missing(missing.name()));
     }
     drop_all_but(set_of(keep), had, user.as_ref())
+}
+
+/// Becomes `user`, and otherwise does what [`limit_to`] does.
+///
+/// # Errors
+/// [`PrivilegesError`]; the process should exit then.
+pub fn become_unprivileged(
+    user: &Unprivileged,
+    keep: &[Capability],
+) -> Result<(), PrivilegesError> {
+    require_one_thread()?;
+    let had = call("read capabilities", t::capabilities(None))?;
+    drop_all_but(set_of(keep) & had.permitted, had, Some(&user.ids))
+}
+
+/// Returns whether this process has the capability.
+pub fn has(capability: Capability) -> bool {
+    t::capabilities(None).is_ok_and(|sets| sets.permitted.contains(capability.set()))
+}
+
+/// Calls `start`; programs that the calling thread executes in it have `capabilities`, of those that
+/// this process has. Without, a program of a user other than root has none (capabilities(7), ambient).
+///
+/// # Errors
+/// [`PrivilegesError::Call`]; `start` is not called then.
+pub fn with_inherited<T>(
+    capabilities: &[Capability],
+    start: impl FnOnce() -> T,
+) -> Result<T, PrivilegesError> {
+    let had = call("read capabilities", t::capabilities(None))?;
+    let inherited = set_of(capabilities) & had.permitted;
+    let sets = CapabilitySets {
+        inheritable: inherited,
+        ..had
+    };
+    call(
+        "set inheritable capabilities",
+        t::set_capabilities(None, sets),
+    )?;
+    // Only a kernel or a securebit that forbids them refuses, and then the program says what it lacks.
+    for capability in inherited.iter() {
+        let _ = t::configure_capability_in_ambient_set(capability, true);
+    }
+    let result = start();
+    call(
+        "clear ambient capabilities",
+        t::clear_ambient_capability_set(),
+    )?;
+    call(
+        "set inheritable capabilities",
+        t::set_capabilities(None, had),
+    )?;
+    Ok(result)
 }
 
 /// Drops all capabilities except those in `keep`, as [`drop_to`] does. A capability in `keep` that
@@ -167,6 +224,20 @@ fn advice_to(is_root: bool, has: CapabilitySet, needed: &[Capability]) -> String
     }
 }
 
+/// A user without rights of its own, for a process that needs none.
+#[derive(Debug)]
+pub struct Unprivileged {
+    name: Option<String>,
+    ids: UserIds,
+}
+
+/// The numbers of users that systemd gives to services for the time that they run (systemd.exec(5),
+/// `DynamicUser`).
+const DYNAMIC_USERS: std::ops::RangeInclusive<u32> = 61_184..=65_519;
+/// The number of them that are looked up.
+const TRIED: u32 = 16;
+
+#[derive(Debug)]
 struct UserIds {
     uid: rustix::process::Uid,
     gid: rustix::process::Gid,
@@ -218,6 +289,93 @@ fn switch_user(user: &UserIds) -> Result<(), PrivilegesError> {
     call("stop keeping capabilities", t::set_keep_capabilities(false))
 }
 
+// === impl Unprivileged ===
+
+impl Unprivileged {
+    /// Returns the user of this name, or else one that the user database does not have. `None` if this
+    /// process may not become one.
+    pub fn choose(name: &str) -> Option<Self> {
+        let may = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        let has = t::capabilities(None).ok()?.effective;
+        if !has.contains(may) {
+            return None;
+        }
+        let named = look_up(name).ok().filter(|ids| !ids.uid.is_root());
+        let (name, ids) = match named {
+            Some(ids) => (Some(name.to_owned()), ids),
+            None => (None, UserIds::unused()?),
+        };
+        let id_is_mapped = is_mapped("/proc/self/uid_map", ids.uid.as_raw())
+            && is_mapped("/proc/self/gid_map", ids.gid.as_raw());
+        id_is_mapped.then_some(Self { name, ids })
+    }
+
+    /// Returns whether the permissions of the file and of the directories above it let this user read it.
+    pub fn can_read(&self, path: &std::path::Path) -> bool {
+        let Ok(path) = path.canonicalize() else {
+            return false;
+        };
+        let allows = |path: &std::path::Path, read: bool| {
+            let Ok(found) = path.metadata() else {
+                return false;
+            };
+            let wanted = if read { 0o4 } else { 0o1 };
+            let (uid, gid) = (self.ids.uid.as_raw(), found.gid());
+            let mode = match found.uid() == uid {
+                true => found.mode() >> 6,
+                false if self.ids.groups.iter().any(|g| g.as_raw() == gid) => found.mode() >> 3,
+                false => found.mode(),
+            };
+            mode & wanted != 0
+        };
+        allows(&path, true) && path.ancestors().skip(1).all(|above| allows(above, false))
+    }
+}
+
+impl std::fmt::Display for Unprivileged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "user {name}"),
+            None => write!(f, "user {}", self.ids.uid.as_raw()),
+        }
+    }
+}
+
+// === impl UserIds ===
+
+impl UserIds {
+    /// Returns a user and a group that the database does not have. Two processes seldom get the same.
+    fn unused() -> Option<Self> {
+        use rustix::process::{Gid, Uid};
+        let (first, count) = (*DYNAMIC_USERS.start(), DYNAMIC_USERS.clone().count() as u32);
+        let mut tried = (0..TRIED).map(|i| first + std::process::id().wrapping_add(i) % count);
+        let id = tried.find(|&id| {
+            matches!(User::from_uid(id.into()), Ok(None))
+                && matches!(nix::unistd::Group::from_gid(id.into()), Ok(None))
+        })?;
+        let gid = Gid::from_raw(id);
+        Some(Self {
+            uid: Uid::from_raw(id),
+            gid,
+            groups: vec![gid],
+        })
+    }
+}
+
+/// Returns whether a user namespace has the number (user_namespaces(7)).
+fn is_mapped(map: &str, id: u32) -> bool {
+    let text = std::fs::read_to_string(map).unwrap_or_default();
+    text.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace().map(str::parse::<u32>);
+        match (fields.next(), fields.next(), fields.next()) {
+            (Some(Ok(first)), _, Some(Ok(count))) => {
+                id.checked_sub(first).is_some_and(|n| n < count)
+            }
+            _ => false,
+        }
+    })
+}
+
 fn call<T>(what: &'static str, result: Result<T, Errno>) -> Result<T, PrivilegesError> {
     result.map_err(|source| PrivilegesError::Call { what, source })
 }
@@ -239,6 +397,7 @@ impl Capability {
             Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
             Self::DacOverride => "CAP_DAC_OVERRIDE",
             Self::Syslog => "CAP_SYSLOG",
+            Self::SysNice => "CAP_SYS_NICE",
         }
     }
 
@@ -255,6 +414,7 @@ impl Capability {
             Self::DacReadSearch => CapabilitySet::DAC_READ_SEARCH,
             Self::DacOverride => CapabilitySet::DAC_OVERRIDE,
             Self::Syslog => CapabilitySet::SYSLOG,
+            Self::SysNice => CapabilitySet::SYS_NICE,
         }
     }
 }

@@ -4,17 +4,21 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use taut_sys::privileges::{Capability, PrivilegesError, drop_to, limit_to};
+use taut_sys::privileges::{
+    Capability, PrivilegesError, Unprivileged, become_unprivileged, drop_to, limit_to,
+    with_inherited,
+};
 use taut_sys::sandbox::{Calls, Files, Sandbox, SandboxError};
 
 /// CAP_NET_BIND_SERVICE is number 10 (linux/capability.h).
 const NET_BIND_SERVICE: u64 = 1 << 10;
 
-const CASES: [(&str, fn()); 11] = [
+const CASES: [(&str, fn()); 13] = [
     ("a_user_without_capabilities", a_user_without_capabilities),
     ("a_user_with_one_capability", a_user_with_one_capability),
     (
@@ -28,6 +32,14 @@ const CASES: [(&str, fn()); 11] = [
     ("other_threads_are_an_error", other_threads_are_an_error),
     ("an_unknown_user_is_an_error", an_unknown_user_is_an_error),
     ("what_is_missing_is_not_kept", what_is_missing_is_not_kept),
+    (
+        "an_unprivileged_user_has_nothing",
+        an_unprivileged_user_has_nothing,
+    ),
+    (
+        "a_program_inherits_what_it_is_given_alone",
+        a_program_inherits_what_it_is_given_alone,
+    ),
     (
         "system_calls_outside_the_sandbox_are_refused",
         system_calls_outside_the_sandbox_are_refused,
@@ -163,6 +175,50 @@ fn what_is_missing_is_not_kept() {
     limit_to(&[Capability::NetBindService, Capability::SysAdmin]).unwrap();
     assert_left(NET_BIND_SERVICE);
     assert_eq!(status("Uid"), "0 0 0 0");
+}
+
+fn an_unprivileged_user_has_nothing() {
+    let user = Unprivileged::choose("no such user").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    let mode = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode(&file, 0o644);
+    mode(dir.path(), 0o700);
+    assert!(!user.can_read(&file));
+    mode(dir.path(), 0o711);
+    assert!(user.can_read(&file));
+    mode(&file, 0o640);
+    assert!(!user.can_read(&file));
+    let named = Unprivileged::choose("nobody").unwrap();
+    assert_eq!(named.to_string(), "user nobody");
+    become_unprivileged(&user, &[Capability::NetBindService]).unwrap();
+    let uid: u32 = status("Uid").split(' ').next().unwrap().parse().unwrap();
+    assert!((61_184..=65_519).contains(&uid), "{uid}");
+    assert_eq!(user.to_string(), format!("user {uid}"));
+    assert_left(NET_BIND_SERVICE);
+    assert!(std::fs::read(&file).is_err());
+    assert!(Unprivileged::choose("nobody").is_none());
+}
+
+fn a_program_inherits_what_it_is_given_alone() {
+    let kept = [Capability::NetBindService, Capability::NetRaw];
+    drop_to(Some("nobody"), &kept).unwrap();
+    let program = || {
+        let output = Command::new("grep")
+            .args(["CapEff", "/proc/self/status"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        u64::from_str_radix(text.split_whitespace().nth(1).unwrap(), 16).unwrap()
+    };
+    assert_eq!(program(), 0);
+    let given = [Capability::NetBindService, Capability::SysAdmin];
+    assert_eq!(with_inherited(&given, program).unwrap(), NET_BIND_SERVICE);
+    assert_eq!(program(), 0);
+    assert_eq!((set("CapInh"), set("CapAmb")), (0, 0));
 }
 
 /// Enters a namespace, which takes setns(2).
