@@ -18,6 +18,7 @@ use taut_guest::verdict::Descheduling;
 use taut_guest::watch::Watch;
 
 use crate::Failure;
+use crate::confine::{self, Confinement, SandboxArgs};
 
 /// The time that `status` watches by default if nothing is loaded.
 const WATCH: Duration = Duration::from_secs(10);
@@ -34,6 +35,9 @@ const NAP: Duration = Duration::from_millis(50);
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 #[derive(Subcommand)]
@@ -56,6 +60,11 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// Returns what it may do.
+pub(crate) fn confinement(args: &Args) -> Confinement {
+    confine::guest(args.sandbox)
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

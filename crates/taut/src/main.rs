@@ -1,6 +1,7 @@
 //! `taut`: takes the slack out of TCP.
 #![forbid(unsafe_code)]
 
+mod confine;
 mod doctor;
 mod guest;
 mod lab;
@@ -20,6 +21,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::confine::Confinement;
 
 /// Takes the slack out of TCP.
 #[derive(Parser)]
@@ -58,15 +61,13 @@ pub(crate) enum Failure {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // The guard of the log is dropped last, to write out the remaining lines.
-    let logged =
-        |run: &dyn Fn() -> Result<(), Failure>| exit_code(log::to_stderr().and_then(|_log| run()));
     match cli.command {
         Command::Relay(mut args) => exit_code(if let Some(command) = args.take_command() {
             relay::operate(command)
         } else {
             relay::prepare(args).and_then(|job| {
-                // Not started earlier, because it starts a thread.
+                // Not started earlier, because it starts a thread. Its guard is dropped last, to write out
+                // the remaining lines.
                 let _log = log::to_stderr()?;
                 relay::run(job)
             })
@@ -79,18 +80,32 @@ fn main() -> ExitCode {
             }),
             Err(args) => mesh::run(&args),
         }),
-        Command::Snoop(args) => exit_code(log::to_stderr().and_then(|_log| snoop::run(args))),
+        Command::Snoop(args) => exit_code(snoop::prepare(args).and_then(|job| {
+            // As for the relay.
+            let _log = log::to_stderr()?;
+            snoop::run(job)
+        })),
         Command::Top(args) => exit_code(top::run(&args)),
         Command::Why(args) => exit_code(why::run(&args)),
-        Command::Tune(args) => logged(&|| tune::run(&args)),
-        Command::Watch(args) => logged(&|| watch::run(&args)),
-        Command::Guest(args) => logged(&|| guest::run(&args)),
+        Command::Tune(args) => confined(&tune::confinement(&args), || tune::run(&args)),
+        Command::Watch(args) => confined(&watch::confinement(&args), || watch::run(&args)),
+        Command::Guest(args) => confined(&guest::confinement(&args), || guest::run(&args)),
         Command::Lab(args) => exit_code(lab::run(&args)),
         Command::Doctor(args) => match log::to_stderr() {
             Ok(_log) => doctor::run(&args),
             Err(failure) => exit_code(Err(failure)),
         },
     }
+}
+
+/// Runs a job that drops its privileges first.
+fn confined(confinement: &Confinement, run: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    exit_code(confinement.enter().and_then(|confined| {
+        // Not started earlier, because it starts a thread, and privileges are per thread.
+        let _log = log::to_stderr()?;
+        confined.log();
+        run()
+    }))
 }
 
 fn exit_code(result: Result<(), Failure>) -> ExitCode {

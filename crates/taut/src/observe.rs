@@ -11,6 +11,7 @@ use taut_observe::table::Retention;
 use taut_sys::privileges::Capability;
 
 use crate::Failure;
+use crate::confine::SandboxArgs;
 
 /// The syntax of filters, for the end of the help of a command.
 macro_rules! filter_help {
@@ -79,6 +80,9 @@ pub(crate) struct ConnectionArgs {
     /// Keep at most this many connections, and only count the others [default: 100000; `why`: 10000]
     #[arg(long, value_name = "COUNT", value_parser = count)]
     connections: Option<usize>,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 fn count(text: &str) -> Result<usize, String> {
@@ -91,6 +95,11 @@ fn count(text: &str) -> Result<usize, String> {
 // === impl ConnectionArgs ===
 
 impl ConnectionArgs {
+    /// Returns whether there is a sandbox.
+    pub(crate) fn sandbox(&self) -> SandboxArgs {
+        self.sandbox
+    }
+
     /// Parses the filter.
     ///
     /// # Errors

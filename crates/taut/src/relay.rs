@@ -5,16 +5,19 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
-use taut_relay::config::{Config, ConfigError, Forward, MeshConfig};
+use taut_relay::config::{Config, ConfigError, Forward};
 use taut_relay::handover::Passed;
 use taut_relay::net::addr::{Destination, Listen, serving_addr};
 use taut_relay::node;
-use taut_relay::serve;
+use taut_relay::serve::{self, ControlSocket};
 use taut_sys::activation::{self, Activated};
 use taut_sys::privileges::{self, Capability};
 
+use self::confine::User;
 use crate::Failure;
+use crate::confine::{Confined, Confinement, SandboxArgs};
 
+mod confine;
 mod operate;
 
 /// The configuration file that is used if neither `--config` nor `--listen` is given.
@@ -75,6 +78,9 @@ pub(crate) struct Args {
         default_missing_value = "config"
     )]
     check: Option<Check>,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 /// What is checked.
@@ -87,6 +93,15 @@ enum Check {
 }
 
 impl Args {
+    /// Returns the file that a reload reads.
+    fn file(&self) -> Option<&Path> {
+        match (&self.config, self.listen.is_empty()) {
+            (Some(path), _) => Some(path),
+            (None, true) => Some(Path::new(DEFAULT_CONFIG)),
+            (None, false) => None,
+        }
+    }
+
     /// Returns the command to a running relay, if it is one.
     pub(crate) fn take_command(&mut self) -> Option<operate::Command> {
         self.command.take()
@@ -103,6 +118,9 @@ pub(crate) struct Job {
     args: Args,
     config: Config,
     inherited: Vec<Passed>,
+    control: Option<ControlSocket>,
+    /// `None`: it only checks.
+    confined: Option<(User, Vec<Capability>, Confined)>,
 }
 
 /// Prepares the start while the process has one thread, because privileges are per thread. Drops
@@ -116,25 +134,42 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
         fd: socket.fd,
     };
     let inherited = activated.into_iter().map(passed).collect();
-    if let Some(user) = &config.user {
-        privileges::drop_to(Some(user), &needed(&config)).map_err(|e| run(&e))?;
-    }
-    Ok(Job {
+    let mut job = Job {
         args,
         config,
         inherited,
-    })
-}
-
-/// Returns the capabilities that a relay needs, including those for a reload.
-fn needed(config: &Config) -> Vec<Capability> {
-    // Congestion controls and buffers of legs; ports below 1024.
-    let mut needed = vec![Capability::NetAdmin, Capability::NetBindService];
-    let turbo = config.mesh.as_ref().is_some_and(MeshConfig::wants_turbo);
-    if turbo || config.forwards.iter().any(|f| f.early_syn) {
-        needed.extend([Capability::Bpf, Capability::Perfmon]);
+        control: None,
+        confined: None,
+    };
+    let config = &job.config;
+    let keep: Vec<_> = confine::needed(config)
+        .into_iter()
+        .filter(|capability| privileges::has(*capability))
+        .collect();
+    if let Some(user) = &config.user {
+        privileges::drop_to(Some(user), &keep).map_err(|e| run(&e))?;
     }
-    needed
+    // A check reports what the user would do, and has no part in the network.
+    if job.args.check.is_some() {
+        return Ok(job);
+    }
+    let user = User::of(config, job.args.file());
+    let dropped = match &user {
+        User::Unprivileged(user) => {
+            // Only root can open it in its directory.
+            job.control = ControlSocket::open(config);
+            privileges::become_unprivileged(user, &keep)
+        }
+        User::AsConfigured | User::Root(_) => privileges::limit_to(&keep),
+    };
+    dropped.map_err(|e| run(&e))?;
+    let sandbox = (!job.args.sandbox.no_sandbox).then(|| confine::sandbox(config, &keep));
+    let confined = Confinement {
+        keep: keep.clone(),
+        sandbox,
+    };
+    job.confined = Some((user, keep, confined.enter()?));
+    Ok(job)
 }
 
 /// Checks the configuration and prints what is wrong with it.
@@ -170,12 +205,47 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         args,
         config,
         inherited,
+        control,
+        confined,
     } = job;
-    if let Some(what) = args.check {
-        return check(&config, what);
+    let Some((user, kept, confined)) = confined else {
+        return check(&config, args.check.unwrap_or(Check::Config));
+    };
+    confined.log();
+    match &user {
+        User::AsConfigured => {}
+        User::Unprivileged(user) => {
+            tracing::info!("nothing here needs root: the relay runs as {user}");
+        }
+        User::Root(reason) => {
+            tracing::info!("the relay stays root, because {reason}; relay.user names another user");
+        }
     }
-    let reload = Box::new(move || configuration(&args));
-    serve::run(&config, inherited, reload).map_err(|e| Failure::Run(e.to_string()))
+    let reload = Box::new(move || {
+        let config = configuration(&args)?;
+        warn_of_missing(&config, &user, &kept);
+        Ok(config)
+    });
+    serve::run(&config, inherited, control, reload).map_err(|e| Failure::Run(e.to_string()))
+}
+
+/// Logs what a reloaded configuration needs and the running relay has given up.
+fn warn_of_missing(config: &Config, user: &User, kept: &[Capability]) {
+    let reason = confine::needs_root(config).filter(|_| matches!(user, User::Unprivileged(_)));
+    if let Some(reason) = reason {
+        tracing::warn!(
+            "the new configuration needs a restart of the relay: {reason}, and it has given up root's rights"
+        );
+    }
+    let needed = confine::needed(config);
+    let missing = needed.iter().filter(|c| !kept.contains(c));
+    let missing: Vec<_> = missing.map(|capability| capability.name()).collect();
+    if !missing.is_empty() {
+        tracing::warn!(
+            "the new configuration needs a restart of the relay: it has given up {}",
+            missing.join(" and ")
+        );
+    }
 }
 
 /// Reads the configuration file and applies the flags. A forward on the command line is added to

@@ -18,11 +18,14 @@ use taut_snoop::config::{CONFIG, GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::protocol::{Answer, Question, TapStatus};
 use taut_snoop::qmp::Source;
+use taut_snoop::records::RECORDS;
 use taut_snoop::serve::{self, AskError, CONTROL};
 use taut_snoop::tap_supervisor::Options;
 use taut_snoop::wire::Net;
+use taut_sys::job_dir::JobDir;
 
 use crate::Failure;
+use crate::confine::{self, Confined, SandboxArgs};
 
 /// Send early ACKs for guests that wait for a CPU
 #[derive(ClapArgs)]
@@ -128,6 +131,9 @@ pub(crate) struct Args {
     /// Control socket, which `status`, `--off` and `--on` use [default: /run/taut/snoop.sock]
     #[arg(long, value_name = "PATH", global = true)]
     control: Option<PathBuf>,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 #[derive(Subcommand)]
@@ -149,7 +155,36 @@ enum Command {
     },
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+/// A command, ready to run.
+pub(crate) struct Job {
+    args: Args,
+    /// The settings of the server, with reduced privileges. `None`: another command.
+    serves: Option<(Settings, Confined)>,
+}
+
+/// Prepares a start of the server while the process has one thread, because privileges are per
+/// thread.
+pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
+    if args.command.is_some() || args.off.is_some() || args.on.is_some() {
+        return Ok(Job { args, serves: None });
+    }
+    let settings = settings(&args)?;
+    let records = Path::new(RECORDS);
+    // The sandbox allows a directory only if it exists. An error is reported with the first record.
+    let _ = JobDir::create(records);
+    let control = control_of(&settings);
+    let confinement = confine::snoop(args.sandbox, control, records, !settings.qmp.is_empty());
+    let confined = confinement.enter()?;
+    let serves = Some((settings, confined));
+    Ok(Job { args, serves })
+}
+
+pub(crate) fn run(job: Job) -> Result<(), Failure> {
+    let Job { args, serves } = job;
+    if let Some((settings, confined)) = serves {
+        confined.log();
+        return serve(&settings);
+    }
     if let Some(Command::Cost { json, segments }) = args.command {
         return cost(json, segments);
     }
@@ -157,7 +192,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         (Some(_), ..) => Question::Status,
         (None, Some(tap), _) => Question::Off { tap: tap.clone() },
         (None, None, Some(tap)) => Question::On { tap: tap.clone() },
-        (None, None, None) => return serve(&args),
+        (None, None, None) => return Ok(()),
     };
     let control = args.control.as_deref().unwrap_or(Path::new(CONTROL));
     let patience = match question {
@@ -186,7 +221,21 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn serve(args: &Args) -> Result<(), Failure> {
+fn serve(settings: &Settings) -> Result<(), Failure> {
+    serve::run(
+        Options::of(settings),
+        control_of(settings),
+        settings.metrics,
+    )
+    .map_err(|e| Failure::Run(e.to_string()))
+}
+
+fn control_of(settings: &Settings) -> &Path {
+    settings.control.as_deref().unwrap_or(Path::new(CONTROL))
+}
+
+/// Returns the settings in the configuration file and in the arguments.
+fn settings(args: &Args) -> Result<Settings, Failure> {
     let line = Settings {
         taps: args.tap.clone(),
         ring: args.ring,
@@ -210,9 +259,7 @@ fn serve(args: &Args) -> Result<(), Failure> {
     settings
         .check()
         .map_err(|e| Failure::Usage(e.to_string()))?;
-    let control = settings.control.as_deref().unwrap_or(Path::new(CONTROL));
-    serve::run(Options::of(&settings), control, settings.metrics)
-        .map_err(|e| Failure::Run(e.to_string()))
+    Ok(settings)
 }
 
 /// Reads the configuration file. The default file may be missing.

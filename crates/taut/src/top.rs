@@ -13,6 +13,7 @@ use taut_observe::screen;
 use taut_observe::view::{self, Row, Sort};
 
 use crate::Failure;
+use crate::confine;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
 
 /// The number of samples that a verdict is based on.
@@ -85,6 +86,7 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    confine::observer(args.connections.sandbox()).enter()?.say();
     let filter = args.connections.filter()?;
     let mut observer = args
         .connections

@@ -32,6 +32,7 @@ use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
 use taut_tune::undo::UndoSummary;
 
 use crate::Failure;
+use crate::confine::{self, Confinement};
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The valid windows: from the widest window without scaling to the widest with scaling.
@@ -145,6 +146,14 @@ pub(crate) struct Args {
 enum Profiles {
     /// ICMP redirects, source routes, SYN cookies and keepalive, as in the thesis
     Security,
+}
+
+/// Returns what it may do.
+pub(crate) fn confinement(args: &Args) -> Confinement {
+    match args.apply || args.undo {
+        true => confine::tuner(args.which.sandbox()),
+        false => confine::observer(args.which.sandbox()),
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

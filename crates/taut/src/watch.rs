@@ -11,6 +11,7 @@ use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
 
 use crate::Failure;
+use crate::confine::{self, Confinement};
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The number of samples that a verdict is based on.
@@ -83,6 +84,11 @@ fn file_time(text: &str) -> Result<Duration, String> {
         time if time < Duration::from_secs(1) => Err("must be at least 1s".into()),
         time => Ok(time),
     }
+}
+
+/// Returns what it may do.
+pub(crate) fn confinement(args: &Args) -> Confinement {
+    confine::observer(args.connections.sandbox())
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

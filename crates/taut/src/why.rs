@@ -13,8 +13,9 @@ use taut_observe::explain;
 use taut_observe::observation::Observation;
 use taut_tune::log;
 
-use self::with::WithArgs;
+use self::with::{Started, WithArgs};
 use crate::Failure;
+use crate::confine;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
 
 /// The time between scans; longer if scans would take more than a tenth of a core.
@@ -69,6 +70,10 @@ fn watch(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // Outside the sandbox: the user's configuration of ssh may run any program.
+    let started = args.with.start(args.time)?;
+    confine::observer(args.connections.sandbox()).enter()?.say();
+    let other = started.map(Started::read);
     let filter = args.connections.filter()?;
     let mut observer = args
         .connections
@@ -80,7 +85,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         observer.count_host_drops();
     }
     let mut observation = Observation::new(observer, filter);
-    let other = args.with.begin(args.time)?;
     let progress = progress(args.time);
     let mut missing = Missing::default();
     let began = Instant::now();

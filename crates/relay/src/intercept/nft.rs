@@ -7,6 +7,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
+use taut_sys::privileges::{self, Capability};
+
 use super::Plan;
 
 /// The name of the table, in the family `inet`.
@@ -112,12 +114,18 @@ fn script(plan: &Plan) -> String {
 
 /// Runs `nft` with `script` as its input, in the network namespace of the calling thread.
 fn nft(script: &str) -> Result<(), NftError> {
-    let mut child = Command::new("nft")
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
+    let start = || {
+        Command::new("nft")
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+    };
+    // A relay that is not root's has the capability, and its programs would not.
+    let child = privileges::with_inherited(&[Capability::NetAdmin], start);
+    let mut child = child
+        .map_err(|e| NftError::Run(io::Error::other(e)))?
         .map_err(NftError::Run)?;
     if let Some(mut stdin) = child.stdin.take() {
         // If `nft` has exited, its own message is more useful than the broken pipe.

@@ -1,8 +1,10 @@
 //! Carries out the commands of operators.
 
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
+use taut_sys::control_socket::ControlError;
 use tokio::sync::Notify;
 
 use super::takeover::Offer;
@@ -25,17 +27,44 @@ pub(super) struct Commands {
     pub(super) drain: Arc<Notify>,
 }
 
-/// Opens the control socket. At its default path it is not essential: the relay runs without it if
-/// another relay has it, or if the directory cannot be used.
-pub(super) fn start(config: &Config, replaces: bool, commands: Commands) -> Result<(), ServeError> {
-    let (path, is_default) = match &config.control {
-        Control::Off => return Ok(()),
-        Control::Default => (Path::new(control::PATH), true),
-        Control::At(path) => (path.as_path(), false),
+/// A control socket that was opened before the relay became another user, who could not open it.
+pub struct ControlSocket(Result<UnixListener, ControlError>);
+
+// === impl ControlSocket ===
+
+impl ControlSocket {
+    /// Opens the socket that `config` names. `None`: the relay takes no commands.
+    pub fn open(config: &Config) -> Option<Self> {
+        Self::open_at(config, false)
+    }
+
+    /// With `replace`, replaces that of a running process.
+    fn open_at(config: &Config, replace: bool) -> Option<Self> {
+        let path = match &config.control {
+            Control::Off => return None,
+            Control::Default => Path::new(control::PATH),
+            Control::At(path) => path,
+        };
+        Some(Self(taut_sys::control_socket::listen(path, replace)))
+    }
+}
+
+/// Takes commands at the control socket, which is `opened` or is opened now. At its default path it
+/// is not essential: the relay runs without it if another relay has it, or if the directory cannot be
+/// used.
+pub(super) fn start(
+    config: &Config,
+    opened: Option<ControlSocket>,
+    replaces: bool,
+    commands: Commands,
+) -> Result<(), ServeError> {
+    let opened = opened.or_else(|| ControlSocket::open_at(config, replaces));
+    let Some(ControlSocket(opened)) = opened else {
+        return Ok(());
     };
-    let listener = match taut_sys::control_socket::listen(path, replaces) {
+    let listener = match opened {
         Ok(listener) => listener,
-        Err(error) if is_default => {
+        Err(error) if config.control == Control::Default => {
             tracing::warn!(
                 "no commands: {error}; set relay.control to choose another path, or \"off\""
             );

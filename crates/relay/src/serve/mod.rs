@@ -28,6 +28,8 @@ mod checks;
 mod commands;
 mod takeover;
 
+pub use commands::ControlSocket;
+
 use takeover::{Offer, Takeover};
 
 /// The interval at which a draining node logs the number of remaining sessions.
@@ -90,16 +92,22 @@ pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 ///
 /// `inherited` are sockets that the service manager has bound. With `handover` in the
 /// configuration, the sockets of a running process are taken over too, and that process drains.
+/// `control` is the control socket, if it is open already.
 ///
 /// # Errors [`ServeError`] if the node did not start (nothing is left running then) or a worker was
 /// lost.
-pub fn run(config: &Config, inherited: Vec<Passed>, reread: Reread) -> Result<(), ServeError> {
+pub fn run(
+    config: &Config,
+    inherited: Vec<Passed>,
+    control: Option<ControlSocket>,
+    reread: Reread,
+) -> Result<(), ServeError> {
     // The workers have their own threads; this runtime has little to do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(LOOK_UPS)
         .build()?;
-    let result = runtime.block_on(serve(config, inherited, reread));
+    let result = runtime.block_on(serve(config, inherited, control, reread));
     // A look-up that hangs must not delay the exit.
     runtime.shutdown_background();
     result
@@ -108,6 +116,7 @@ pub fn run(config: &Config, inherited: Vec<Passed>, reread: Reread) -> Result<()
 async fn serve(
     config: &Config,
     mut inherited: Vec<Passed>,
+    control: Option<ControlSocket>,
     reread: Reread,
 ) -> Result<(), ServeError> {
     // Installed first, so that a signal during the start is not lost.
@@ -206,6 +215,7 @@ async fn serve(
     let asked_to_drain = Arc::new(Notify::new());
     commands::start(
         config,
+        control,
         replaces,
         commands::Commands {
             node: node.handle(),

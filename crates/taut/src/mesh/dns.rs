@@ -13,6 +13,7 @@ use taut_dns::zone::Family;
 use taut_sys::privileges;
 
 use crate::Failure;
+use crate::confine::{self, Confined, SandboxArgs};
 
 /// The configuration file that is used without `--config`.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     /// With --explain: print JSON
     #[arg(long, requires = "explain")]
     json: bool,
+
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 /// A server whose ports are bound, with reduced privileges.
@@ -51,6 +55,7 @@ pub(crate) struct Job {
     config: Config,
     /// `None`: nothing is to be served.
     bound: Option<Bound>,
+    confined: Option<Confined>,
 }
 
 /// Prepares the start while the process has one thread, because privileges are per thread. The ports
@@ -65,10 +70,13 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     if serves || (args.check && taut_sys::probe::is_root()) {
         privileges::drop_to(config.user.as_deref(), &[]).map_err(|e| run(&e))?;
     }
+    let confined = serves.then(|| confine::enter(confine::dns(args.sandbox).as_ref()));
+    let confined = confined.transpose()?;
     Ok(Job {
         args,
         config,
         bound,
+        confined,
     })
 }
 
@@ -77,6 +85,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         args,
         config,
         bound,
+        confined,
     } = job;
     let run = |e: serve::ServeError| Failure::Run(e.to_string());
     if let Some(client) = &args.explain {
@@ -91,6 +100,9 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         notes.push("the configuration is valid".to_owned());
         return print(&(notes.join("\n") + "\n"));
     };
+    if let Some(confined) = confined {
+        confined.log();
+    }
     if config.user.is_none() && taut_sys::probe::is_root() {
         tracing::warn!(
             "this server runs as root: it has given up every capability, but may still read and write root's \

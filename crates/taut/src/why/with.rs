@@ -34,6 +34,18 @@ pub(crate) struct WithArgs {
     with_command: String,
 }
 
+/// An observation at the other end that has started, and that nothing reads yet.
+pub(crate) struct Started {
+    name: String,
+    from: Unread,
+}
+
+enum Unread {
+    File(PathBuf),
+    Pipe(PathBuf),
+    Ssh(Ssh),
+}
+
 /// The other end, while it observes.
 pub(crate) struct Other {
     /// The host or file.
@@ -66,30 +78,31 @@ const POLL: Duration = Duration::from_millis(20);
 // === impl WithArgs ===
 
 impl WithArgs {
-    /// Starts the observation at the other end, for `time`. `None` without `--with`.
+    /// Starts the observation at the other end, for `time`, without a thread of this process. `None`
+    /// without `--with`.
     ///
     /// # Errors
     /// If ssh cannot be started.
-    pub(crate) fn begin(&self, time: Duration) -> Result<Option<Other>, Failure> {
+    pub(crate) fn start(&self, time: Duration) -> Result<Option<Started>, Failure> {
         let Some(name) = &self.with else {
             return Ok(None);
         };
         let path = Path::new(name);
         // A bare word is a host, even if the current directory has a file of that name.
         if name.contains('/') {
-            let source = match path.metadata() {
+            let from = match path.metadata() {
                 Ok(file) if file.is_dir() => {
                     return Err(Failure::Usage(format!("--with {name}: it is a directory")));
                 }
-                Ok(file) if file.is_file() => Source::File(path.to_owned()),
-                Ok(_) => Source::Pipe(read_pipe(path.to_owned())),
+                Ok(file) if file.is_file() => Unread::File(path.to_owned()),
+                Ok(_) => Unread::Pipe(path.to_owned()),
                 Err(error) => {
                     return Err(Failure::Usage(format!("--with {name}: {error}")));
                 }
             };
-            return Ok(Some(Other {
+            return Ok(Some(Started {
                 name: name.clone(),
-                source,
+                from,
             }));
         }
         let command = format!(
@@ -103,22 +116,43 @@ impl WithArgs {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = child.map_err(|error| {
+        let child = child.map_err(|error| {
             Failure::Run(format!("--with {name}: cannot start ssh: {error}; or give a file that `taut why --json` wrote there"))
         })?;
-        let output = child.stdout.take();
-        let output =
-            output.map(|mut stdout| std::thread::spawn(move || read(&mut stdout, REPORT_MAX)));
-        if let Some(stderr) = child.stderr.take() {
-            let name = name.clone();
-            // Not joined: a connection that ssh shares with others keeps the pipe open.
-            std::thread::spawn(move || pass_on(&name, stderr));
-        }
-        let source = Source::Ssh(Ssh { child, output });
-        Ok(Some(Other {
+        let ssh = Ssh {
+            child,
+            output: None,
+        };
+        Ok(Some(Started {
             name: name.clone(),
-            source,
+            from: Unread::Ssh(ssh),
         }))
+    }
+}
+
+// === impl Started ===
+
+impl Started {
+    /// Starts the threads that read the report.
+    pub(crate) fn read(self) -> Other {
+        let Self { name, from } = self;
+        let source = match from {
+            Unread::File(path) => Source::File(path),
+            Unread::Pipe(path) => Source::Pipe(read_pipe(path)),
+            Unread::Ssh(mut ssh) => {
+                ssh.output =
+                    ssh.child.stdout.take().map(|mut stdout| {
+                        std::thread::spawn(move || read(&mut stdout, REPORT_MAX))
+                    });
+                if let Some(stderr) = ssh.child.stderr.take() {
+                    let name = name.clone();
+                    // Not joined: a connection that ssh shares with others keeps the pipe open.
+                    std::thread::spawn(move || pass_on(&name, stderr));
+                }
+                Source::Ssh(ssh)
+            }
+        };
+        Other { name, source }
     }
 }
 

@@ -174,7 +174,7 @@ fn a_socket_of_the_service_manager_is_taken_over_with_its_accept_queue() {
 }
 
 #[test]
-fn a_relay_that_switches_user_keeps_the_privileges_for_a_reload() {
+fn a_relay_that_switches_user_can_still_reload() {
     if !rustix::process::geteuid().is_root() {
         println!("not tested: only root has privileges to drop");
         return;
@@ -197,13 +197,8 @@ fn a_relay_that_switches_user_keeps_the_privileges_for_a_reload() {
     };
     assert!(!field("Uid").starts_with('0'), "{status}");
     assert_eq!(field("NoNewPrivs"), "1");
-    // CAP_NET_BIND_SERVICE is 10, CAP_NET_ADMIN 12 (linux/capability.h).
-    let kept = 1 << 10 | 1 << 12;
-    assert_eq!(
-        u64::from_str_radix(&field("CapEff"), 16),
-        Ok(kept),
-        "{status}"
-    );
+    // Plain forwards on ports from 1024 on need none.
+    assert_eq!(u64::from_str_radix(&field("CapEff"), 16), Ok(0), "{status}");
     drop(pair(&relay, &server));
     let more = forward.replace("127.0.0.1:0", "127.0.0.6:0");
     fs::write(
