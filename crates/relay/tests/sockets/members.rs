@@ -390,6 +390,8 @@ fn a_network_that_is_no_longer_trusted_loses_its_unused_plain_connections() {
     let pool = &mut mesh.at_near.mesh.as_mut().unwrap().pool;
     (pool.min, pool.max) = (2, 2);
     mesh.near.reload(&mesh.at_near).unwrap();
+    // The dialler may have them before the acceptor.
+    wait_until("the pool", || at_far("taut_relay_mesh_ready") == 3);
     mesh.wait_for_pool();
     let before = at_far("taut_relay_mesh_accepted_total");
     mesh.at_near.mesh.as_mut().unwrap().trusted_networks.clear();
