@@ -15,6 +15,9 @@ ARGS       :=
 SEQUENCES := 1000000
 SEED      :=
 
+# For `make soak-kills`: how often each job is killed.
+KILLS := 167
+
 # Has Cargo run test binaries in guests, by scripts/on-kernel with these arguments. Cargo builds the whole workspace, because it would
 # build single packages and their dependencies again with other features; `--only` chooses the binaries.
 COMMA := ,
@@ -24,7 +27,7 @@ on-old-kernel = $(call on-kernel,$(1) --with ip --with tc 6.1)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build deb package-short bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop \
+.PHONY: help demo test lint build deb package-short bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop soak-kills \
         model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short kernel-tls-short test-snoop-guests guests
 
 help: ## this list
@@ -105,6 +108,10 @@ soak-snoop: root release ## ten minutes of streams to a guest while taut snoop i
 	@mkdir -p target/lab
 	@echo "taut: running the experiment snoop-soak"
 	@$(TAUT) lab run snoop-soak --json target/lab/snoop-soak.json $(ARGS)
+
+soak-kills: root guests ## kill each job 167 times with SIGKILL, 1,000 times in all; see that nothing stays (root)
+	@echo "taut: building the test of killed jobs and killing $(KILLS) of each; the seed is $(or $(SEED),1)"
+	@TAUT_KILLS=$(KILLS) TAUT_SEED=$(or $(SEED),1) $(CARGO) test --locked -p taut --test machine -- kills --nocapture
 
 model-snoop: root ## snoop's BPF programs against their model, in a million random sequences: SEQUENCES=n, SEED=n (root)
 	@echo "taut: building the model test of snoop and running it (TAUT_MODEL_SEQUENCES=$(SEQUENCES))"

@@ -97,6 +97,21 @@ pub fn down(_: &Lock) -> Result<bool, LoadError> {
     Pins::find()?.map_or(Ok(false), Pins::clear)
 }
 
+/// Returns whether a command that was killed has left only a part of the programs; `false` while
+/// another command is at work. Changes nothing.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn is_partial() -> Result<bool, LoadError> {
+    let path = Path::new(DIRECTORY);
+    if let Some(directory) = JobDir::find(path)?
+        && directory.is_held(LOCK).map_err(file("lock", path))?
+    {
+        return Ok(false);
+    }
+    Ok(Pins::find()?.is_some_and(|pins| !pins.is_complete()))
+}
+
 /// The gap detector, loaded while this exists.
 pub(crate) struct Detector {
     pub(crate) object: Object,

@@ -85,6 +85,27 @@ impl Records {
         }
     }
 
+    /// Returns those of the devices of the calling thread's network namespace that have a record of a
+    /// process that was killed.
+    ///
+    /// # Errors
+    /// The folder, or the lock of a record, cannot be used.
+    pub(crate) fn abandoned<'a>(&self, devices: &'a [Device]) -> io::Result<Vec<&'a Device>> {
+        let netns = fs::metadata("/proc/thread-self/ns/net")?.ino();
+        let Some(folder) = JobDir::find(&self.0).map_err(io::Error::other)? else {
+            return Ok(Vec::new());
+        };
+        let names: HashSet<String> = folder.names()?.into_iter().collect();
+        let mut abandoned = Vec::new();
+        for device in devices {
+            let name = name_of(netns, device);
+            if names.contains(&name) && !folder.is_held(&format!("{name}{LOCK}"))? {
+                abandoned.push(device);
+            }
+        }
+        Ok(abandoned)
+    }
+
     /// Opens and locks the record of a device of the calling thread's network namespace. (The index
     /// alone may recur in another namespace, and the name for another guest.)
     ///

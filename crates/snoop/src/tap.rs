@@ -275,6 +275,41 @@ impl Drop for Prepared {
     }
 }
 
+/// Returns the names of the taps of the calling thread's network namespace whose settings a process
+/// has changed that was killed.
+///
+/// # Errors
+/// [`TapError`].
+pub fn abandoned(records: &Records) -> Result<Vec<String>, TapError> {
+    let devices = with_netlink(async |handle| list(&handle).await)?;
+    let abandoned = records.abandoned(&devices);
+    let abandoned = abandoned.map_err(|e| refused("look for the record of", "a tap", e))?;
+    Ok(abandoned.iter().map(|device| device.name.clone()).collect())
+}
+
+/// Restores the settings of these taps. Records of taps that no longer exist are removed.
+///
+/// # Errors
+/// [`TapError`]; the record stays.
+pub fn restore_abandoned(records: &Records) -> Result<(), TapError> {
+    let devices = with_netlink(async |handle| list(&handle).await)?;
+    records.sweep(&devices);
+    let abandoned = records.abandoned(&devices);
+    for device in abandoned.map_err(|e| refused("look for the record of", "a tap", e))? {
+        let record = records.of(device);
+        let record = record.map_err(|e| refused("open the record of", &device.name, e))?;
+        let mut prepared = Prepared {
+            index: device.index,
+            name: device.name.clone(),
+            ring: None,
+            qdisc: record.left(device),
+            record,
+        };
+        with_netlink(async |handle| prepared.put_back(&handle).await)?;
+    }
+    Ok(())
+}
+
 fn refused(what: &'static str, name: &str, source: io::Error) -> TapError {
     TapError::Refused {
         what,

@@ -141,6 +141,20 @@ impl JobDir {
         self.locked(name, FlockOperation::NonBlockingLockExclusive)
     }
 
+    /// Returns whether another process holds the lock of a file.
+    ///
+    /// # Errors
+    /// As [`JobDir::open`].
+    pub fn is_held(&self, name: &str) -> io::Result<bool> {
+        let Some(file) = self.open_existing(name)? else {
+            return Ok(false);
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            other => Ok(other.map(|()| false)?),
+        }
+    }
+
     /// Reads a file of at most `longest` bytes; `None` if there is none.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use self::setting::Host;
 use self::severity::Severity;
 
 mod feature;
+mod leftover;
 mod report;
 mod setting;
 mod severity;
@@ -23,7 +24,8 @@ mod table;
 
 /// Check this machine's features and settings, and print the commands that improve them.
 ///
-/// Changes nothing. Exit status: 0 if nothing blocks, 1 if something does, 2 for a usage error.
+/// Changes nothing without --repair. Exit status: 0 if nothing blocks, 1 if something does or
+/// cannot be repaired, 2 for a usage error.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Print one JSON object instead of tables
@@ -32,9 +34,13 @@ pub(crate) struct Args {
     /// Also show settings that need no change
     #[arg(long)]
     all: bool,
+    /// First remove what killed processes of Taut have left (root)
+    #[arg(long)]
+    repair: bool,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
+    let is_repaired = !args.repair || repair();
     let report = examine();
     let written = match args.json {
         true => json(&report),
@@ -48,9 +54,20 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         return ExitCode::FAILURE;
     }
     match report.verdict {
-        Severity::Blocks => ExitCode::FAILURE,
-        Severity::Slows | Severity::Fine => ExitCode::SUCCESS,
+        Severity::Slows | Severity::Fine if is_repaired => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
     }
+}
+
+/// Removes what killed processes have left. Returns whether nothing of it stays.
+fn repair() -> bool {
+    let (removed, stays) = leftover::remove();
+    let sentences = removed.iter().chain(&stays);
+    sentences.for_each(|sentence| eprintln!("taut doctor: {sentence}"));
+    if removed.is_empty() && stays.is_empty() {
+        eprintln!("taut doctor: killed processes have left nothing");
+    }
+    stays.is_empty()
 }
 
 fn examine() -> Report {
@@ -64,6 +81,7 @@ fn examine() -> Report {
         probe::is_root(),
         features,
         settings,
+        leftover::find(),
     )
 }
 

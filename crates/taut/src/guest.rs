@@ -93,7 +93,7 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn down() -> Result<(), Failure> {
+pub(crate) fn down() -> Result<(), Failure> {
     let lock = Lock::take().map_err(failure)?;
     // Restored first, because the default keeps a congestion control in the kernel.
     match default_control::restore(&lock).map_err(failure)? {

@@ -419,7 +419,8 @@ fn actuators(path: &Path) -> Result<Actuators, Failure> {
     Ok(actuators)
 }
 
-fn undo(path: &Path) -> Result<(), Failure> {
+/// Undoes the changes of a process that was killed.
+pub(crate) fn undo(path: &Path) -> Result<(), Failure> {
     if !path.exists() {
         say("nothing to undo");
         return Ok(());

@@ -19,8 +19,8 @@ pub use policy::{PRIORITY, PolicyError, Presence, TABLE, presence};
 pub use program::ProgramError;
 pub use rules::{RULES_MAX, Taking};
 pub(crate) use rules::{Rule, rules_of};
-pub use thread::is_running;
 pub(crate) use thread::{Interception, Status};
+pub use thread::{is_abandoned, is_running, remove_abandoned};
 pub use wire::{Exit, Exits};
 pub(crate) use wire::{Key, rule as key_of};
 

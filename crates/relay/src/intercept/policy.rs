@@ -136,9 +136,24 @@ impl PolicyRoute {
         Ok(policy)
     }
 
-    /// Removes what killed processes left behind and returns the methods that they used.
-    pub(super) fn remove_stale() -> Result<Vec<Method>, PolicyError> {
-        with_netlink(async |handle| Ok(remove(&handle).await))
+    /// Returns the methods of the processes that left rules behind. What else they left must be
+    /// removed before the rules, which are its only record.
+    pub(super) fn stale() -> Result<Vec<Method>, PolicyError> {
+        with_netlink(async |handle| {
+            let mut rules = Vec::new();
+            for version in [IpVersion::V4, IpVersion::V6] {
+                rules.extend(our_rules(&handle, version).await);
+            }
+            Ok(rules.iter().filter_map(ours).collect())
+        })
+    }
+
+    /// Removes the rules and routes that killed processes left behind.
+    pub(super) fn remove_stale() -> Result<(), PolicyError> {
+        with_netlink(async |handle| {
+            remove(&handle).await;
+            Ok(())
+        })
     }
 }
 
@@ -155,25 +170,25 @@ impl Drop for PolicyRoute {
 }
 
 /// Removes all of the relay's rules, and the route.
-async fn remove(handle: &Handle) -> Vec<Method> {
-    let mut found = Vec::new();
+async fn remove(handle: &Handle) {
     for version in [IpVersion::V4, IpVersion::V6] {
-        let rules = handle.rule().get(version.clone()).execute();
-        // A kernel without IPv6 has no rules to list.
-        let rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
-        for rule in rules {
-            if let Some(method) = ours(&rule) {
-                found.push(method);
-                if let Err(error) = handle.rule().del(rule).execute().await {
-                    tracing::warn!(%error, "cannot remove a policy rule");
-                }
+        for rule in our_rules(handle, version.clone()).await {
+            if let Err(error) = handle.rule().del(rule).execute().await {
+                tracing::warn!(%error, "cannot remove a policy rule");
             }
         }
         let lo = nix::net::if_::if_nametoindex("lo").unwrap_or(1);
         // Usually the route does not exist.
         let _ = handle.route().del(route(&version, lo)).execute().await;
     }
-    found
+}
+
+async fn our_rules(handle: &Handle, version: IpVersion) -> Vec<RuleMessage> {
+    let rules = handle.rule().get(version).execute();
+    // A kernel without IPv6 has no rules to list.
+    let mut rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
+    rules.retain(|rule| ours(rule).is_some());
+    rules
 }
 
 /// Returns whether the rule has the relay's priority and table.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::net::if_::if_nametoindex;
 use taut_sys::netns_lock::{Exclusive, NetnsLock};
 
-use super::policy::PolicyRoute;
+use super::policy::{self, PolicyRoute};
 use super::program::Program;
 use super::{Exits, InterceptError, Method, Plan, nft, rules_of};
 use crate::net::devices::devices_up;
@@ -122,10 +122,7 @@ impl Work {
                 return Err(InterceptError::NoSuchDevice(device.clone()));
             }
         }
-        let left = PolicyRoute::remove_stale()?;
-        if left.contains(&Method::Nft) {
-            nft::Table::remove_stale()?;
-        }
+        remove_stale()?;
         let program = match plan.method {
             Some(Method::Nft) => None,
             _ => match load(&plan) {
@@ -234,6 +231,34 @@ fn up() -> Result<Vec<String>, InterceptError> {
 /// # Errors If this process may not know: it needs CAP_NET_ADMIN.
 pub fn is_running() -> io::Result<bool> {
     NetnsLock::is_taken(Exclusive::Interception)
+}
+
+/// Returns whether a process that was killed has left something in this network namespace.
+///
+/// # Errors
+/// [`InterceptError`]: the kernel does not answer.
+pub fn is_abandoned() -> Result<bool, InterceptError> {
+    if is_running().map_err(InterceptError::Thread)? {
+        return Ok(false);
+    }
+    let parts = policy::presence()?;
+    Ok(parts.iter().any(|part| part.rule || part.route))
+}
+
+/// Removes what a process that was killed has left in this network namespace.
+///
+/// # Errors
+/// [`InterceptError`]: `Taken` while a process intercepts.
+pub fn remove_abandoned() -> Result<(), InterceptError> {
+    let _lock = lock()?;
+    remove_stale()
+}
+
+fn remove_stale() -> Result<(), InterceptError> {
+    if PolicyRoute::stale()?.contains(&Method::Nft) {
+        nft::Table::remove_stale()?;
+    }
+    Ok(PolicyRoute::remove_stale()?)
 }
 
 /// Acquires the exclusive right to intercept in this network namespace.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::severity::Severity;
-use super::{feature, setting};
+use super::{feature, leftover, setting};
 
 /// All findings and the overall verdict.
 #[derive(Debug, Serialize)]
@@ -18,6 +18,8 @@ pub(crate) struct Report {
     pub(crate) verdict: Severity,
     pub(crate) features: Vec<feature::Finding>,
     pub(crate) settings: Vec<setting::Finding>,
+    /// What killed processes have left; empty if nothing.
+    pub(crate) leftovers: Vec<leftover::Leftover>,
 }
 
 // === impl Report ===
@@ -28,11 +30,13 @@ impl Report {
         root: bool,
         features: Vec<feature::Finding>,
         settings: Vec<setting::Finding>,
+        leftovers: Vec<leftover::Leftover>,
     ) -> Self {
         let severities = features
             .iter()
             .map(|f| f.severity)
-            .chain(settings.iter().map(|s| s.severity));
+            .chain(settings.iter().map(|s| s.severity))
+            .chain(leftovers.iter().map(leftover::Leftover::severity));
         let verdict = severities.max().unwrap_or(Severity::Fine);
         Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -41,6 +45,7 @@ impl Report {
             verdict,
             features,
             settings,
+            leftovers,
         }
     }
 
@@ -54,6 +59,11 @@ impl Report {
                 .settings
                 .iter()
                 .filter(|s| s.severity == severity)
+                .count()
+            + self
+                .leftovers
+                .iter()
+                .filter(|l| l.severity() == severity)
                 .count()
     }
 }

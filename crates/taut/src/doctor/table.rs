@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::feature::{self, State};
+use super::leftover::{self, Leftover};
 use super::report::Report;
 use super::setting::{self, Finding};
 use super::severity::Severity;
@@ -16,6 +17,7 @@ pub(crate) fn render(report: &Report, all: bool) -> String {
     let mut out = String::new();
     heading(&mut out, report);
     features(&mut out, &report.features);
+    leftovers(&mut out, &report.leftovers);
     settings(&mut out, &report.settings, all);
     summary(&mut out, report);
     out
@@ -73,6 +75,25 @@ fn state(finding: &feature::Finding) -> &'static str {
         (State::No, Severity::Fine) => "no",
         (State::No, Severity::Slows) => "NO, slows",
         (State::No, Severity::Blocks) => "NO, blocks",
+    }
+}
+
+fn leftovers(out: &mut String, leftovers: &[Leftover]) {
+    if leftovers.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\nLeft by killed processes");
+    for leftover in leftovers {
+        let first = match leftover.state {
+            leftover::State::Left => "slows   ",
+            leftover::State::Unknown => "can't tell: ",
+        };
+        let text = format!("{}: {}", leftover.id, leftover.detail);
+        paragraph(out, "        ", first, &text);
+    }
+    let is_left = |leftover: &Leftover| leftover.state == leftover::State::Left;
+    if leftovers.iter().any(is_left) {
+        let _ = writeln!(out, "        taut doctor --repair");
     }
 }
 
@@ -183,7 +204,7 @@ mod tests {
             .map(|f| feature::assess(f, answer.clone()))
             .collect();
         render(
-            &Report::new("6.1.0".into(), true, features, Vec::new()),
+            &Report::new("6.1.0".into(), true, features, Vec::new(), Vec::new()),
             true,
         )
     }

@@ -130,11 +130,50 @@ impl Journal {
             lines: 0,
             is_cut: false,
         };
-        journal.read(&boot().map_err(failed)?)?;
+        let boot = boot().map_err(failed)?;
+        if !journal.read(&boot)? {
+            journal.begin(&boot).map_err(failed)?;
+        }
         Ok(journal)
     }
 
-    fn read(&mut self, boot: &str) -> Result<(), JournalError> {
+    /// Returns the number of changes that a killed process has left; 0 while a process holds the
+    /// journal. Changes nothing.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn abandoned(path: &Path) -> Result<usize, JournalError> {
+        let failed = |error: io::Error| JournalError::Io {
+            path: path.to_owned(),
+            error,
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(open_flags());
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            other => other.map_err(failed)?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => return Ok(0),
+            other => other.map_err(|e| failed(e.into()))?,
+        }
+        if !is_ours(path, &file).map_err(failed)? {
+            return Err(JournalError::Untrusted(path.to_owned()));
+        }
+        let mut journal = Self {
+            path: path.to_owned(),
+            file,
+            entries: HashMap::new(),
+            lines: 0,
+            is_cut: false,
+        };
+        journal.read(&boot().map_err(failed)?)?;
+        Ok(journal.entries.len())
+    }
+
+    /// Reads the entries. Returns whether the file is a journal of this boot; otherwise it has to
+    /// begin again.
+    fn read(&mut self, boot: &str) -> Result<bool, JournalError> {
         let path = self.path.clone();
         let failed = |error: io::Error| JournalError::Io {
             path: path.clone(),
@@ -155,10 +194,10 @@ impl Journal {
                 boot: of,
             })) if of == boot => {}
             // The entries are from an earlier boot, or the file is empty.
-            Some(Ok(Line::Journal { .. })) | None => return self.begin(boot).map_err(failed),
+            Some(Ok(Line::Journal { .. })) | None => return Ok(false),
             // The writer ended while writing the first line.
             Some(_) if !text.contains(&b'\n') && text.starts_with(PREFIX) => {
-                return self.begin(boot).map_err(failed);
+                return Ok(false);
             }
             Some(_) => return Err(JournalError::Other(path)),
         }
@@ -175,7 +214,7 @@ impl Journal {
             }
         }
         self.is_cut = text.last().is_some_and(|&byte| byte != b'\n');
-        Ok(())
+        Ok(true)
     }
 
     /// Truncates the file and writes the first line.

@@ -108,6 +108,31 @@ fn the_file_grows_with_current_entries_only() {
 }
 
 #[test]
+fn what_a_killed_process_has_left_is_counted_without_a_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    assert_eq!(Journal::abandoned(&path).unwrap(), 0);
+    assert!(!path.exists());
+    let mut journal = Journal::free(&path).unwrap();
+    journal
+        .note(entry(Target::SendMaximum(1), "1", "2"))
+        .unwrap();
+    // Its owner runs.
+    assert_eq!(Journal::abandoned(&path).unwrap(), 0);
+    drop(journal);
+    // A child of another test may have the file for a moment.
+    while Journal::abandoned(&path).unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(Journal::abandoned(&path).unwrap(), 1);
+    let text = fs::read_to_string(&path).unwrap();
+    let of_another_boot = text.replace(&boot().unwrap(), "another");
+    fs::write(&path, &of_another_boot).unwrap();
+    assert_eq!(Journal::abandoned(&path).unwrap(), 0);
+    assert_eq!(fs::read_to_string(&path).unwrap(), of_another_boot);
+}
+
+#[test]
 fn the_entries_of_another_boot_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

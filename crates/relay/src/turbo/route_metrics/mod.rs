@@ -29,8 +29,8 @@ mod relays;
 mod thread;
 
 pub(crate) use relays::{Relays, Visit};
-pub use thread::RouteMetrics;
 pub(crate) use thread::remove_stale;
+pub use thread::{RouteMetrics, is_abandoned, remove_abandoned};
 
 /// The routing table of the copies.
 pub const TABLE: u32 = 29_794;

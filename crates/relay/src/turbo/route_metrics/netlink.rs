@@ -125,6 +125,16 @@ pub(super) async fn remove_all(handle: &Handle) {
     }
 }
 
+/// Returns whether there is a rule or a route that the relay has added.
+pub(super) async fn is_any(handle: &Handle) -> bool {
+    for (version, _) in FAMILIES {
+        if rules(handle, version).await.iter().any(is_our_rule) {
+            return true;
+        }
+    }
+    found(handle).await.iter().any(is_ours)
+}
+
 async fn rules(handle: &Handle, version: IpVersion) -> Vec<RuleMessage> {
     let rules = handle.rule().get(version).execute();
     // A kernel without IPv6 has no rules to list.

@@ -80,6 +80,31 @@ pub(crate) fn remove_stale() {
     }
 }
 
+/// Returns whether a process that was killed has left rules or routes in this network namespace.
+///
+/// # Errors
+/// [`RouteMetricsError`]: the kernel does not answer.
+pub fn is_abandoned() -> Result<bool, RouteMetricsError> {
+    if NetnsLock::is_taken(Exclusive::RouteMetrics).map_err(RouteMetricsError::Lock)? {
+        return Ok(false);
+    }
+    runtime()?.block_on(async {
+        let (connection, handle, _) =
+            rtnetlink::new_connection_with_strict_check().map_err(RouteMetricsError::Netlink)?;
+        tokio::spawn(connection);
+        Ok(netlink::is_any(&handle).await)
+    })
+}
+
+/// Removes what a process that was killed has left in this network namespace.
+///
+/// # Errors
+/// [`RouteMetricsError`]: the lock cannot be taken.
+pub fn remove_abandoned() -> Result<(), RouteMetricsError> {
+    // Dropping the lock removes everything.
+    RouteLock::take().map(drop).map_err(RouteMetricsError::Lock)
+}
+
 type Begun = Result<(), RouteMetricsError>;
 
 fn run(job: Job, stop: &Notify, tell: &SyncSender<Begun>) {
