@@ -25,7 +25,7 @@ const INVENTORY: &[(&str, usize)] = &[
     ("sys/src/schedule.rs", 2),
     ("sys/src/socket.rs", 1),
     ("sys/src/socket/receiver.rs", 1),
-    ("sys/src/stalled_receive.rs", 7),
+    ("sys/src/stalled_receive.rs", 8),
     ("sys/src/tap.rs", 5),
     ("sys/src/tcp_info.rs", 1),
 ];
