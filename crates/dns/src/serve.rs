@@ -78,7 +78,7 @@ impl Bound {
 /// Returns whether the machine can have this address: `:PORT` means IPv6 only where there is IPv6.
 fn is_usable(addr: &SocketAddr) -> bool {
     let all_of_v6 = addr.is_ipv6() && addr.ip().is_unspecified();
-    !all_of_v6 || std::path::Path::new("/proc/net/if_inet6").exists()
+    !all_of_v6 || std::path::Path::new("/proc/self/net/if_inet6").exists()
 }
 
 /// Checks that a server could start with `config`, without its ports. Returns what the operator should

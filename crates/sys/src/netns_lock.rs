@@ -6,11 +6,13 @@
 //! `/proc/sys/net`: every namespace has its own, and only root and processes with CAP_NET_ADMIN in
 //! the namespace may open it. The kernel releases the lock when the process ends.
 //!
-//! A container with a `/proc` of its own that shares the network namespace has another file: there
-//! two processes can hold the same lock.
+//! A container, or a unit of systemd's with `ProtectProc=`, that has a `/proc` of its own and shares the
+//! network namespace has another file: there two processes can hold the same lock.
+//! [`NetnsLock::is_taken`] finds them also there, if its caller may see their descriptors.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -57,12 +59,13 @@ impl NetnsLock {
         Ok(Some(Self { _file: file }))
     }
 
-    /// Returns whether a process has the lock in the network namespace of the calling thread.
+    /// Returns whether a process has the lock in the network namespace of the calling thread, or may
+    /// have it through another `/proc`.
     ///
     /// # Errors
     /// As [`NetnsLock::take`].
     pub fn is_taken(what: Exclusive) -> io::Result<bool> {
-        is_locked(&File::open(FILE)?, what)
+        Ok(is_locked(&File::open(FILE)?, what)? || is_open_elsewhere()?)
     }
 }
 
@@ -71,6 +74,27 @@ fn is_locked(file: &File, what: Exclusive) -> io::Result<bool> {
     let mut lock = byte(what, libc::F_WRLCK);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Returns whether another process of this network namespace has the file open in another `/proc`. (In
+/// the same one, the lock itself tells.)
+fn is_open_elsewhere() -> io::Result<bool> {
+    let netns = fs::read_link("/proc/thread-self/ns/net")?;
+    let here = fs::metadata(FILE)?.dev();
+    let own = std::process::id().to_string();
+    let processes = fs::read_dir("/proc")?.flatten();
+    let mut descriptors = processes
+        .filter(|process| process.file_name().to_str() != Some(&*own))
+        .map(|process| process.path())
+        // Processes end meanwhile, and some may not be looked at.
+        .filter(|process| fs::read_link(process.join("ns/net")).is_ok_and(|of| of == netns))
+        .filter_map(|process| fs::read_dir(process.join("fd")).ok())
+        .flat_map(Iterator::flatten)
+        .map(|descriptor| descriptor.path());
+    Ok(descriptors.any(|descriptor| {
+        fs::read_link(&descriptor).is_ok_and(|file| file.as_os_str() == FILE)
+            && fs::metadata(&descriptor).is_ok_and(|file| file.dev() != here)
+    }))
 }
 
 /// Returns a lock of the byte that stands for `what`.
@@ -119,6 +143,26 @@ mod tests {
         drop(held);
         assert!(!is_taken(Exclusive::Interception));
         assert!(take(&one, Exclusive::Interception).is_some());
+    }
+
+    #[test]
+    fn a_process_with_a_proc_of_its_own_is_seen() {
+        let netns = netns("proc");
+        let mut holder = Command::new("unshare");
+        holder
+            .args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-c"])
+            .arg(format!("exec 3< {FILE}; echo ready; read -r end"))
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped());
+        let mut holder = netns.run(|| holder.spawn()).unwrap().unwrap();
+        let mut line = String::new();
+        let mut said = std::io::BufReader::new(holder.stdout.as_mut().unwrap());
+        std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+        let is_taken = || netns.run(|| NetnsLock::is_taken(Exclusive::Interception));
+        assert!(is_taken().unwrap().unwrap());
+        drop(holder.stdin.take());
+        holder.wait().unwrap();
+        assert!(!is_taken().unwrap().unwrap());
     }
 
     #[test]

@@ -89,12 +89,21 @@ pub enum SandboxError {
     #[error("cannot count the threads of this process in /proc/self/task: {0}; is /proc mounted?")]
     Count(io::Error),
     /// The filter of system calls cannot be built.
-    #[error("cannot build the filter of system calls: {0}; --no-sandbox does without")]
+    #[error("cannot build the filter of system calls: {0}; with --no-sandbox the job runs without")]
     Filter(#[from] seccompiler::BackendError),
     /// The rules for files cannot be set.
-    #[error("cannot restrict files with Landlock: {0}; --no-sandbox does without")]
+    #[error("cannot restrict files with Landlock: {0}; with --no-sandbox the job runs without")]
     Files(#[from] landlock::RulesetError),
 }
+
+/// The flags of clone(2) that make a namespace.
+const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u64;
 
 // === impl Sandbox ===
 
@@ -117,8 +126,10 @@ impl Sandbox {
             lacking.push(Lacking::Files);
         }
         // Last: the calls of Landlock are not among those allowed.
-        for filter in [missing_calls()?, self.allowed_calls()?] {
-            if let Err(error) = install(&filter) {
+        // The C library tries clone3 for each thread: that is nothing to log.
+        let log = libc::SECCOMP_FILTER_FLAG_LOG;
+        for (filter, flags) in [(missing_calls()?, 0), (self.allowed_calls()?, log)] {
+            if let Err(error) = install(&filter, flags) {
                 lacking.push(Lacking::Calls(error));
                 break;
             }
@@ -132,9 +143,11 @@ impl Sandbox {
         let mut rules: std::collections::BTreeMap<_, _> =
             all.map(|call| (*call, Vec::new())).collect();
         // A user namespace would give the process every capability over what is in it, and much of
-        // the kernel's code can be reached only with those.
-        let new_user = u64::from(libc::CLONE_NEWUSER.cast_unsigned());
-        let (length, within) = (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(new_user));
+        // the kernel's code can be reached only with those. No job makes one of another kind.
+        let (length, within) = (
+            SeccompCmpArgLen::Dword,
+            SeccompCmpOp::MaskedEq(NEW_NAMESPACES),
+        );
         let flags = SeccompCondition::new(0, length, within, 0)?;
         rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![flags])?]);
         filter(
@@ -165,15 +178,15 @@ fn filter(
     SeccompFilter::new(rules, others, those, arch)?.try_into()
 }
 
-/// Installs a filter in all threads, and has the kernel log the calls that it refuses.
-fn install(filter: &BpfProgram) -> io::Result<()> {
+/// Installs a filter in all threads.
+fn install(filter: &BpfProgram, flags: libc::c_ulong) -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(io::Error::other)?,
         // The kernel does not write to it.
         filter: filter.as_ptr().cast_mut().cast(),
     };
-    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_LOG;
+    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | flags;
     // SAFETY: `program` points to `len` instructions of the kernel's layout (seccompiler's
     // `sock_filter` is repr(C) with the same fields), which the kernel copies.
     let result = unsafe {

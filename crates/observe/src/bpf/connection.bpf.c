@@ -315,6 +315,10 @@ struct slot {
 	/* The state at the last scan, and the first scan that found this state. */
 	struct state state;
 	__u64 changed;
+	/* The last scan that found a change that is not among the figures. The kernel
+	 * shows an element again if its record did not fit into a read.
+	 */
+	__u64 other_changed;
 	/* The scan in whose room the slot is counted; 0: the connection has ended. */
 	__u64 counted_in;
 	/* Send time of the segment whose round trip was counted last. Prevents
@@ -485,15 +489,15 @@ static __always_inline bool compare(struct slot *slot, struct tcp_sock *tp,
 	};
 	const __u64 *one = (const __u64 *)&now;
 	__u64 *other = (__u64 *)&slot->state, differs = 0;
-	bool is_other;
 
 	/* Read as a number, because the verifier forbids comparing pointers. */
 	bpf_core_read(&now.congestion_ops, sizeof(now.congestion_ops),
 		      &tp->inet_conn.icsk_ca_ops);
-	is_other = now.congestion_ops != slot->state.congestion_ops ||
-		   now.state != slot->state.state ||
-		   now.has_owner != slot->state.has_owner ||
-		   now.uid != slot->state.uid;
+	if (now.congestion_ops != slot->state.congestion_ops ||
+	    now.state != slot->state.state ||
+	    now.has_owner != slot->state.has_owner ||
+	    now.uid != slot->state.uid)
+		slot->other_changed = this_scan.number;
 #pragma unroll
 	for (__u32 i = 0; i < STATE_WORDS; i++) {
 		differs |= one[i] ^ other[i];
@@ -501,7 +505,7 @@ static __always_inline bool compare(struct slot *slot, struct tcp_sock *tp,
 	}
 	if (differs || now.write_seq != now.snd_una || state == STATE_SYN_RECV)
 		slot->changed = this_scan.number;
-	return is_other;
+	return slot->other_changed == this_scan.number;
 }
 
 /* A program that counts holds the socket's lock; a reader does not. The version

@@ -35,6 +35,8 @@ pub fn default_limit(max_sessions: u32) -> u32 {
 pub struct SessionQuota {
     table: Shards<u32>,
     limit: AtomicU32,
+    /// The limit of addresses that may stand for many clients.
+    shared_limit: AtomicU32,
     refused: AtomicU64,
 }
 
@@ -54,6 +56,7 @@ impl SessionQuota {
         Arc::new(Self {
             table: Shards::new(),
             limit: AtomicU32::new(limit),
+            shared_limit: AtomicU32::new(limit),
             refused: AtomicU64::new(0),
         })
     }
@@ -61,8 +64,20 @@ impl SessionQuota {
     /// Takes a place for a new session of the source that `ip` belongs to. Returns `None` if the
     /// source has reached its limit.
     pub fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
+        match ip.to_canonical().is_loopback() {
+            true => self.admit_shared(ip),
+            false => self.admit_up_to(ip, self.limit()),
+        }
+    }
+
+    /// Like [`SessionQuota::admit`], for an address that may stand for many clients: that of a client
+    /// of another relay, whose network may have the same addresses as others, or of this machine.
+    pub fn admit_shared(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
+        self.admit_up_to(ip, self.shared_limit.load(Ordering::Relaxed))
+    }
+
+    fn admit_up_to(self: &Arc<Self>, ip: IpAddr, limit: u32) -> Option<Permit> {
         let source = Source::of(ip);
-        let limit = self.limit();
         let admitted = self.take(source, limit) && {
             let site = source.site();
             let has_room = site.is_none_or(|site| self.take(site, limit.saturating_mul(SITE)));
@@ -81,9 +96,11 @@ impl SessionQuota {
         })
     }
 
-    /// Changes the limit. Open sessions above the new limit stay open.
-    pub fn set_limit(&self, limit: u32) {
+    /// Changes the limit, and that of addresses that may stand for many clients. Open sessions above
+    /// the new limits stay open.
+    pub fn set_limits(&self, limit: u32, shared: u32) {
         self.limit.store(limit, Ordering::Relaxed);
+        self.shared_limit.store(shared, Ordering::Relaxed);
     }
 
     /// Returns the limit.

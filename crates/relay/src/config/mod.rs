@@ -9,7 +9,7 @@ use taut_mesh::members::MemberName;
 use taut_sys::socket::{Keepalive, PathOptions};
 
 use crate::access::identity::Identity;
-use crate::access::session_quota::default_limit;
+use crate::access::session_quota::{UNLIMITED, default_limit};
 use crate::access::{Nat64Prefix, Sources};
 use crate::early_syn::{Devices, Limits};
 use crate::net::addr::{Destination, Listen};
@@ -36,9 +36,10 @@ use file::File;
 /// rarely has as many, and a worker accepts several times as many.
 const MAX_CONNECTS_PER_SOURCE: u32 = 1000;
 
-/// The default of `idle_timeout`. RFC 5382 requires a NAT to keep an established connection that is idle
-/// for 2 hours and 4 minutes (REQ-5), so what is silent for longer cannot rely on the network anyway.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
+/// The default of `idle_timeout`. A peer that is gone is found by keepalive. Connections that are kept
+/// alive by their own keepalive, which ends here, may be idle for longer than a NAT keeps them (RFC
+/// 5382, REQ-5: 2 hours and 4 minutes), but rarely for a day.
+const IDLE_TIMEOUT: Duration = Duration::from_hours(24);
 
 /// The configuration of a relay node.
 #[derive(Clone, Debug)]
@@ -366,6 +367,12 @@ impl Config {
     pub(crate) fn per_source(&self, max_sessions: u32) -> u32 {
         self.max_sessions_per_source
             .unwrap_or_else(|| default_limit(max_sessions))
+    }
+
+    /// Returns the same for addresses that may stand for many clients: unlimited unless it was asked
+    /// for.
+    pub(crate) fn per_shared_source(&self) -> u32 {
+        self.max_sessions_per_source.unwrap_or(UNLIMITED)
     }
 
     /// Reads the `[relay]` section of `path`.

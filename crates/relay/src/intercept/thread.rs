@@ -233,7 +233,7 @@ pub fn is_running() -> io::Result<bool> {
     NetnsLock::is_taken(Exclusive::Interception)
 }
 
-/// Returns whether a process that was killed has left something in this network namespace.
+/// Returns whether a killed relay has left rules or routes in this network namespace.
 ///
 /// # Errors
 /// [`InterceptError`]: the kernel does not answer.
@@ -245,7 +245,7 @@ pub fn is_abandoned() -> Result<bool, InterceptError> {
     Ok(parts.iter().any(|part| part.rule || part.route))
 }
 
-/// Removes what a process that was killed has left in this network namespace.
+/// Removes what a killed relay has left in this network namespace.
 ///
 /// # Errors
 /// [`InterceptError`]: `Taken` while a process intercepts.

@@ -118,7 +118,8 @@ impl SharedHandle {
             .max_sessions
             .store(max_sessions, Ordering::Relaxed);
         let per_source = config.per_source(max_sessions);
-        self.shared.sources.set_limit(per_source);
+        let per_shared = config.per_shared_source();
+        self.shared.sources.set_limits(per_source, per_shared);
         self.shared
             .arrivals
             .set_rate(config.max_connects_per_source);

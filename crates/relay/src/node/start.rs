@@ -104,10 +104,12 @@ impl Node {
             None => None,
         };
         let metrics = metrics.with_rows(rows.clone());
+        let sources = SessionQuota::new(config.per_source(max_sessions));
+        sources.set_limits(config.per_source(max_sessions), config.per_shared_source());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
-            SessionQuota::new(config.per_source(max_sessions)),
+            sources,
             setup,
             recorder,
             early.clone(),

@@ -218,7 +218,7 @@ impl Worker {
                 let leg = TcpLeg::new(stream, channel, &self.io.metrics);
                 let ip = client.0.ip();
                 // The first relay has counted the rate of the client's connections.
-                match self.shared.sources.admit(ip) {
+                match self.shared.sources.admit_shared(ip) {
                     Some(permit) => self.open((leg, permit), client, plan, &origin, early),
                     None => self.refuse(leg, ip, ClientRefusal::SourceLimit, &mesh.stats),
                 }

@@ -31,6 +31,9 @@ macro_rules! calls {
             // futex_wake, futex_wait, futex_requeue and mseal, which the libc crate does not name yet; calls
             // as new as these have one number on all architectures.
             454, 455, 456, 462,
+            // uretprobe, which the kernel has a process call whose functions somebody traces (Linux 6.11).
+            #[cfg(target_arch = "x86_64")]
+            335,
             // Calls that newer architectures have no more.
             $(#[cfg(target_arch = "x86_64")] libc::$old,)*
         ];

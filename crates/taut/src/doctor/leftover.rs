@@ -99,13 +99,22 @@ pub(crate) fn find() -> Vec<Leftover> {
 pub(crate) fn remove() -> (Vec<String>, Vec<String>) {
     let (mut removed, mut stays) = (Vec::new(), Vec::new());
     for Kind { id, find, remove } in KINDS {
-        match find().map(|left| left.map(|left| (remove(), left))) {
-            Ok(None) => {}
-            Ok(Some((Ok(()), left))) => removed.push(format!("removed ({id}): {left}")),
-            Ok(Some((Err(reason), left))) => {
-                stays.push(format!("cannot remove ({id}): {left}: {reason}"));
+        let left = match find() {
+            Ok(None) => continue,
+            Ok(Some(left)) => left,
+            Err(reason) => {
+                stays.push(format!("cannot look for leftovers ({id}): {reason}"));
+                continue;
             }
-            Err(reason) => stays.push(format!("cannot look for leftovers of {id}: {reason}")),
+        };
+        // Some removals only log what the kernel refuses.
+        let is_removed = remove().and_then(|()| match find()? {
+            None => Ok(()),
+            Some(_) => Err("the log says why".into()),
+        });
+        match is_removed {
+            Ok(()) => removed.push(format!("removed ({id}): {left}")),
+            Err(reason) => stays.push(format!("cannot remove ({id}): {left}: {reason}")),
         }
     }
     (removed, stays)

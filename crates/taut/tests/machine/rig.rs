@@ -178,3 +178,26 @@ pub(crate) fn jobs(machine: &Machine) -> Vec<Vec<String>> {
     let owned = |job: Vec<&str>| job.into_iter().map(str::to_owned).collect();
     jobs.into_iter().map(owned).collect()
 }
+
+/// Starts a job and waits until it has said one of the words, or has ended.
+pub(crate) fn start(machine: &Machine, job: &[&str]) -> (Child, Vec<String>) {
+    let args = job.iter().copied();
+    let begin = ["-c", "exec \"$@\" 2>&1", "sh", TAUT];
+    let args: Vec<_> = begin.into_iter().chain(args).collect();
+    let mut job = machine.command("sh", &args);
+    let mut job = job.stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = Vec::new();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
+    while let Some(Ok(line)) = lines.next() {
+        let is_ready = ["relaying", "\"applied\"", "serving", "are loaded"]
+            .iter()
+            .any(|words| line.contains(words));
+        said.push(line);
+        if is_ready {
+            // What follows is read, so that the job can write it.
+            std::thread::spawn(move || lines.for_each(drop));
+            break;
+        }
+    }
+    (job, said)
+}

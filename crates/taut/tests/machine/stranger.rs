@@ -1,15 +1,14 @@
 //! A local user without privileges tries to gain something from the jobs of root's, or to stop them.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::process::{Child, Stdio};
+use std::process::Child;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Machine, TAUT, jobs};
+use crate::rig::{Machine, TAUT, jobs, start};
 
 /// The user and group `nobody`.
 const NOBODY: u32 = 65_534;
@@ -59,29 +58,6 @@ fn as_nobody(machine: &Machine, script: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Starts a job and waits until it has said one of the words, or has ended.
-fn start(machine: &Machine, job: &[String]) -> (Child, Vec<String>) {
-    let args = job.iter().map(String::as_str);
-    let begin = ["-c", "exec \"$@\" 2>&1", "sh", TAUT];
-    let args: Vec<_> = begin.into_iter().chain(args).collect();
-    let mut job = machine.command("sh", &args);
-    let mut job = job.stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = Vec::new();
-    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
-    while let Some(Ok(line)) = lines.next() {
-        let is_ready = ["relaying", "\"applied\"", "serving", "are loaded"]
-            .iter()
-            .any(|words| line.contains(words));
-        said.push(line);
-        if is_ready {
-            // What follows is read, so that the job can write it.
-            std::thread::spawn(move || lines.for_each(drop));
-            break;
-        }
-    }
-    (job, said)
-}
-
 fn end(mut job: Child) -> std::process::ExitStatus {
     // A job that has ended has its status already.
     let _ = kill_process(Pid::from_child(&job), Signal::TERM);
@@ -94,6 +70,10 @@ fn tried(machine: &Machine) -> Vec<Vec<String>> {
     let mut jobs = jobs(machine);
     jobs.retain(|job| job[0] != "watch" && job.last().unwrap() != "down");
     jobs
+}
+
+fn words(job: &[String]) -> Vec<&str> {
+    job.iter().map(String::as_str).collect()
 }
 
 #[test]
@@ -112,7 +92,7 @@ fn a_user_without_privileges_gains_nothing_and_stops_no_job() {
     for job in tried(&machine) {
         let before = as_nobody(&machine, TRIES, &["1", TAUT]);
         assert_eq!(before, "", "before {job:?}");
-        let (child, said) = start(&machine, &job);
+        let (child, said) = start(&machine, &words(&job));
         let pid = child.id().to_string();
         let gained = as_nobody(&machine, TRIES, &[&pid, TAUT]);
         assert_eq!(gained, "", "{job:?}");
@@ -141,7 +121,7 @@ fn a_job_uses_no_directory_that_another_user_has_filled() {
             assert_eq!(as_nobody(&machine, script, &[to, name]), "done\n", "{name}");
         }
         for job in tried(&machine) {
-            let (child, said) = start(&machine, &job);
+            let (child, said) = start(&machine, &words(&job));
             let status = end(child);
             // The relay of this test uses no directory.
             if job[0] != "relay" {

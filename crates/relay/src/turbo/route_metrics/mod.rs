@@ -99,6 +99,9 @@ pub enum RouteMetricsError {
          or root, and /proc/sys/net"
     )]
     Lock(#[source] std::io::Error),
+    /// Another process keeps such routes.
+    #[error("route metrics: another relay here sets them; what it has set stays")]
+    Taken,
     /// The kernel rejected the policy rule.
     #[error(
         "route metrics: cannot add the policy rule: {0}; it needs CAP_NET_ADMIN, or root, and a kernel \

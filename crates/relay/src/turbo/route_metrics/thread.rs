@@ -80,7 +80,7 @@ pub(crate) fn remove_stale() {
     }
 }
 
-/// Returns whether a process that was killed has left rules or routes in this network namespace.
+/// Returns whether a killed relay has left rules or routes in this network namespace.
 ///
 /// # Errors
 /// [`RouteMetricsError`]: the kernel does not answer.
@@ -96,13 +96,14 @@ pub fn is_abandoned() -> Result<bool, RouteMetricsError> {
     })
 }
 
-/// Removes what a process that was killed has left in this network namespace.
+/// Removes what a killed relay has left in this network namespace.
 ///
 /// # Errors
-/// [`RouteMetricsError`]: the lock cannot be taken.
+/// [`RouteMetricsError`]: `Taken` while a relay runs that sets such routes.
 pub fn remove_abandoned() -> Result<(), RouteMetricsError> {
+    let lock = RouteLock::take().map_err(RouteMetricsError::Lock)?;
     // Dropping the lock removes everything.
-    RouteLock::take().map(drop).map_err(RouteMetricsError::Lock)
+    lock.map(drop).ok_or(RouteMetricsError::Taken)
 }
 
 type Begun = Result<(), RouteMetricsError>;
