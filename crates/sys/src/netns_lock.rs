@@ -121,12 +121,29 @@ mod tests {
     use super::*;
     use crate::netns::Netns;
 
-    fn netns(name: &str) -> Netns {
+    /// A namespace, which is deleted when this is dropped.
+    struct Space(Netns);
+
+    impl Drop for Space {
+        fn drop(&mut self) {
+            let _ = Netns::delete(self.0.name());
+        }
+    }
+
+    impl std::ops::Deref for Space {
+        type Target = Netns;
+
+        fn deref(&self) -> &Netns {
+            &self.0
+        }
+    }
+
+    fn netns(name: &str) -> Space {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test makes network namespaces and must run as root; `make test` does"
         );
-        Netns::create(&format!("taut-lock-{}-{name}", std::process::id())).unwrap()
+        Space(Netns::create(&format!("taut-lock-{}-{name}", std::process::id())).unwrap())
     }
 
     #[test]
