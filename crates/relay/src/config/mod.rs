@@ -39,7 +39,7 @@ const MAX_CONNECTS_PER_SOURCE: u32 = 1000;
 /// The default of `idle_timeout`. A peer that is gone is found by keepalive. Connections that are kept
 /// alive by their own keepalive, which ends here, may be idle for longer than a NAT keeps them (RFC
 /// 5382, REQ-5: 2 hours and 4 minutes), but rarely for a day.
-const IDLE_TIMEOUT: Duration = Duration::from_hours(24);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The configuration of a relay node.
 #[derive(Clone, Debug)]

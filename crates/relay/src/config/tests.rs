@@ -60,7 +60,7 @@ fn sessions_of_a_source_and_idle_sessions_are_limited_unless_that_is_off() {
     let config = parse(FORWARD).unwrap();
     assert_eq!(config.max_sessions_per_source, None);
     assert_eq!(config.max_connects_per_source, 1000);
-    assert_eq!(config.timeouts.idle, Some(Duration::from_hours(24)));
+    assert_eq!(config.timeouts.idle, Some(Duration::from_secs(24 * 3600)));
     let set = |value: &str| {
         let keys = ["max_sessions_per_source", "max_connects_per_source"];
         let keys = keys.map(|key| format!("{key} = {value}\n")).concat();

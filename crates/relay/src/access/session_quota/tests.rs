@@ -68,12 +68,12 @@ fn a_lower_limit_keeps_open_sessions() {
     let sources = SessionQuota::new(UNLIMITED);
     let a = ip("192.0.2.1");
     let inside: Vec<_> = (0..5).map(|_| sources.admit(a).unwrap()).collect();
-    sources.set_limit(3);
+    sources.set_limits(3, 3);
     assert!(sources.admit(a).is_none());
     assert_eq!(sources.open(a), 5);
     drop(inside);
     assert!(sources.admit(a).is_some());
-    sources.set_limit(0);
+    sources.set_limits(0, 0);
     assert!(sources.admit(a).is_none());
 }
 
@@ -154,4 +154,23 @@ proptest! {
         }
         prop_assert_eq!(sources.len(), open.iter().filter(|held| !held.is_empty()).count());
     }
+}
+
+#[test]
+fn addresses_that_may_stand_for_many_clients_have_a_limit_of_their_own() {
+    let sources = SessionQuota::new(1);
+    sources.set_limits(1, UNLIMITED);
+    let client = IpAddr::from([192, 0, 2, 1]);
+    let one = sources.admit(client);
+    assert!(one.is_some() && sources.admit(client).is_none());
+    assert!(sources.admit_shared(client).is_some());
+    for local in [
+        IpAddr::from([127, 0, 0, 1]),
+        "::ffff:127.0.0.1".parse().unwrap(),
+    ] {
+        let all = [0; 3].map(|_| sources.admit(local));
+        assert!(all.iter().all(Option::is_some), "{local}");
+    }
+    sources.set_limits(1, 1);
+    assert!(sources.admit_shared(client).is_none());
 }
