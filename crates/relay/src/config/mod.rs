@@ -50,10 +50,10 @@ pub struct Config {
     /// limit of open descriptors allows.
     pub max_sessions: Option<u32>,
     /// The maximum number of open sessions per source (an IPv4 address or an IPv6 /64);
-    /// [`UNLIMITED`](crate::access::session_quota::UNLIMITED): no limit; `None`: [`default_limit`].
+    /// [`UNLIMITED`]: no limit; `None`: [`default_limit`].
     pub max_sessions_per_source: Option<u32>,
     /// The maximum number of new connections per source and second;
-    /// [`UNLIMITED`](crate::access::session_quota::UNLIMITED): no limit.
+    /// [`UNLIMITED`]: no limit.
     pub max_connects_per_source: u32,
     /// The session log; `None`: off.
     pub session_log: Option<session_log::Target>,

@@ -3,7 +3,7 @@
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
-//! | checks at once | [`AT_ONCE`], one an address | further ones wait |
+//! | checks at once | [`CHECKS`], one an address | further ones wait |
 //! | a check | its interval, or `connect_timeout` if that is shorter | it has failed |
 
 use std::collections::HashMap;
