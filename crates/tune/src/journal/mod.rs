@@ -120,16 +120,7 @@ impl Journal {
                 break file;
             }
         };
-        if !is_ours(path, &file).map_err(failed)? {
-            return Err(JournalError::Untrusted(path.to_owned()));
-        }
-        let mut journal = Self {
-            path: path.to_owned(),
-            file,
-            entries: HashMap::new(),
-            lines: 0,
-            is_cut: false,
-        };
+        let mut journal = Self::locked(path, file)?;
         let boot = boot().map_err(failed)?;
         if !journal.read(&boot)? {
             journal.begin(&boot).map_err(failed)?;
@@ -157,18 +148,27 @@ impl Journal {
             Err(Errno::WOULDBLOCK) => return Ok(0),
             other => other.map_err(|e| failed(e.into()))?,
         }
-        if !is_ours(path, &file).map_err(failed)? {
+        let mut journal = Self::locked(path, file)?;
+        journal.read(&boot().map_err(failed)?)?;
+        Ok(journal.entries.len())
+    }
+
+    /// Returns a journal without entries, of a file that this process has locked.
+    fn locked(path: &Path, file: File) -> Result<Self, JournalError> {
+        let is_ours = is_ours(path, &file).map_err(|error| JournalError::Io {
+            path: path.to_owned(),
+            error,
+        })?;
+        if !is_ours {
             return Err(JournalError::Untrusted(path.to_owned()));
         }
-        let mut journal = Self {
+        Ok(Self {
             path: path.to_owned(),
             file,
             entries: HashMap::new(),
             lines: 0,
             is_cut: false,
-        };
-        journal.read(&boot().map_err(failed)?)?;
-        Ok(journal.entries.len())
+        })
     }
 
     /// Reads the entries. Returns whether the file is a journal of this boot; otherwise it has to
