@@ -16,18 +16,21 @@ SEQUENCES := 1000000
 SEED      :=
 
 # For `make soak-kills`: how often each job is killed.
-KILLS := 167
+KILLS := 143
+
+# For `make soak-faults`: how many system calls fail.
+FAULTS := 10000
 
 # Has Cargo run test binaries in guests, by scripts/on-kernel with these arguments. Cargo builds the whole workspace, because it would
 # build single packages and their dependencies again with other features; `--only` chooses the binaries.
 COMMA := ,
 on-kernel = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", $(foreach word,$(1),"$(word)"$(COMMA))]'
-on-old-kernel = $(call on-kernel,$(1) --with ip --with tc 6.1)
+on-old-kernel = $(call on-kernel,$(1) --with ip --with tc --with nft 6.1)
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build deb package-short bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop soak-kills \
+.PHONY: help demo test lint build book reference deb package-short reproducible bench bench-observe bench-tune bench-share bench-plan bench-relay lab report setup root release soak soak-snoop soak-kills soak-faults \
         model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short kernel-tls-short test-snoop-guests guests
 
 help: ## this list
@@ -60,6 +63,9 @@ test-snoop-guests: root guests ## taut snoop while guests of QEMU's are paused, 
 lint: setup ## formatting, clippy, dependencies, documentation and shell scripts; warnings are errors
 	@scripts/lint
 
+book: setup ## the guide as a book, target/book/html/index.html
+	@scripts/book
+
 build: release ## the release binaries, target/release/taut and taut-lab
 
 deb: setup ## Debian packages for this machine's architecture, in target/packages
@@ -70,6 +76,9 @@ package-short: root ## those of the unoptimised binaries, installed, upgraded an
 	@$(CARGO) build --locked -p taut -p taut-lab
 	@scripts/package --binaries $(TARGET)/debug --compression none
 	@scripts/package-test
+
+reproducible: setup ## build the last commit in two directories, and compare: half an hour (ARGS=dev: unoptimised)
+	@scripts/reproducible $(ARGS)
 
 bench: root release ## what an idle session costs a relay (root)
 	@echo "taut: running the benchmark: idle sessions on one relay"
@@ -109,9 +118,13 @@ soak-snoop: root release ## ten minutes of streams to a guest while taut snoop i
 	@echo "taut: running the experiment snoop-soak"
 	@$(TAUT) lab run snoop-soak --json target/lab/snoop-soak.json $(ARGS)
 
-soak-kills: root guests ## kill each job 167 times with SIGKILL, 1,000 times in all; see that nothing stays (root)
+soak-kills: root guests ## kill each job 143 times with SIGKILL, 1,001 times in all; see that nothing stays (root)
 	@echo "taut: building the test of killed jobs and killing $(KILLS) of each; the seed is $(or $(SEED),1)"
 	@TAUT_KILLS=$(KILLS) TAUT_SEED=$(or $(SEED),1) $(CARGO) test --locked -p taut --test machine -- kills --nocapture
+
+soak-faults: root ## make 10,000 system calls of the jobs fail: no panic, leak or wrong byte: FAULTS=n, SEED=n (root)
+	@echo "taut: building the test of failing system calls and making $(FAULTS) fail; the first seed is $(or $(SEED),1)"
+	@TAUT_FAULTS=$(FAULTS) TAUT_SEED=$(or $(SEED),1) $(CARGO) test --locked -p taut --test machine -- faults --nocapture
 
 model-snoop: root ## snoop's BPF programs against their model, in a million random sequences: SEQUENCES=n, SEED=n (root)
 	@echo "taut: building the model test of snoop and running it (TAUT_MODEL_SEQUENCES=$(SEQUENCES))"
@@ -122,12 +135,17 @@ fuzz: setup ## the parsers of what relays and strangers send, 200,000 inputs eac
 	@echo "taut: building the fuzz targets and running them (scripts/fuzz)"
 	@scripts/fuzz $(ARGS)
 
-report: release ## one HTML page from the experiments that are in target/lab
-	@mkdir -p target/lab
-	@$(TAUT) lab report target/lab
-	@echo "taut: the report is $(CURDIR)/target/lab/report.html"
+report: root release guests ## every experiment into target/report, and one HTML page of all (root; some 4 hours, with ARGS=--quick half an hour; ARGS=--resume goes on)
+	@echo "taut: running every experiment; the outcomes and the page go to target/report"
+	@tree=$$(git describe --always --dirty 2>/dev/null) && set -- --tree "$$tree"; $(TAUT) lab all target/report "$$@" $(ARGS)
 
-# === not listed by `make help`: steps of other targets ===
+# === not listed by `make help`: steps of other targets, and of engineers ===
+
+# The pages of docs/reference, generated from the code. The test of a page fails while it is stale.
+reference: root
+	@echo "taut: building the tests that write docs/reference, and running them"
+	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --bin taut reference::
+	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --test metrics
 
 # The tests of attaching, of queues, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
 # take several minutes more in the emulator.

@@ -33,8 +33,8 @@ pub(crate) struct Live {
     /// What the relay has said, with names, because numbers may change with the configuration.
     heard: Vec<(IpNet, Box<str>, Duration)>,
     times: Vec<Measurement>,
-    /// The version of the relay's answer.
-    version: Option<String>,
+    /// The revision of the relay's answer.
+    revision: Option<String>,
     /// When the relay last said that these are its times.
     confirmed: Option<Instant>,
 }
@@ -59,9 +59,11 @@ pub(crate) enum LiveError {
     /// The relay refused the request.
     #[error("the relay says: {0}")]
     Refused(String),
-    /// The relay says that times are unchanged of which this server has another version, or none.
-    #[error("the relay says that version {0} of its times is unchanged, which was not asked about")]
-    OtherVersion(String),
+    /// The relay answers `unchanged` for a revision that this server does not have.
+    #[error(
+        "the relay says that revision {0} of its times is unchanged, which was not asked about"
+    )]
+    OtherRevision(String),
 }
 
 #[derive(Serialize)]
@@ -82,7 +84,7 @@ enum Answer {
 
 #[derive(Debug, Deserialize)]
 struct Times {
-    version: String,
+    revision: String,
     unchanged: bool,
     paths: Vec<PathTime>,
 }
@@ -109,7 +111,7 @@ impl Live {
             command: "rtt",
             limit: LIMIT,
             prefixes_only: true,
-            known: self.version.as_deref(),
+            known: self.revision.as_deref(),
         })?;
         line.push('\n');
         stream.write_all(line.as_bytes())?;
@@ -127,8 +129,8 @@ impl Live {
             Answer::Rtt(times) => times,
             Answer::Error(why) => return Err(LiveError::Refused(why)),
         };
-        if times.unchanged && self.version.as_ref() != Some(&times.version) {
-            return Err(LiveError::OtherVersion(times.version));
+        if times.unchanged && self.revision.as_ref() != Some(&times.revision) {
+            return Err(LiveError::OtherRevision(times.revision));
         }
         self.confirmed = Some(now);
         if times.unchanged {
@@ -140,7 +142,7 @@ impl Live {
             Some((prefix.trunc(), path.from.into_boxed_str(), rtt))
         });
         self.heard = heard.collect();
-        self.version = Some(times.version);
+        self.revision = Some(times.revision);
         self.reconfigure(config);
         Ok(true)
     }
@@ -192,7 +194,7 @@ mod tests {
         .unwrap()
     }
 
-    const ANSWER: &str = r#"{"rtt":{"version":"1f","unchanged":false,"left_out":0,"paths":[
+    const ANSWER: &str = r#"{"rtt":{"revision":"1f","unchanged":false,"left_out":0,"paths":[
         {"from":"a","to":"203.0.113.0/24","rtt_ms":12.5,"smoothed_ms":13.0,"loss":0.0,"age_s":1.0},
         {"from":"stranger","to":"203.0.113.0/24","rtt_ms":1.0},
         {"from":"a","to":"b","rtt_ms":1.0},
@@ -204,21 +206,21 @@ mod tests {
         assert!(live.adopt(ANSWER, &config, now).unwrap());
         let prefix = "203.0.113.0/24".parse().unwrap();
         assert_eq!(live.times(), [(prefix, 0, Duration::from_micros(12_500))]);
-        let unchanged = r#"{"rtt":{"version":"1f","unchanged":true,"paths":[],"left_out":0}}"#;
+        let unchanged = r#"{"rtt":{"revision":"1f","unchanged":true,"paths":[],"left_out":0}}"#;
         assert!(!live.adopt(unchanged, &config, now).unwrap());
         assert_eq!(live.times().len(), 1);
     }
 
     #[test]
-    fn a_version_that_was_not_asked_about_cannot_be_unchanged() {
+    fn a_revision_that_was_not_asked_about_cannot_be_unchanged() {
         let (mut live, config, now) = (Live::default(), config(), Instant::now());
-        let other = r#"{"rtt":{"version":"20","unchanged":true,"paths":[],"left_out":0}}"#;
+        let other = r#"{"rtt":{"revision":"20","unchanged":true,"paths":[],"left_out":0}}"#;
         assert!(live.adopt(other, &config, now).is_err());
         assert_eq!(live.age(now), None);
         live.adopt(ANSWER, &config, now).unwrap();
         let later = now + Duration::from_secs(10);
         let error = live.adopt(other, &config, later).unwrap_err();
-        assert!(matches!(error, LiveError::OtherVersion(version) if version == "20"));
+        assert!(matches!(error, LiveError::OtherRevision(version) if version == "20"));
         // The times stay, and are not confirmed.
         assert_eq!(live.times().len(), 1);
         assert_eq!(live.age(later), Some(Duration::from_secs(10)));
@@ -246,7 +248,7 @@ mod tests {
             if live.adopt(&text, &config, now).is_err() {
                 prop_assert_eq!(live.times().len(), 1);
             }
-            let odd = format!(r#"{{"rtt":{{"version":"2","unchanged":false,"paths":[{{"from":"a","to":"::/0","rtt_ms":{rtt:e}}}]}}}}"#);
+            let odd = format!(r#"{{"rtt":{{"revision":"2","unchanged":false,"paths":[{{"from":"a","to":"::/0","rtt_ms":{rtt:e}}}]}}}}"#);
             let _ = live.adopt(&odd, &config, now);
         }
     }

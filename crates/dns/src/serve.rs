@@ -144,10 +144,7 @@ pub fn preview(config: &Config) -> Result<Answers, ServeError> {
 /// # Errors
 /// [`ServeError`] if the server did not start, or a thread has ended.
 pub fn run(config: Config, bound: Bound, reread: Reread) -> Result<(), ServeError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(2)
-        .build()?;
+    let runtime = taut_exposition::runtime::start(2)?;
     let result = runtime.block_on(serve(config, bound, Arc::new(reread)));
     runtime.shutdown_background();
     result

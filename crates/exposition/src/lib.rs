@@ -1,4 +1,6 @@
-//! Serves metrics over HTTP in the OpenMetrics text format, which the caller encodes, and small pages.
+//! Serves metrics over HTTP in the OpenMetrics text format, which the caller encodes, and small pages. It
+//! also [limits the number of lines](log_limit) that jobs write to the log, and starts the
+//! [runtime] of jobs that serve.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
@@ -10,8 +12,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod log_limit;
+pub mod runtime;
+
 use std::convert::Infallible;
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +29,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
+use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
@@ -35,6 +43,53 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The reason why metrics cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The address cannot be used.
+    #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
+    Address {
+        /// The address.
+        addr: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The system lacks threads, descriptors or memory.
+    #[error("cannot start the thread that serves metrics: {0}")]
+    Thread(io::Error),
+}
+
+/// Serves the text that `encode` returns at `addr`, as [`serve`] does, on a thread of this name that
+/// ends with the process.
+///
+/// # Errors
+/// [`SpawnError`].
+pub fn spawn<E>(addr: SocketAddr, thread: &str, encode: E) -> Result<(), SpawnError>
+where
+    E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
+{
+    let listener =
+        std::net::TcpListener::bind(addr).map_err(|source| SpawnError::Address { addr, source })?;
+    spawn_at(listener, thread, encode).map_err(SpawnError::Thread)
+}
+
+fn spawn_at<E>(listener: std::net::TcpListener, thread: &str, encode: E) -> io::Result<()>
+where
+    E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
+{
+    listener.set_nonblocking(true)?;
+    // Not made by the thread, whose errors could only be logged.
+    let runtime = runtime::build(Builder::new_current_thread().enable_all())?;
+    let listener = {
+        let _inside = runtime.enter();
+        TcpListener::from_std(listener)?
+    };
+    let thread = std::thread::Builder::new().name(thread.to_owned());
+    thread
+        .spawn(move || runtime.block_on(serve(listener, encode)))
+        .map(drop)
+}
 
 /// Serves the text that `encode` returns at `/metrics`, and does not return. `/healthz` and
 /// `/readyz` answer 200.
@@ -228,6 +283,14 @@ mod tests {
     fn an_encoding_error_is_a_server_error() {
         let answer = answer(&Method::GET, "/metrics", || Err(fmt::Error), || true);
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[test]
+    fn an_address_in_use_is_an_error_that_names_the_option() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = taken.local_addr().unwrap();
+        let error = spawn(addr, "metrics", encode).unwrap_err().to_string();
+        assert!(error.contains("choose another --metrics"), "{error}");
     }
 
     #[test]

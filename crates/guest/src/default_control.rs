@@ -11,7 +11,7 @@ use crate::control::Control;
 use crate::load::{DIRECTORY, Lock};
 
 /// The setting of the default, in the network namespace of the thread that reads it.
-const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+pub const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The file that records the previous default.
 pub const RECORD: &str = "/run/taut/guest/default";
 /// The same file's name in [`DIRECTORY`].

@@ -59,8 +59,8 @@ pub enum LoadError {
     },
     /// Another process or pin keeps the registration of a congestion control of Taut.
     #[error(
-        "{name} is still registered after its pin was removed, so something else holds it; `bpftool link` and `bpftool struct_ops` list \
-         who does, and then run `taut guest down` again"
+        "{name} is still registered although no pin of Taut's keeps it, so something else does; `bpftool link` and `bpftool struct_ops` \
+         list what. Remove it, and run this command again"
     )]
     StillRegistered {
         /// `taut_bbr` or `taut_cubic`.

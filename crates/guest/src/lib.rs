@@ -31,6 +31,7 @@ pub mod module;
 mod pins;
 pub mod report;
 mod since;
+pub mod textfile;
 pub mod verdict;
 pub mod watch;
 

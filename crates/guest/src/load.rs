@@ -15,7 +15,8 @@ use crate::control::Control;
 pub use crate::error::LoadError;
 use crate::error::{bpf, file, libbpf};
 use crate::kernel::Kernel;
-use crate::pins::{Pins, map_name};
+pub use crate::pins::BPF_FS;
+use crate::pins::{Pins, map_name, wait_until_unregistered};
 use crate::raw::GuestSince;
 use crate::since::Since;
 
@@ -81,7 +82,11 @@ pub fn up(_: &Lock) -> Result<Up, LoadError> {
         pins.clear()?;
     }
     let pins = Pins::make()?;
-    let loaded = load_all(&pins);
+    // The kernel may still be unregistering those of a command that was killed.
+    let mut controls = Control::ALL.into_iter();
+    let loaded = controls
+        .try_for_each(wait_until_unregistered)
+        .and_then(|()| load_all(&pins));
     if loaded.is_err() {
         let _ = pins.clear();
     }

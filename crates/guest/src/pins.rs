@@ -15,7 +15,8 @@ use taut_bpf::read_prefix;
 use crate::control::Control;
 use crate::error::{LoadError, file, libbpf};
 
-const BPF_FS: &str = "/sys/fs/bpf";
+/// The file system of the pins.
+pub const BPF_FS: &str = "/sys/fs/bpf";
 const TAUT: &str = "/sys/fs/bpf/taut";
 const DIRECTORY: &str = "/sys/fs/bpf/taut/guest";
 /// `BPF_FS_MAGIC` of linux/magic.h.
@@ -147,7 +148,7 @@ fn unregister(path: &Path) -> Result<(), LoadError> {
 ///
 /// # Errors
 /// [`LoadError::StillRegistered`] or [`LoadError::File`].
-fn wait_until_unregistered(control: Control) -> Result<(), LoadError> {
+pub(crate) fn wait_until_unregistered(control: Control) -> Result<(), LoadError> {
     let name = control.name();
     let start = Instant::now();
     loop {

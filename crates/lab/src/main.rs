@@ -1,6 +1,9 @@
 //! `taut-lab`: runs the experiments and draws their report. `taut lab` executes it.
 #![forbid(unsafe_code)]
 
+mod all;
+#[cfg(test)]
+mod documents;
 #[cfg(test)]
 mod pages;
 
@@ -30,9 +33,10 @@ struct Cli {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// List the experiments
+    /// List the experiments, and about how long the full form of each takes on two cores
     List,
     Run(Run),
+    All(All),
     /// Make DIR/report.html from the outcomes (*.json) in DIR
     Report {
         /// The directory that `--json` files are in
@@ -70,6 +74,31 @@ struct GuestArgs {
 }
 
 type Mac = [u8; 6];
+
+/// Run every experiment, one after the other, and make DIR/report.html
+#[derive(clap::Args)]
+struct All {
+    /// The directory for the outcomes (NAME.json) and the page
+    dir: PathBuf,
+    /// Run the short forms, within 60 seconds each
+    #[arg(long)]
+    quick: bool,
+    /// Seed of random choices; the same seed makes the same choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Keep the outcomes that are in DIR and run only the other experiments
+    #[arg(long)]
+    resume: bool,
+    /// Run only these experiments, which commas separate
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<String>,
+    /// The tree that this program was built from, such as a commit: the page marks outcomes of others
+    #[arg(long, value_name = "TEXT")]
+    tree: Option<String>,
+    /// The `taut` binary to measure [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    taut: Option<PathBuf>,
+}
 
 /// Run one experiment and print its figures
 #[derive(clap::Args)]
@@ -129,10 +158,11 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::List => {
             let lines = experiment::ALL
                 .iter()
-                .map(|e| format!("{:<16} {}\n", e.name, e.about));
+                .map(|e| format!("{:<16} {:>2} min  {}\n", e.name, e.minutes, e.about));
             print(&lines.collect::<String>())
         }
         Command::Run(run) => run_one(&run),
+        Command::All(args) => all::run(&args),
         Command::Report { dir } => {
             let page = report::write(&dir).map_err(|e| Failure::Run(e.to_string()))?;
             print(&format!("{}\n", page.display()))
@@ -188,13 +218,7 @@ fn run_one(args: &Run) -> Result<(), Failure> {
         Some(file) => Failure::Usage(format!("--json {}: {e}", file.display())),
         None => Failure::Usage(e.to_string()),
     })?;
-    if !rustix::process::geteuid().is_root() {
-        return Err(failed(
-            &"experiments need root, to make network namespaces: run this as root",
-        ));
-    }
-    let taut = taut_binary(args.taut.as_deref())?;
-    interrupt::tear_down_on_signals().map_err(|e| failed(&e))?;
+    let taut = prepare(args.taut.as_deref())?;
     let request = Request {
         quick: args.quick,
         seed: args.seed,
@@ -214,6 +238,19 @@ fn run_one(args: &Run) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// Makes this process ready for experiments, and returns the path of the `taut` binary to measure.
+fn prepare(taut: Option<&Path>) -> Result<PathBuf, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::Run(
+            "experiments need root, to make network namespaces: run this as root".to_owned(),
+        ));
+    }
+    let taut = taut_binary(taut)?;
+    interrupt::tear_down_on_signals()
+        .map_err(|e| Failure::Run(format!("cannot handle signals: {e}")))?;
+    Ok(taut)
 }
 
 /// Returns the path of the `taut` binary: the requested path, or the binary beside this program.
@@ -282,8 +319,12 @@ fn write_json(
 
 fn sweep() -> Result<(), Failure> {
     let swept = World::sweep().map_err(|e| {
+        let hint = match taut_sys::probe::is_root() {
+            true => "",
+            false => " (run this as root)",
+        };
         Failure::Run(format!(
-            "cannot remove what is left of killed experiments: {e} (run this as root)"
+            "cannot remove what is left of killed experiments: {e}{hint}"
         ))
     })?;
     match swept.len() {

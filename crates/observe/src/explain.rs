@@ -14,6 +14,7 @@ use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::record::Record;
 use crate::verdict::{self, Factor, Verdict};
+use crate::versioned::Versioned;
 
 /// A connection with its verdict.
 #[derive(Debug)]
@@ -45,10 +46,13 @@ struct Other<'a> {
 struct Line<'a> {
     #[serde(flatten)]
     record: Record<'a>,
+    /// `true` for a connection that ended while it was observed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     has_ended: bool,
+    /// Sentences about the changes of `taut tune`.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     tuned: &'a [String],
+    /// With `--with`: the verdict of both ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     both_ends: Option<Joint>,
 }
@@ -109,6 +113,7 @@ pub fn join<'a>(explanations: &mut [Explanation<'a>], name: &'a str, report: &'a
 /// A line of JSON about a socket that listens.
 #[derive(Serialize)]
 struct ListenerLine<'a> {
+    /// The listener, and what it dropped.
     listener: &'a Dropping,
 }
 
@@ -130,13 +135,11 @@ pub fn json(
             tuned: one.tuned,
             both_ends: one.other.and_then(|other| other.joint),
         };
-        text.push_str(&serde_json::to_string(&line)?);
-        text.push('\n');
+        text.push_str(&Versioned::new(line).line()?);
     }
     text.push_str(&ended.json()?);
     for listener in dropping {
-        text.push_str(&serde_json::to_string(&ListenerLine { listener })?);
-        text.push('\n');
+        text.push_str(&Versioned::new(ListenerLine { listener }).line()?);
     }
     Ok(text)
 }

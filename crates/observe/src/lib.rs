@@ -62,6 +62,7 @@ pub mod screen;
 mod steal;
 pub mod table;
 pub mod verdict;
+pub mod versioned;
 pub mod view;
 pub mod watch;
 pub mod window;

@@ -57,9 +57,9 @@ pub struct Owner<'a> {
 /// Rates of payload, in bytes a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Payload that the peer acknowledged.
+    /// Payload that the peer acknowledged, in bytes a second.
     pub sent: f64,
-    /// Payload received in order.
+    /// Payload received in order, in bytes a second.
     pub received: f64,
 }
 

@@ -133,7 +133,8 @@ fn show(
 /// or a failed draw ends the screen.
 fn events() -> Receiver<io::Result<Event>> {
     let (sender, receiver) = mpsc::sync_channel(EVENTS);
-    std::thread::spawn(move || {
+    let failed = sender.clone();
+    let thread = std::thread::Builder::new().spawn(move || {
         loop {
             let event = event::read();
             let last = event.is_err();
@@ -142,6 +143,10 @@ fn events() -> Receiver<io::Result<Event>> {
             }
         }
     });
+    if let Err(error) = thread {
+        // The channel is empty.
+        let _ = failed.try_send(Err(error));
+    }
     receiver
 }
 

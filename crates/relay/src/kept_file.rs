@@ -2,10 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
+use taut_sys::file_lock;
+
+/// The mode of a kept file. Other jobs and users may read it.
+const MODE: u32 = 0o644;
 
 /// Why the file has not been replaced.
 #[derive(Debug)]
@@ -45,18 +48,23 @@ pub(crate) fn write<E>(
     replace(path, new, file, text).map_err(failed)
 }
 
-/// Creates the file that takes the place of the former one, and locks it.
+/// Creates the file that takes the place of the former one, and locks it. It is the relay's alone until it
+/// has its name: whoever can read a file can lock it, and keep the list from changing.
 fn lock(new: &Path) -> io::Result<File> {
+    if fs::symlink_metadata(new).is_ok_and(|left| left.mode() & 0o077 != 0) {
+        // Earlier versions left such files when they were killed.
+        fs::remove_file(new)?;
+    }
     let file = File::options()
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o644)
+        .mode(0o600)
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
         .open(new)?;
     // At a handover two processes write the file. The other one may have given the file its final
     // name between the two calls.
-    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    file_lock::try_lock(&file)?;
     let (held, named) = (file.metadata()?, fs::symlink_metadata(new)?);
     if (held.dev(), held.ino()) != (named.dev(), named.ino()) {
         return Err(io::ErrorKind::WouldBlock.into());
@@ -69,6 +77,7 @@ fn replace(path: &Path, new: &Path, mut file: File, text: &str) -> io::Result<()
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(new, path)?;
+    file.set_permissions(fs::Permissions::from_mode(MODE))?;
     match path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
@@ -126,14 +135,24 @@ mod tests {
         let path = folder.path().join("members.toml");
         write_always(&path, "former").unwrap();
         // Another process writes at this moment.
-        let other = File::create(folder.path().join("members.toml.new")).unwrap();
-        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let new = folder.path().join("members.toml.new");
+        let mut own = File::options();
+        let other = own.write(true).create(true).truncate(false).mode(0o600);
+        let other = other.open(&new).unwrap();
+        file_lock::try_lock(&other).unwrap();
         assert!(
             write_always(&path, "later")
                 .unwrap_err()
                 .starts_with("cannot write")
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), "former");
+        drop(other);
+        // A user has locked what a process left that everybody may read.
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o644)).unwrap();
+        let left = File::options().write(true).open(&new).unwrap();
+        file_lock::try_lock(&left).unwrap();
+        write_always(&path, "revoked").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "revoked");
         // A missing directory is made, which a file in its place prevents.
         write_always(&folder.path().join("made/members.toml"), "x").unwrap();
         fs::write(folder.path().join("file"), "").unwrap();

@@ -83,20 +83,21 @@ pub struct Cost {
     pub partial_checksum: bool,
     /// Bytes of data in a frame.
     pub frame: usize,
-    /// Program time for a segment that is acknowledged early, without its delivery.
+    /// Program time for a segment that is acknowledged early, without its delivery, in ns.
     pub ack: f64,
-    /// Delivery into the ring by a clone.
+    /// Delivery into the ring by a clone, in ns.
     pub delivery: f64,
-    /// Program time for a packet without data towards the guest.
+    /// Program time for a packet without data towards the guest, in ns.
     pub pass_to_guest: f64,
-    /// Program time for an ACK of the guest that is dropped (`None` if a frame has many segments).
+    /// Program time for an ACK of the guest that is dropped, in ns (`None` if a frame has many
+    /// segments).
     pub suppress: Option<f64>,
-    /// Program time for an ACK of the guest that passes.
+    /// Program time for an ACK of the guest that passes, in ns.
     pub pass_from_guest: f64,
-    /// The search for the flow, which is included in each of these times.
+    /// The search for the flow, which is included in each of these times, in ns.
     pub lookup: f64,
-    /// The extra time for sending a segment compared to no programs: all of the above, and the
-    /// ACK's way back through the bridge.
+    /// The extra time for sending a segment compared to no programs, in ns: all of the above, and
+    /// the ACK's way back through the bridge.
     pub added: f64,
 }
 

@@ -1,7 +1,9 @@
 //! Network devices, as reported by netlink.
 
 use rtnetlink::packet_core::Nla as _;
-use rtnetlink::packet_route::link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{
+    InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
+};
 
 /// The queueing discipline without a queue.
 pub(crate) const NO_QUEUE: &str = "noqueue";
@@ -24,6 +26,10 @@ pub struct Device {
     pub qdisc: String,
     /// Ethernet address of the device itself, not of the guest.
     pub mac: Option<[u8; 6]>,
+    /// Whether it has an XDP program.
+    pub xdp: bool,
+    /// Whether it is up.
+    pub up: bool,
     /// The kind of the device.
     pub kind: Kind,
 }
@@ -61,7 +67,7 @@ impl Device {
 
     /// Reads a link message. Returns `None` if it has no name.
     pub(crate) fn from_link(link: LinkMessage) -> Option<Self> {
-        let (mut name, mut mac) = (None, None);
+        let (mut name, mut mac, mut xdp) = (None, None, false);
         let (mut ring, mut qdisc, mut kind) = (0, String::new(), Kind::Other(None));
         for attribute in link.attributes {
             match attribute {
@@ -70,6 +76,11 @@ impl Device {
                 LinkAttribute::Qdisc(is) => qdisc = is,
                 LinkAttribute::Address(is) => mac = is.try_into().ok(),
                 LinkAttribute::LinkInfo(info) => kind = kind_of(&info),
+                LinkAttribute::Xdp(state) => {
+                    let none = LinkXdp::Attached(XdpAttached::None);
+                    let attached = |part: &LinkXdp| matches!(part, LinkXdp::Attached(_));
+                    xdp = state.iter().any(|part| attached(part) && *part != none);
+                }
                 _ => {}
             }
         }
@@ -79,6 +90,8 @@ impl Device {
             ring,
             qdisc,
             mac,
+            xdp,
+            up: link.header.flags.contains(LinkFlags::Up),
             kind,
         })
     }

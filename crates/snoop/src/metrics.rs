@@ -7,6 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEn
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::log_limits;
 use crate::protocol::TapStatus;
 
 /// The state of all taps at one moment.
@@ -108,6 +109,15 @@ impl Snapshot {
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (name, help) = (
+            "taut_snoop_log_lines_left_out",
+            "Lines that were left out of the log because there were too many, by cause",
+        );
+        let mut left_out = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for limit in log_limits::ALL {
+            let labels = [("cause", limit.cause)];
+            Figure::Count(limit.left_out()).encode(left_out.encode_family(&labels)?)?;
+        }
         let exits = |counts: &[(String, u64)]| -> Vec<(String, Figure)> {
             let figure = |(exit, count): &(String, u64)| (exit.clone(), Figure::Count(*count));
             counts.iter().map(figure).collect()

@@ -245,8 +245,8 @@ impl Program {
         self.source.insert(&0, &unknown).map_err(ProgramError::Map)
     }
 
-    /// Returns the number of this program's tcx links at the tap's egress.
-    pub(crate) fn egress_links(&self) -> u32 {
+    /// Returns the number of these programs' tcx links at each hook of the tap.
+    pub(crate) fn links(&self) -> u32 {
         u32::from(matches!(self.attached.last(), Some(Attached::Link(_))))
     }
 }

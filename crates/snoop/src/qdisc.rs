@@ -1,9 +1,10 @@
-//! Queueing disciplines at the root of a device.
+//! Queueing disciplines at the root of a device, and what others have at its hooks.
 //!
 //! Options are kept as the kernel encodes them: each kind has other options, some options are not
 //! attributes (`pfifo`), and the restored discipline must equal the original.
 
 use std::io;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use rtnetlink::packet_core::{
@@ -12,7 +13,14 @@ use rtnetlink::packet_core::{
     Nla as _, NlasIterator,
 };
 use rtnetlink::proto::{self, ConnectionHandle};
-use rtnetlink::sys::{SocketAddr, protocols::NETLINK_ROUTE};
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
+use rustix::io::Errno;
+use tokio::time::timeout;
+
+/// How long the kernel's answers are waited for. It answers at once, unless others hold its lock of devices.
+/// An answer for which it had no memory (ENOBUFS) never comes. The early ACKs stop if snoop hangs for 10 s.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// RTM_* of `linux/rtnetlink.h`.
 const NEW: u16 = 36;
@@ -29,8 +37,27 @@ const STAB: u16 = 8;
 /// TC_H_ROOT.
 const ROOT: u32 = u32::MAX;
 
-/// TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS).
-const CLSACT_EGRESS: u32 = 0xffff_fff3;
+/// TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS), and TC_H_MIN_INGRESS, which also stands for the discipline
+/// `ingress`.
+pub(crate) const CLSACT_EGRESS: u32 = 0xffff_fff3;
+pub(crate) const CLSACT_INGRESS: u32 = 0xffff_fff2;
+
+/// NFT_MSG_NEWCHAIN and NFT_MSG_GETCHAIN of NFNL_SUBSYS_NFTABLES, the families whose chains can be at devices
+/// (NFPROTO_NETDEV, and since Linux 5.10 NFPROTO_INET), and attributes of a chain: its hook, the hook's device
+/// and list of devices, and how a name in the list begins (`linux/netfilter/nf_tables.h`).
+const NEW_CHAIN: u16 = 10 << 8 | 3;
+const GET_CHAIN: u16 = 10 << 8 | 4;
+const FAMILIES: [u8; 2] = [5, 1];
+const CHAIN_HOOK: u16 = 4;
+const HOOK_DEVICE: u16 = 3;
+const HOOK_DEVICES: u16 = 4;
+const DEVICE_PREFIX: u16 = 2;
+
+/// Bytes of `struct nfgenmsg`.
+const NETFILTER_HEADER: usize = 4;
+
+/// The handle of the discipline that [`reset`] puts in between ("ta").
+const BETWEEN: u32 = 0x7461_0000;
 
 /// Bytes of `struct tcmsg`.
 const HEADER: usize = 20;
@@ -48,6 +75,19 @@ pub(crate) struct Qdisc {
 #[derive(Clone, Debug)]
 struct Raw {
     kind: u16,
+    body: Vec<u8>,
+}
+
+/// A socket of netlink, and the task that serves it.
+#[derive(Debug)]
+pub(crate) struct Netlink {
+    handle: ConnectionHandle<Raw>,
+    connection: tokio::task::JoinHandle<()>,
+}
+
+/// A chain of nftables, as encoded on the wire.
+#[derive(Debug)]
+pub(crate) struct Chain {
     body: Vec<u8>,
 }
 
@@ -110,6 +150,11 @@ impl Qdisc {
     pub(crate) fn is_kernels_choice(&self) -> bool {
         self.handle == 0
     }
+
+    /// Returns whether a [`reset`] got no further than to its first step.
+    pub(crate) fn is_half_reset(&self) -> bool {
+        self.handle == BETWEEN
+    }
 }
 
 /// Returns the discipline at the root of this device, if the kernel reports one.
@@ -139,21 +184,85 @@ pub(crate) async fn replace(qdisc: &Qdisc) -> io::Result<()> {
 /// An error of netlink or of the kernel.
 pub(crate) async fn reset(ifindex: i32) -> io::Result<()> {
     // `noqueue` has no name and cannot be deleted, but a named one can.
-    replace(&Qdisc::named(ifindex, "pfifo")).await?;
+    let mut between = Qdisc::named(ifindex, "pfifo");
+    between.handle = BETWEEN;
+    replace(&between).await?;
     let mut nameless = Qdisc::named(ifindex, "");
     nameless.attributes.clear();
     ask(DELETE, nameless.encode(), NLM_F_ACK).await.map(drop)
 }
 
-/// Counts the filters at the egress of clsact, except those of priority `but`. 0 without clsact.
+/// Returns the chains of nftables that may be at devices. `None` if the kernel has no nftables.
 ///
 /// # Errors
 /// An error of netlink.
-pub(crate) async fn egress_filters(ifindex: i32, but: u32) -> io::Result<usize> {
+pub(crate) async fn chains() -> io::Result<Option<Vec<Chain>>> {
+    let mut chains = Vec::new();
+    let netlink = match Netlink::open(NETLINK_NETFILTER) {
+        Ok(netlink) => netlink,
+        Err(error) if is_absence(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    for family in FAMILIES {
+        let body = vec![family, 0, 0, 0];
+        let found = match netlink.ask(GET_CHAIN, body, NLM_F_DUMP).await {
+            Ok(found) => found,
+            Err(error) if is_absence(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let found = found.into_iter().filter(|chain| chain.kind == NEW_CHAIN);
+        chains.extend(found.map(|chain| Chain { body: chain.body }));
+    }
+    Ok(Some(chains))
+}
+
+/// Returns whether the kernel has no nfnetlink (EPROTONOSUPPORT), or no nftables in it.
+fn is_absence(error: &io::Error) -> bool {
+    [Errno::PROTONOSUPPORT, Errno::OPNOTSUPP, Errno::INVAL]
+        .iter()
+        .any(|absent| error.raw_os_error() == Some(absent.raw_os_error()))
+}
+
+fn is_chain_at(body: &[u8], device: &[u8]) -> bool {
+    let inside = |value: &[u8], kind: u16| -> Vec<(u16, Vec<u8>)> {
+        let attributes = NlasIterator::new(value).flatten();
+        let kept = attributes.filter(|a| kind == 0 || a.kind() == kind);
+        kept.map(|a| (a.kind(), a.value().to_vec())).collect()
+    };
+    let is_name = |name: &[u8]| name.split(|byte| *byte == 0).next() == Some(device);
+    let attributes = body.get(NETFILTER_HEADER..).unwrap_or_default();
+    let hooks = inside(attributes, CHAIN_HOOK);
+    let mut parts = hooks.iter().flat_map(|(_, hook)| inside(hook, 0));
+    parts.any(|(kind, value)| match kind {
+        HOOK_DEVICE => is_name(&value),
+        HOOK_DEVICES => inside(&value, 0).iter().any(|(kind, name)| match *kind {
+            DEVICE_PREFIX => {
+                let end = name
+                    .iter()
+                    .position(|byte| *byte == 0)
+                    .unwrap_or(name.len());
+                device.starts_with(&name[..end])
+            }
+            _ => is_name(name),
+        }),
+        _ => false,
+    })
+}
+
+/// Counts the filters at one end of clsact, except those of priority `but`. 0 without clsact.
+///
+/// # Errors
+/// An error of netlink.
+pub(crate) async fn filters(
+    netlink: &Netlink,
+    ifindex: i32,
+    parent: u32,
+    but: u32,
+) -> io::Result<usize> {
     let mut body = vec![0; HEADER];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    body[12..16].copy_from_slice(&CLSACT_EGRESS.to_ne_bytes());
-    let answers = match ask(GET_FILTER, body, NLM_F_DUMP).await {
+    body[12..16].copy_from_slice(&parent.to_ne_bytes());
+    let answers = match netlink.ask(GET_FILTER, body, NLM_F_DUMP).await {
         Ok(answers) => answers,
         // The device has no clsact.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(0),
@@ -171,11 +280,42 @@ pub(crate) async fn egress_filters(ifindex: i32, but: u32) -> io::Result<usize> 
 }
 
 async fn ask(kind: u16, body: Vec<u8>, flags: u16) -> io::Result<Vec<Raw>> {
-    let (connection, handle, _) = proto::new_connection::<Raw>(NETLINK_ROUTE)?;
-    let connection = tokio::spawn(connection);
-    let answers = answers(handle, kind, body, flags).await;
-    connection.abort();
-    answers
+    Netlink::open(NETLINK_ROUTE)?.ask(kind, body, flags).await
+}
+
+// === impl Netlink ===
+
+impl Netlink {
+    /// Opens a socket of this protocol, within a runtime.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let (mut connection, handle, _) = proto::new_connection::<Raw>(protocol)?;
+        // They tell an answer that is complete from one that was lost.
+        connection.set_forward_ack(true);
+        connection.set_forward_done(true);
+        let connection = tokio::spawn(connection);
+        Ok(Self { handle, connection })
+    }
+
+    async fn ask(&self, kind: u16, body: Vec<u8>, flags: u16) -> io::Result<Vec<Raw>> {
+        let answers = answers(self.handle.clone(), kind, body, flags);
+        let answered = timeout(PATIENCE, answers).await;
+        answered.unwrap_or_else(|_| Err(lost()))
+    }
+}
+
+impl Drop for Netlink {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+// === impl Chain ===
+
+impl Chain {
+    /// Returns whether the chain is at this device, at ingress or egress.
+    pub(crate) fn is_at(&self, device: &str) -> bool {
+        is_chain_at(&self.body, device.as_bytes())
+    }
 }
 
 async fn answers(
@@ -193,10 +333,16 @@ async fn answers(
         match answer.payload {
             NetlinkPayload::InnerMessage(raw) => answers.push(raw),
             NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+            NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(answers),
             _ => {}
         }
     }
-    Ok(answers)
+    Err(lost())
+}
+
+/// Returns the error of a request whose answer ended before its end.
+pub(crate) fn lost() -> io::Error {
+    io::Error::other("the kernel's answer over netlink was lost")
 }
 
 // === impl Raw ===
@@ -255,6 +401,7 @@ mod tests {
         #[test]
         fn no_input_makes_the_decoder_panic(body: Vec<u8>) {
             let _ = Qdisc::decode(&body, 1).map(|qdisc| qdisc.name());
+            let _ = is_chain_at(&body, b"vnet0");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use taut_sys::file_lock;
 use taut_sys::job_dir::JobDir;
 
 use crate::device::Device;
@@ -77,7 +77,7 @@ impl Records {
             let held = folder.open_existing(&lock).ok().flatten();
             let is_free = held
                 .as_ref()
-                .is_none_or(|lock| flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok());
+                .is_none_or(|lock| file_lock::try_lock(lock).is_ok());
             if is_free {
                 // Another process may have removed it already.
                 let _ = folder.remove(name);

@@ -5,7 +5,7 @@
 //! tap's guest has everything that was acknowledged early.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,6 +18,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use taut_exposition::SpawnError;
 use taut_sys::control_socket::{self, ControlError};
 
 use crate::copies::{self, Waiter};
@@ -29,8 +30,8 @@ use crate::qmp::policy::Restriction;
 use crate::tap::TapError;
 use crate::tap_supervisor::{Options, SCAN_INTERVAL, TapSupervisor};
 
-/// Default path of the control socket.
-pub const CONTROL: &str = "/run/taut/snoop.sock";
+/// Default path of the control socket, beside the records, so that the process needs no other directory.
+pub const CONTROL: &str = "/run/taut/snoop/snoop.sock";
 
 /// The maximum length of a request, in bytes.
 const QUESTION_MAX: u64 = 4096;
@@ -68,14 +69,9 @@ pub enum ServeError {
     /// The control socket cannot be created, or another process answers there.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The metrics endpoint cannot be created.
-    #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
-    Metrics {
-        /// The path or address.
-        addr: SocketAddr,
-        /// The system's error.
-        source: io::Error,
-    },
+    /// Metrics cannot be served.
+    #[error(transparent)]
+    Metrics(#[from] SpawnError),
     /// Signals, threads or timers cannot be set up.
     #[error("cannot set up signals, threads and timers: {0}")]
     Setup(#[from] io::Error),
@@ -154,15 +150,15 @@ pub fn run(
     more_descriptors();
     let (tell, told) = sync_channel(ASKERS);
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    let scrapers = metrics.map(bind).transpose()?;
     let listener = control_socket::listen(control, false)?;
-    if let Some(scrapers) = scrapers {
-        std::thread::Builder::new()
-            .name("snoop-metrics".into())
-            .spawn({
-                let tell = tell.clone();
-                move || serve_metrics(scrapers, tell)
-            })?;
+    let socket = SocketFile(control);
+    if let Some(addr) = metrics {
+        let tell = tell.clone();
+        let encode = move || match tell_and_wait(&tell, Question::Status, || false) {
+            Some(Answer::Taps(taps)) => metrics::encode(taps),
+            _ => Err(std::fmt::Error),
+        };
+        taut_exposition::spawn(addr, "snoop-metrics", encode)?;
     }
     std::thread::Builder::new()
         .name("snoop-signals".into())
@@ -266,7 +262,7 @@ pub fn run(
     };
     let drained = supervisor.are_drained(|_| true).unwrap_or(false);
     // From here on, no request can be answered.
-    let _ = std::fs::remove_file(control);
+    drop(socket);
     drop(supervisor);
     if drained {
         tracing::info!("stopped; connections continue without early ACKs");
@@ -277,6 +273,15 @@ pub fn run(
         );
     }
     result
+}
+
+/// Removes the control socket when it is dropped, also if a later step of the start fails.
+struct SocketFile<'a>(&'a Path);
+
+impl Drop for SocketFile<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
 }
 
 /// Schedules the processing of copies: frequently while there are any, not at all while there are
@@ -355,34 +360,6 @@ pub fn ask(control: &Path, question: &Question, patience: Duration) -> Result<An
     match serde_json::from_str(&answer).map_err(garbled)? {
         Answer::Error(why) => Err(AskError::Refused(why)),
         answer => Ok(answer),
-    }
-}
-
-fn bind(addr: SocketAddr) -> Result<TcpListener, ServeError> {
-    let listener = TcpListener::bind(addr).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    });
-    listener.map_err(|source| ServeError::Metrics { addr, source })
-}
-
-fn serve_metrics(listener: TcpListener, tell: SyncSender<Event>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let encode = move || match tell_and_wait(&tell, Question::Status, || false) {
-        Some(Answer::Taps(taps)) => metrics::encode(taps),
-        _ => Err(std::fmt::Error),
-    };
-    let served = runtime.and_then(|runtime| {
-        runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            taut_exposition::serve(listener, encode).await;
-            Ok(())
-        })
-    });
-    if let Err(error) = served {
-        tracing::error!(%error, "cannot serve metrics");
     }
 }
 

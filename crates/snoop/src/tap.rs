@@ -7,12 +7,20 @@
 
 use std::io;
 
-use futures_util::TryStreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::LinkMessage;
+use rtnetlink::packet_route::tc::{TcAttribute, TcHandle};
 use rtnetlink::{Handle, LinkUnspec};
-use taut_sys::bpf::tc::{AttachPoint, link_count};
+use taut_exposition::runtime;
+use taut_sys::privileges::{self, Capability};
+use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 use crate::device::{Device, Kind, NO_QUEUE};
-use crate::qdisc::{self, Qdisc};
+use crate::hook::ForeignHook;
+use crate::qdisc::{self, PATIENCE, Qdisc};
 use crate::records::{Record, Records};
 
 /// Disciplines that only queue frames, so that they can be restored. (Others shape traffic, or have
@@ -54,12 +62,14 @@ pub enum TapError {
         "{0} has a queueing discipline before its ring; run `tc qdisc replace dev {0} root noqueue` first"
     )]
     Queued(String),
-    /// Other programs or filters see the packets towards the guest.
-    #[error(
-        "{0} has other BPF programs or tc filters at its egress: they would see each segment twice and may drop one after it was \
-         acknowledged; move them to the bridge's other ports (`tc filter show dev {0} egress`, `bpftool net show dev {0}`)"
-    )]
-    Filtered(String),
+    /// Programs or filters of others see the packets.
+    #[error("{}", hook.sentence(name))]
+    Filtered {
+        /// The device's name.
+        name: String,
+        /// Where they are.
+        hook: ForeignHook,
+    },
     /// The queueing discipline cannot be restored after a replacement.
     #[error(
         "{name} has the queueing discipline {qdisc}, which could not be restored: snoop needs a tap without one. Shape the \
@@ -85,7 +95,7 @@ pub enum TapError {
         asked: u32,
     },
     /// The kernel refused a request.
-    #[error("cannot {what} {name}: {source}; it needs CAP_NET_ADMIN, or root")]
+    #[error("cannot {what} {name}: {source}{}", privileges::hint(.source, &[Capability::NetAdmin]))]
     Refused {
         /// The request, as a verb phrase.
         what: &'static str,
@@ -121,6 +131,37 @@ struct Changed<T> {
 /// [`TapError::Socket`].
 pub fn devices() -> Result<Vec<Device>, TapError> {
     with_netlink(async |handle| list(&handle).await)
+}
+
+/// Returns the queueing disciplines below the roots of all devices, each with its device's index:
+/// one for each queue of `mq`, and those of classes.
+///
+/// # Errors
+/// [`TapError::Socket`].
+pub fn qdiscs_below_roots() -> Result<Vec<(u32, String)>, TapError> {
+    with_netlink(async |handle| {
+        let all = handle.qdisc().get().execute();
+        let all: Vec<_> = all
+            .try_collect()
+            .await
+            .map_err(|e| TapError::Socket(io::Error::other(e)))?;
+        let below = all.into_iter().filter_map(|qdisc| {
+            // The hooks of filters are beside the root.
+            let is_below = ![TcHandle::ROOT, TcHandle::CLSACT].contains(&qdisc.header.parent);
+            let index = u32::try_from(qdisc.header.index)
+                .ok()
+                .filter(|_| is_below)?;
+            let kind = qdisc
+                .attributes
+                .into_iter()
+                .find_map(|attribute| match attribute {
+                    TcAttribute::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+            Some((index, kind?))
+        });
+        Ok(below.collect())
+    })
 }
 
 /// Checks that the device is a TAP with one queue.
@@ -199,7 +240,8 @@ impl Prepared {
                     qdisc: before.name(),
                 });
             }
-            let before = before.filter(|before| !before.is_kernels_choice());
+            // A reset that got half-way was on its way to the kernel's choice.
+            let before = before.filter(|root| !root.is_kernels_choice() && !root.is_half_reset());
             self.record
                 .save(before.as_ref())
                 .map_err(|source| self.refused("record the queueing discipline of", source))?;
@@ -238,8 +280,12 @@ impl Prepared {
             self.record.remove();
             return Ok(());
         };
+        let root = qdisc::root(self.ifindex()).await;
+        let root =
+            root.map_err(|source| self.refused("read the queueing discipline of", source))?;
+        let is_half_reset = root.is_some_and(|root| root.is_half_reset());
         if let Some(before) = self.qdisc.take()
-            && !now.has_queue()
+            && (!now.has_queue() || is_half_reset)
         {
             let done = match before {
                 Some(before) => qdisc::replace(&before).await,
@@ -310,7 +356,7 @@ pub fn restore_abandoned(records: &Records) -> Result<(), TapError> {
     Ok(())
 }
 
-fn refused(what: &'static str, name: &str, source: io::Error) -> TapError {
+pub(crate) fn refused(what: &'static str, name: &str, source: io::Error) -> TapError {
     TapError::Refused {
         what,
         name: name.to_owned(),
@@ -319,29 +365,23 @@ fn refused(what: &'static str, name: &str, source: io::Error) -> TapError {
 }
 
 async fn list(handle: &Handle) -> Result<Vec<Device>, TapError> {
-    let links = handle.link().get().execute();
-    let links: Vec<_> = links
-        .try_collect()
-        .await
-        .map_err(|e| TapError::Socket(io::Error::other(e)))?;
-    Ok(links.into_iter().filter_map(Device::from_link).collect())
-}
-
-/// Returns whether programs or filters of others are at a device's egress. `own` is the number of
-/// this process's tcx links; `priority` is that of its filter.
-///
-/// # Errors
-/// [`TapError::Refused`].
-pub(crate) fn is_filtered(device: &Device, own: u32, priority: u32) -> Result<bool, TapError> {
-    let failed = |source| refused("list the filters of", &device.name, source);
-    let links = link_count(device.index, AttachPoint::Egress).map_err(|e| failed(e.into()))?;
-    if links > own {
-        return Ok(true);
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(LinkMessage::default()));
+    request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let answers = handle.clone().request(request);
+    let mut answers = answers.map_err(|e| TapError::Socket(io::Error::other(e)))?;
+    let mut devices = Vec::new();
+    while let Some(answer) = answers.next().await {
+        match answer.payload {
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+                devices.extend(Device::from_link(link));
+            }
+            NetlinkPayload::Error(error) => return Err(TapError::Socket(error.to_io())),
+            NetlinkPayload::Done(_) => return Ok(devices),
+            _ => {}
+        }
     }
-    with_netlink(async |_| {
-        let filters = qdisc::egress_filters(device.index.cast_signed(), priority).await;
-        filters.map(|others| others > 0).map_err(failed)
-    })
+    // A part of the list would make taps look as if they were gone, and their records superfluous.
+    Err(TapError::Socket(qdisc::lost()))
 }
 
 /// Creates a bridge, and attaches every device of this namespace to it with a ring of `ring`
@@ -374,17 +414,24 @@ async fn set_ring(handle: &Handle, index: u32, places: u32) -> Result<(), rtnetl
 
 /// Runs `job` with a netlink connection in the calling thread's network namespace.
 fn with_netlink<T>(job: impl AsyncFnOnce(Handle) -> Result<T, TapError>) -> Result<T, TapError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .map_err(TapError::Socket)?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection().map_err(TapError::Socket)?;
+    block_on(async {
+        let (mut connection, handle, _) = rtnetlink::new_connection().map_err(TapError::Socket)?;
+        connection.set_forward_done(true);
         let connection = tokio::spawn(connection);
-        let done = job(handle).await;
+        let done = timeout(PATIENCE, job(handle)).await.ok();
+        // It ends by itself if its socket fails: the request of that moment then looks as if it were done, and
+        // later ones fail. If the kernel had no memory for an answer, it goes on, and the request waits forever.
+        let done = done.filter(|_| !connection.is_finished());
         connection.abort();
-        done
+        done.unwrap_or_else(|| Err(TapError::Socket(qdisc::lost())))
     })
+}
+
+/// Runs `job` on the calling thread.
+pub(crate) fn block_on<T>(job: impl Future<Output = Result<T, TapError>>) -> Result<T, TapError> {
+    let runtime = runtime::build(Builder::new_current_thread().enable_io().enable_time())
+        .map_err(TapError::Socket)?;
+    runtime.block_on(job)
 }
 
 #[cfg(test)]
@@ -398,6 +445,8 @@ mod tests {
             ring: 500,
             qdisc: "pfifo_fast".into(),
             mac: None,
+            xdp: false,
+            up: true,
             kind,
         }
     }

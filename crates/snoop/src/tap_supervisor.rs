@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use taut_sys::packet::PacketSocket;
+use taut_sys::privileges::{self, Capability};
 
 use crate::config::{GuestMac, Settings};
 use crate::copies::{self, Copies};
 use crate::device::Device;
 use crate::error::ProgramError;
+use crate::foreign_hooks::{HookScanner, Hooks};
 use crate::program::{FILTER_PRIORITY, FLOWS, Program};
 use crate::qmp::Source;
 use crate::qmp::policy::{HoldReason, Restriction};
@@ -88,6 +90,7 @@ pub struct TapSupervisor {
     said: BTreeMap<u32, String>,
     /// The log has that no device has a wanted name.
     says_none: bool,
+    hook_scanner: HookScanner,
 }
 
 /// Counters of a tap other than packets.
@@ -139,7 +142,10 @@ enum ServeError {
     Tap(#[from] TapError),
     #[error(transparent)]
     Program(#[from] ProgramError),
-    #[error("cannot open a packet socket for {tap}: {source}; it needs CAP_NET_RAW, or root")]
+    #[error(
+        "cannot open a packet socket for {tap}: {source}{}",
+        privileges::hint(.source, &[Capability::NetRaw])
+    )]
     Packet { tap: String, source: std::io::Error },
 }
 
@@ -225,6 +231,7 @@ impl TapSupervisor {
             taps: BTreeMap::new(),
             said: BTreeMap::new(),
             says_none: false,
+            hook_scanner: HookScanner::default(),
         })
     }
 
@@ -326,10 +333,15 @@ impl TapSupervisor {
             }
             stays
         });
+        let taps: Vec<_> = devices
+            .iter()
+            .filter(|d| self.taps.contains_key(&d.index) || self.options.wants(&d.name))
+            .collect();
+        let mut hooks = self.hook_scanner.scan(&taps, FILTER_PRIORITY)?;
         for (index, served) in &mut self.taps {
             served.watch(self.options.config, now);
             if let Some(device) = present(index) {
-                served.look_before_the_ring(self.options.config, device);
+                served.look_before_the_ring(self.options.config, device, &mut hooks);
             }
         }
         for device in &devices {
@@ -337,7 +349,7 @@ impl TapSupervisor {
             if known || self.stopping || !self.options.wants(&device.name) {
                 continue;
             }
-            match self.serve(device, now) {
+            match self.serve(device, &mut hooks, now) {
                 Ok(served) => {
                     tracing::info!(tap = %device.name, ring = served.device.ring, "serving");
                     self.said.remove(&device.index);
@@ -371,7 +383,12 @@ impl TapSupervisor {
         Ok(())
     }
 
-    fn serve(&self, device: &Device, now: Duration) -> Result<Served, ServeError> {
+    fn serve(
+        &self,
+        device: &Device,
+        hooks: &mut Hooks,
+        now: Duration,
+    ) -> Result<Served, ServeError> {
         // Everything that can fail without a change to the tap comes first.
         tap::require_single_queue_tap(device)?;
         let mut program = Program::load(self.options.flows, &self.copies)?;
@@ -382,8 +399,9 @@ impl TapSupervisor {
                 source,
             }
         })?;
-        if tap::is_filtered(device, 0, FILTER_PRIORITY)? {
-            return Err(TapError::Filtered(device.name.clone()).into());
+        if let Some(hook) = hooks.take(device, 0)? {
+            let name = device.name.clone();
+            return Err(TapError::Filtered { name, hook }.into());
         }
         let prepared = Prepared::prepare(device, self.options.ring, &self.options.records)?;
         program.attach(device.index)?;
@@ -468,8 +486,10 @@ impl TapSupervisor {
                 if device.has_queue() {
                     return Err(TapError::Queued(name.to_owned()));
                 }
-                if tap::is_filtered(device, served.program.egress_links(), FILTER_PRIORITY)? {
-                    return Err(TapError::Filtered(name.to_owned()));
+                let mut hooks = self.hook_scanner.scan(&[device], FILTER_PRIORITY)?;
+                if let Some(hook) = hooks.take(device, served.program.links())? {
+                    let name = name.to_owned();
+                    return Err(TapError::Filtered { name, hook });
                 }
             }
             (served.turned_off, served.hold, served.unheard) = (false, None, None);

@@ -47,18 +47,32 @@ pub enum ControlError {
     /// Another process answers there.
     #[error("control socket {path}: another process answers there; stop it, or choose another path", path = .0.display())]
     Taken(PathBuf),
+    /// Another user placed a socket in a directory that any user can write to.
+    #[error(
+        "control socket {path} belongs to user {owner}, and any user may place files in its directory: it is not \
+         trusted. Remove it (`rm {path}`), or choose a path in a directory that only root can write to",
+        path = path.display()
+    )]
+    Strangers {
+        /// The path.
+        path: PathBuf,
+        /// The owner of the socket.
+        owner: u32,
+    },
     /// The path is a file of another kind.
     #[error("control socket {path}: the path is not a socket; choose another path", path = .0.display())]
     NotASocket(PathBuf),
     /// Other users may replace the socket.
     #[error(
-        "control socket {path}: its directory belongs to user {owner} with mode {mode:o}, so others \
+        "control socket {path}: directory {directory} belongs to user {owner} with mode {mode:o}, so others \
          could replace the socket; choose a directory of this user or of root that nobody else can \
-         write to", path = path.display()
+         write to", path = path.display(), directory = directory.display()
     )]
     Directory {
         /// The path.
         path: PathBuf,
+        /// Its directory, or one above it.
+        directory: PathBuf,
         /// The owner of the directory.
         owner: u32,
         /// The mode of the directory.
@@ -80,8 +94,9 @@ pub enum ControlError {
 }
 
 /// Listens at `path` with mode 0600. Creates the directory if it is missing. Replaces a socket that
-/// no process answers at; with `replace`, also one of a running process. The path stays when the
-/// listener is closed.
+/// no process answers at, whose process was killed; with `replace`, also one of a running process. In a
+/// directory that everybody may write to (/tmp), a socket of another user's is neither replaced nor asked.
+/// The path stays when the listener is closed.
 ///
 /// # Errors
 /// [`ControlError`].
@@ -90,10 +105,17 @@ pub fn listen(path: &Path, replace: bool) -> Result<UnixListener, ControlError> 
     let mut builder = std::fs::DirBuilder::new();
     let created = builder.recursive(true).mode(0o755).create(folder);
     created.map_err(call(path, "create its directory"))?;
-    check_directory(path, &[0, effective_uid()])?;
+    let path = &resolve(path, "look at its directory")?;
+    check_directories(path, &[0, effective_uid()])?;
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(ControlError::NotASocket(path.to_owned()));
+        }
+        Ok(found) if is_strangers(path, found.uid()) => {
+            return Err(ControlError::Strangers {
+                path: path.to_owned(),
+                owner: found.uid(),
+            });
         }
         Ok(_) if !replace && UnixStream::connect(path).is_ok() => {
             return Err(ControlError::Taken(path.to_owned()));
@@ -137,16 +159,28 @@ pub fn may_command(stream: &UnixStream) -> bool {
 /// # Errors
 /// [`ControlError`].
 pub fn connect(path: &Path) -> Result<UnixStream, ControlError> {
-    connect_to(path, &[])
+    connect_to(&resolve(path, "connect")?, &[])
 }
 
 /// Connects to the process at `path`, after checking that it is root's, this user's, or that of the
-/// socket's owner in a directory that only the owner and root can write to.
+/// socket's owner, where neither the socket nor a directory above it can be a stranger's work.
 ///
 /// # Errors
 /// [`ControlError`].
 pub fn connect_to_owner(path: &Path) -> Result<UnixStream, ControlError> {
-    connect_to(path, &[owner_of(path)?])
+    let path = resolve(path, "connect")?;
+    let owner = owner_of(&path)?;
+    match is_strangers(&path, owner) {
+        true => Err(ControlError::Strangers { path, owner }),
+        false => connect_to(&path, &[owner]),
+    }
+}
+
+/// Returns whether a file or directory of this owner may have been placed by a stranger: the owner is neither
+/// root nor this user, and everybody may place files in the directory above it.
+fn is_strangers(path: &Path, owner: u32) -> bool {
+    let is_open = std::fs::metadata(folder_of(path)).map(|found| found.mode() & OTHERS_WRITE != 0);
+    ![0, effective_uid()].contains(&owner) && is_open.unwrap_or(true)
 }
 
 fn owner_of(path: &Path) -> Result<u32, ControlError> {
@@ -158,7 +192,7 @@ fn owner_of(path: &Path) -> Result<u32, ControlError> {
 fn connect_to(path: &Path, others: &[u32]) -> Result<UnixStream, ControlError> {
     let owner = owner_of(path)?;
     let trusted = [&[0, effective_uid()], others].concat();
-    check_directory(path, &trusted)?;
+    check_directories(path, &trusted)?;
     let stream = UnixStream::connect(path).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ControlError::Denied {
             path: path.to_owned(),
@@ -189,19 +223,33 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Checks that nobody but `owners` can replace a file in the directory of `path`.
-fn check_directory(path: &Path, owners: &[u32]) -> Result<(), ControlError> {
-    let found = std::fs::metadata(folder_of(path));
-    let found = found.map_err(call(path, "look at its directory"))?;
-    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-    let is_safe = owners.contains(&owner) && (mode & OTHERS_WRITE == 0 || mode & STICKY != 0);
-    is_safe
-        .then_some(())
-        .ok_or_else(|| ControlError::Directory {
-            path: path.to_owned(),
-            owner,
-            mode,
-        })
+/// Returns the path without links in its directory: what is checked must be what is used, and a stranger
+/// could change a link in between.
+fn resolve(path: &Path, what: &'static str) -> Result<PathBuf, ControlError> {
+    let folder = std::fs::canonicalize(folder_of(path)).map_err(call(path, what))?;
+    let name = path.file_name();
+    let name = name.ok_or_else(|| ControlError::NotASocket(path.to_owned()))?;
+    Ok(folder.join(name))
+}
+
+/// Checks that nobody but `owners` can replace the file at a resolved path, or a directory above it, and that
+/// no directory above it is a stranger's work: who may write to /tmp makes directories that are his alone.
+fn check_directories(path: &Path, owners: &[u32]) -> Result<(), ControlError> {
+    for directory in folder_of(path).ancestors() {
+        let found = std::fs::metadata(directory);
+        let found = found.map_err(call(path, "look at its directories"))?;
+        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+        let is_safe = mode & OTHERS_WRITE == 0 || mode & STICKY != 0;
+        if !is_safe || !owners.contains(&owner) || is_strangers(directory, owner) {
+            return Err(ControlError::Directory {
+                path: path.to_owned(),
+                directory: directory.to_owned(),
+                owner,
+                mode,
+            });
+        }
+    }
+    Ok(())
 }
 
 fn peer(stream: &UnixStream) -> io::Result<u32> {
@@ -293,6 +341,61 @@ mod tests {
         mode(&path, 0o666);
         let _asker = as_stranger(|| UnixStream::connect(&path).unwrap());
         assert!(!may_command(&listener.accept().unwrap().0));
+    }
+
+    #[test]
+    fn a_socket_that_a_stranger_has_placed_is_neither_replaced_nor_asked() {
+        let dir = folder();
+        let path = dir.path().join("control");
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+        let squatter = as_stranger(|| UnixListener::bind(&path).unwrap());
+        let is_strangers = |said: ControlError| {
+            let stranger = 54_321;
+            let is_it = matches!(said, ControlError::Strangers { owner, .. } if owner == stranger);
+            assert!(is_it, "{said}");
+        };
+        is_strangers(connect_to_owner(&path).unwrap_err());
+        is_strangers(listen(&path, true).unwrap_err());
+        // Nobody answers any more: the file is the stranger's still.
+        drop(squatter);
+        is_strangers(listen(&path, false).unwrap_err());
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().uid(), 54_321);
+        // Nobody else can place sockets now: it is one that was left behind.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let _listener = listen(&path, false).unwrap();
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().uid(), 0);
+    }
+
+    #[test]
+    fn a_strangers_own_directory_in_an_open_one_is_refused_by_both_sides() {
+        let dir = folder();
+        let open = std::fs::Permissions::from_mode(0o1777);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        let strange = dir.path().join("strange");
+        let path = strange.join("control");
+        let _squatter = as_stranger(|| {
+            std::fs::create_dir(&strange).unwrap();
+            UnixListener::bind(&path).unwrap()
+        });
+        // A directory of root's, too, can be moved with the one above it; and a link changes nothing.
+        let below = strange.join("below");
+        std::fs::create_dir(&below).unwrap();
+        let _own = UnixListener::bind(below.join("control")).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&strange, &link).unwrap();
+        for path in [path, below.join("control"), link.join("control")] {
+            for said in [
+                connect(&path).unwrap_err(),
+                connect_to_owner(&path).unwrap_err(),
+                listen(&path, true).unwrap_err(),
+            ] {
+                let is_it = matches!(&said, ControlError::Directory { directory, owner: 54_321, .. } if *directory == strange);
+                assert!(is_it, "{said}");
+            }
+        }
+        // One that root has given away is no stranger's work.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        connect_to_owner(&strange.join("control")).unwrap();
     }
 
     #[test]

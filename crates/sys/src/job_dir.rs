@@ -12,10 +12,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
-use crate::Errno;
 use crate::scm_rights::effective_uid;
+use crate::{Errno, file_lock};
 
 /// The bits that let others than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
@@ -130,7 +130,7 @@ impl JobDir {
     /// # Errors
     /// As [`JobDir::open`].
     pub fn lock(&self, name: &str) -> io::Result<File> {
-        self.locked(name, FlockOperation::LockExclusive)
+        self.locked(name, |file| file_lock::lock(file))
     }
 
     /// Takes the lock of a file, which is created if it is missing.
@@ -138,10 +138,10 @@ impl JobDir {
     /// # Errors
     /// As [`JobDir::open`], and `WouldBlock` if another process holds it.
     pub fn try_lock(&self, name: &str) -> io::Result<File> {
-        self.locked(name, FlockOperation::NonBlockingLockExclusive)
+        self.locked(name, |file| file_lock::try_lock(file))
     }
 
-    /// Returns whether another process holds the lock of a file.
+    /// Returns whether another process holds the lock of a file. Never keeps one from taking it.
     ///
     /// # Errors
     /// As [`JobDir::open`].
@@ -149,10 +149,7 @@ impl JobDir {
         let Some(file) = self.open_existing(name)? else {
             return Ok(false);
         };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Err(Errno::WOULDBLOCK) => Ok(true),
-            other => Ok(other.map(|()| false)?),
-        }
+        file_lock::is_locked(&file)
     }
 
     /// Reads a file of at most `longest` bytes; `None` if there is none.
@@ -213,10 +210,10 @@ impl JobDir {
         Ok(names)
     }
 
-    fn locked(&self, name: &str, how: FlockOperation) -> io::Result<File> {
+    fn locked(&self, name: &str, lock: impl Fn(&File) -> io::Result<()>) -> io::Result<File> {
         loop {
             let file = self.open(name)?;
-            rustix::fs::flock(&file, how)?;
+            lock(&file)?;
             // Its former holder may have removed it between the two calls; the next process would lock
             // another file of this name.
             if rustix::fs::fstat(&file)?.st_nlink > 0 {

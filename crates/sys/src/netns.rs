@@ -56,13 +56,7 @@ impl NetnsError {
 }
 
 fn hint(source: &io::Error) -> String {
-    match source.kind() {
-        io::ErrorKind::PermissionDenied => {
-            let needed = [Capability::SysAdmin, Capability::NetAdmin];
-            format!("; {}", privileges::advice(&needed))
-        }
-        _ => String::new(),
-    }
+    privileges::hint(source, &[Capability::SysAdmin, Capability::NetAdmin])
 }
 
 /// The identity of a network namespace: device and inode of its `ns/net` file.
@@ -154,7 +148,7 @@ impl Netns {
             // `/proc/self` would be the main thread's namespace.
             rustix::mount::mount_bind("/proc/thread-self/ns/net", &path)
         });
-        if let Err(e) = made {
+        if let Err(e) = made.and_then(|made| Ok(made?)) {
             // The file is ours, because of `create_new`; do not leave a name without a namespace.
             let _ = fs::remove_file(&path);
             return Err(NetnsError::new(name, "could not create it", e));
@@ -240,6 +234,7 @@ impl Netns {
             .map_err(|e| NetnsError::new(&self.name, "could not enter it", e))?;
             Ok(job())
         })
+        .map_err(|e| NetnsError::new(&self.name, "could not start a thread to enter it", e))?
     }
 
     /// Returns the name under `/run/netns`.
@@ -259,11 +254,14 @@ impl AsFd for Netns {
     }
 }
 
-fn on_new_thread<T: Send>(job: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| match scope.spawn(job).join() {
-        Ok(value) => value,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
+/// Fails if the thread cannot be started.
+fn on_new_thread<T: Send>(job: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(
+        |scope| match std::thread::Builder::new().spawn_scoped(scope, job)?.join() {
+            Ok(value) => Ok(value),
+            Err(panic) => std::panic::resume_unwind(panic),
+        },
+    )
 }
 
 /// Returns the path of a name, which must be a single path component.

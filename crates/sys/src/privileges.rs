@@ -68,7 +68,7 @@ pub enum PrivilegesError {
     #[error("this process lacks {0}, which it needs; start it as root or with that capability")]
     Missing(&'static str),
     /// A system call failed.
-    #[error("cannot {what}: {source}; start as root, or configure no user to switch to")]
+    #[error("cannot {what}: {source}{}", call_hint(*.source))]
     Call {
         /// The action of the call, as an infinitive.
         what: &'static str,
@@ -206,6 +206,25 @@ pub fn advice(needed: &[Capability]) -> String {
     advice_to(rustix::process::geteuid().is_root(), has, needed)
 }
 
+/// Returns what to do about a call that failed and takes `needed`, to be appended to its error: nothing
+/// unless the kernel denied the call, because any other reason has nothing to do with privileges.
+pub fn hint(error: &std::io::Error, needed: &[Capability]) -> String {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => format!("; {}", advice(needed)),
+        _ => String::new(),
+    }
+}
+
+/// Returns what to do about a BPF program that the kernel has refused, to be appended to the error: the
+/// capabilities that this process lacks, or else `requirement`, what the kernel has to have. (EACCES alone
+/// says little: the verifier returns it, too.)
+pub fn program_hint(is_denied: bool, needed: &[Capability], requirement: &str) -> String {
+    match is_denied && !needed.iter().all(|capability| has(*capability)) {
+        true => format!("; {}", advice(needed)),
+        false => format!("; {requirement}"),
+    }
+}
+
 fn advice_to(is_root: bool, has: CapabilitySet, needed: &[Capability]) -> String {
     let names = |capabilities: &mut dyn Iterator<Item = &Capability>| {
         let names: Vec<_> = capabilities.map(|capability| capability.name()).collect();
@@ -224,16 +243,15 @@ fn advice_to(is_root: bool, has: CapabilitySet, needed: &[Capability]) -> String
     }
 }
 
-/// A user without rights of its own, for a process that needs none.
+/// An unused UID, for a process that needs no rights.
 #[derive(Debug)]
 pub struct Unprivileged {
-    name: Option<String>,
     ids: UserIds,
 }
 
-/// The numbers of users that systemd gives to services for the time that they run (systemd.exec(5),
-/// `DynamicUser`).
-const DYNAMIC_USERS: std::ops::RangeInclusive<u32> = 61_184..=65_519;
+/// UIDs between those of people and those that systemd allocates to services (`DynamicUser=`), so that
+/// no other user has the same one (systemd's UIDS-GIDS.md).
+const UNUSED: std::ops::RangeInclusive<u32> = 60_578..=61_183;
 /// The number of them that are looked up.
 const TRIED: u32 = 16;
 
@@ -292,22 +310,17 @@ fn switch_user(user: &UserIds) -> Result<(), PrivilegesError> {
 // === impl Unprivileged ===
 
 impl Unprivileged {
-    /// Returns the user of this name, or else one that the user database does not have. `None` if this
-    /// process may not become one.
-    pub fn choose(name: &str) -> Option<Self> {
+    /// Returns a user that the user database does not have. `None` if this process may not become one.
+    pub fn choose() -> Option<Self> {
         let may = CapabilitySet::SETUID | CapabilitySet::SETGID;
         let has = t::capabilities(None).ok()?.effective;
         if !has.contains(may) {
             return None;
         }
-        let named = look_up(name).ok().filter(|ids| !ids.uid.is_root());
-        let (name, ids) = match named {
-            Some(ids) => (Some(name.to_owned()), ids),
-            None => (None, UserIds::unused()?),
-        };
+        let ids = UserIds::unused()?;
         let id_is_mapped = is_mapped("/proc/self/uid_map", ids.uid.as_raw())
             && is_mapped("/proc/self/gid_map", ids.gid.as_raw());
-        id_is_mapped.then_some(Self { name, ids })
+        id_is_mapped.then_some(Self { ids })
     }
 
     /// Returns whether the permissions of the file and of the directories above it let this user read it.
@@ -334,10 +347,7 @@ impl Unprivileged {
 
 impl std::fmt::Display for Unprivileged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.name {
-            Some(name) => write!(f, "user {name}"),
-            None => write!(f, "user {}", self.ids.uid.as_raw()),
-        }
+        write!(f, "user {}", self.ids.uid.as_raw())
     }
 }
 
@@ -347,7 +357,7 @@ impl UserIds {
     /// Returns a user and a group that the database does not have. Two processes seldom get the same.
     fn unused() -> Option<Self> {
         use rustix::process::{Gid, Uid};
-        let (first, count) = (*DYNAMIC_USERS.start(), DYNAMIC_USERS.clone().count() as u32);
+        let (first, count) = (*UNUSED.start(), UNUSED.clone().count() as u32);
         let mut tried = (0..TRIED).map(|i| first + std::process::id().wrapping_add(i) % count);
         let id = tried.find(|&id| {
             matches!(User::from_uid(id.into()), Ok(None))
@@ -374,6 +384,13 @@ fn is_mapped(map: &str, id: u32) -> bool {
             _ => false,
         }
     })
+}
+
+fn call_hint(source: Errno) -> &'static str {
+    match source {
+        Errno::PERM | Errno::ACCESS => "; start as root, or configure no user to switch to",
+        _ => "",
+    }
 }
 
 fn call<T>(what: &'static str, result: Result<T, Errno>) -> Result<T, PrivilegesError> {
@@ -440,5 +457,24 @@ mod tests {
         let refused = advice_to(true, all, &needed);
         assert!(!refused.contains("root"), "{refused}");
         assert!(refused.contains("security module"), "{refused}");
+    }
+
+    #[test]
+    fn privileges_are_named_only_if_the_kernel_denied_the_call() {
+        let needed = [Capability::NetAdmin];
+        for denied in [Errno::PERM, Errno::ACCESS] {
+            let said = hint(&denied.into(), &needed);
+            assert!(said.contains("CAP_NET_ADMIN"), "{said}");
+        }
+        for other in [Errno::NODEV, Errno::BUSY, Errno::INVAL, Errno::OPNOTSUPP] {
+            assert_eq!(hint(&other.into(), &needed), "", "{other}");
+        }
+        let requirement = "it needs Linux 6.6";
+        assert_eq!(
+            program_hint(false, &needed, requirement),
+            "; it needs Linux 6.6"
+        );
+        // Nothing is missing, so the kernel's denial is the verifier's.
+        assert_eq!(program_hint(true, &[], requirement), "; it needs Linux 6.6");
     }
 }

@@ -11,8 +11,8 @@ use std::io;
 use std::path::PathBuf;
 
 use landlock::{
-    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus, path_beneath_rules,
+    ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus, path_beneath_rules,
 };
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -54,8 +54,15 @@ pub enum Calls {
 pub struct Files {
     /// Files that it may read.
     pub read: Vec<PathBuf>,
-    /// Files that it may read, change, create and remove.
+    /// Files that it may write to, and directories in which it may create, change, rename and remove
+    /// files.
     pub write: Vec<PathBuf>,
+    /// Directories in which it may create, rename and remove sockets. It may also remove other files
+    /// there.
+    pub sockets: Vec<PathBuf>,
+    /// Directories in which it may create and remove files and directories, and write to none: pins of
+    /// BPF objects.
+    pub pins: Vec<PathBuf>,
     /// Programs that it may read and execute.
     pub execute: Vec<PathBuf>,
 }
@@ -212,13 +219,21 @@ impl Files {
     /// Returns whether the kernel has restricted the process.
     fn restrict(&self) -> Result<bool, landlock::RulesetError> {
         let read = AccessFs::ReadFile | AccessFs::ReadDir;
-        let write = AccessFs::from_all(RIGHTS) & !BitFlags::from(AccessFs::Execute);
+        let sockets = AccessFs::MakeSock | AccessFs::RemoveFile;
+        let pin =
+            AccessFs::MakeReg | AccessFs::MakeDir | AccessFs::RemoveFile | AccessFs::RemoveDir;
+        let write = AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg;
         let status = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(RIGHTS))?
             .create()?
             .add_rules(path_beneath_rules(&self.read, read))?
-            .add_rules(path_beneath_rules(&self.write, write))?
+            .add_rules(path_beneath_rules(
+                &self.write,
+                write | AccessFs::RemoveFile,
+            ))?
+            .add_rules(path_beneath_rules(&self.sockets, sockets))?
+            .add_rules(path_beneath_rules(&self.pins, pin))?
             .add_rules(path_beneath_rules(&self.execute, read | AccessFs::Execute))?
             .restrict_self()?;
         Ok(status.ruleset != RulesetStatus::NotEnforced)

@@ -15,7 +15,7 @@ use crate::Failure;
 pub(crate) struct SandboxArgs {
     /// Allow all system calls and files, to find out whether the sandbox is at fault; capabilities are dropped all the
     /// same
-    #[arg(long)]
+    #[arg(long, help_heading = "Privileges")]
     pub(crate) no_sandbox: bool,
 }
 
@@ -36,8 +36,25 @@ pub(crate) struct Confined {
     lacking: Vec<Lacking>,
 }
 
-/// Returns what a job may do that looks at the connections of the whole machine (`top`, `why`, `watch`).
+/// Returns what `why` may do.
+pub(crate) fn explainer(args: SandboxArgs) -> Confinement {
+    let mut confinement = observer(args);
+    // Name the functions in which packets are dropped.
+    confinement.keep.push(Capability::Syslog);
+    confinement
+}
+
+/// Returns what `top` and `watch` may do.
 pub(crate) fn observer(args: SandboxArgs) -> Confinement {
+    let mut confinement = adviser(args);
+    // Measure whether this machine was descheduled, with a thread that waits for no other.
+    confinement.keep.push(Capability::SysNice);
+    confinement
+}
+
+/// Returns what a job may do that looks at the connections of the whole machine, such as `tune` without
+/// `--apply`.
+pub(crate) fn adviser(args: SandboxArgs) -> Confinement {
     Confinement {
         keep: vec![
             // Enter the network namespaces of containers.
@@ -50,23 +67,19 @@ pub(crate) fn observer(args: SandboxArgs) -> Confinement {
             Capability::Perfmon,
             // A buffer for the kernel's reports of ends that holds a burst.
             Capability::NetAdmin,
-            // Name the functions in which packets are dropped.
-            Capability::Syslog,
-            // Measure whether this machine was descheduled, with a thread that waits for no other.
-            Capability::SysNice,
         ],
         // No restriction of files: it would also forbid to look into other processes.
         sandbox: args.sandbox(vec![Calls::Bpf, Calls::EnterNamespaces]),
     }
 }
 
-/// Returns what `tune --apply` and `tune --undo` may do. With the capabilities of an observer they also
-/// force buffers, and set sysctls and routes of each namespace.
+/// Returns what `tune --apply` and `tune --undo` may do. With the same capabilities they also force
+/// buffers, and set sysctls and routes of each namespace.
 pub(crate) fn tuner(args: SandboxArgs) -> Confinement {
     let calls = vec![Calls::Bpf, Calls::EnterNamespaces, Calls::BorrowDescriptors];
     Confinement {
         sandbox: args.sandbox(calls),
-        ..observer(args)
+        ..adviser(args)
     }
 }
 
@@ -92,8 +105,9 @@ pub(crate) fn snoop(
     let files = Files {
         // Not only /proc and /sys: each directory above the records is opened, to check its owner.
         read: vec!["/".into()],
-        write: vec![folder_of(control), records.to_owned()],
-        execute: Vec::new(),
+        write: vec![records.to_owned()],
+        sockets: vec![make_folder_of(control)],
+        ..Files::default()
     };
     let sandbox = Sandbox {
         calls: vec![Calls::Bpf],
@@ -105,8 +119,23 @@ pub(crate) fn snoop(
     }
 }
 
-/// Returns what `guest` may do.
-pub(crate) fn guest(args: SandboxArgs) -> Confinement {
+/// Returns what `guest` may do; only `up` and `down` change something.
+pub(crate) fn guest(args: SandboxArgs, changes: bool) -> Confinement {
+    let mut files = Files {
+        read: vec!["/".into()],
+        ..Files::default()
+    };
+    if changes {
+        files.write = vec![
+            taut_guest::load::DIRECTORY.into(),
+            taut_guest::default_control::SETTING.into(),
+        ];
+        files.pins = vec![taut_guest::load::BPF_FS.into()];
+    }
+    let sandbox = Sandbox {
+        calls: vec![Calls::Bpf],
+        files: Some(files),
+    };
     Confinement {
         // Load and pin congestion controls, and set the default.
         keep: vec![
@@ -117,7 +146,7 @@ pub(crate) fn guest(args: SandboxArgs) -> Confinement {
             // Find the kernel's tick by the name of its function.
             Capability::Syslog,
         ],
-        sandbox: args.sandbox(vec![Calls::Bpf]),
+        sandbox: (!args.no_sandbox).then_some(sandbox),
     }
 }
 
@@ -134,13 +163,18 @@ pub(crate) fn dns(args: SandboxArgs) -> Option<Sandbox> {
     })
 }
 
-/// Returns the directory of a file, and makes it if it is missing, as the job would later. If that
-/// fails, the job reports it when it opens the file.
-pub(crate) fn folder_of(file: &Path) -> PathBuf {
-    let folder = match file.parent() {
+/// Returns the directory of a file.
+pub(crate) fn folder_of(file: &Path) -> &Path {
+    match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
-    };
+    }
+}
+
+/// Returns the directory of a file, and makes it if it is missing, as the job would later: a sandbox
+/// can only name what exists. If that fails, the job reports it when it opens the file.
+pub(crate) fn make_folder_of(file: &Path) -> PathBuf {
+    let folder = folder_of(file);
     let mut builder = std::fs::DirBuilder::new();
     let _ = builder.recursive(true).mode(0o755).create(folder);
     folder.to_owned()
@@ -178,6 +212,12 @@ pub(crate) fn enter(sandbox: Option<&Sandbox>) -> Result<Confined, Failure> {
 // === impl Confined ===
 
 impl Confined {
+    /// Returns whether the process can use only the files of its sandbox.
+    pub(crate) fn restricts_files(&self) -> bool {
+        let lacks = |lacking: &Lacking| matches!(lacking, Lacking::Files);
+        self.is_in_sandbox && !self.lacking.iter().any(lacks)
+    }
+
     /// Logs what the kernel lacks.
     pub(crate) fn log(&self) {
         for lacking in &self.lacking {

@@ -5,15 +5,29 @@
 //! They are in this crate because they depend on every command, and no command depends on them.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::fs;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
+use libbpf_rs::ProgramType;
+use libbpf_rs::query::ProgInfoIter;
+use ratatui::crossterm::terminal;
+use taut_observe::versioned::Versioned;
 use taut_relay::intercept;
-use taut_sys::probe;
+use taut_snoop::device::{Device, Kind};
+use taut_snoop::tap;
+use taut_sys::probe::{self, Answer};
+use taut_sys::steal::Steal;
 
+#[cfg(test)]
+pub(crate) use self::feature::FEATURES;
 use self::report::Report;
 use self::setting::Host;
-use self::severity::Severity;
+pub(crate) use self::severity::Severity;
+use crate::Failure;
 
 mod feature;
 mod leftover;
@@ -22,36 +36,38 @@ mod setting;
 mod severity;
 mod table;
 
-/// Check this machine's features and settings, and print the commands that improve them.
+/// Say what is wrong with this machine for Taut, and print the commands that mend it
 ///
 /// Changes nothing without --repair. Exit status: 0 if nothing blocks, 1 if something does or
 /// cannot be repaired, 2 for a usage error.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  taut doctor             what is wrong, and the commands that mend it
+  taut doctor --all       everything that was looked at
+  taut doctor --repair    first remove what killed processes have left")]
 pub(crate) struct Args {
     /// Print one JSON object instead of tables
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
-    /// Also show settings that need no change
-    #[arg(long)]
+    /// Also show what is all right: every feature, with its use, and every setting
+    #[arg(long, help_heading = "Output")]
     all: bool,
     /// First remove what killed processes of Taut have left (root)
-    #[arg(long)]
+    #[arg(long, help_heading = "Repair")]
     repair: bool,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let is_repaired = !args.repair || repair();
     let report = examine();
-    let written = match args.json {
-        true => json(&report),
-        false => io::stdout().write_all(table::render(&report, args.all).as_bytes()),
+    let text = match args.json {
+        true => Versioned::new(&report)
+            .pretty()
+            .map_err(|error| Failure::Run(error.to_string())),
+        false => Ok(table::render(&report, args.all, width())),
     };
-    // A reader that closes the pipe (`| head`) is not an error.
-    if let Err(e) = written
-        && e.kind() != io::ErrorKind::BrokenPipe
-    {
-        eprintln!("taut doctor: cannot write to standard output: {e}");
-        return ExitCode::FAILURE;
+    if let Err(failure) = text.and_then(|text| crate::print(&text)) {
+        return crate::exit_code(Err(failure));
     }
     match report.verdict {
         Severity::Slows | Severity::Fine if is_repaired => ExitCode::SUCCESS,
@@ -59,13 +75,18 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
+fn say(sentence: &str) {
+    // The reader may be gone; the error is ignored.
+    let _ = writeln!(io::stderr(), "taut doctor: {sentence}");
+}
+
 /// Removes what killed processes have left. Returns whether nothing of it stays.
 fn repair() -> bool {
     let (removed, stays) = leftover::remove();
     let sentences = removed.iter().chain(&stays);
-    sentences.for_each(|sentence| eprintln!("taut doctor: {sentence}"));
+    sentences.for_each(|sentence| say(sentence));
     if removed.is_empty() && stays.is_empty() {
-        eprintln!("taut doctor: killed processes have left nothing");
+        say("killed processes have left nothing");
     }
     stays.is_empty()
 }
@@ -85,10 +106,23 @@ fn examine() -> Report {
     )
 }
 
+/// Returns the width of the terminal, or of a page.
+fn width() -> usize {
+    let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    let terminal = || {
+        let size = io::stdout().is_terminal().then(terminal::size)?.ok()?;
+        Some(usize::from(size.0))
+    };
+    columns
+        .or_else(terminal)
+        .filter(|width| *width > 0)
+        .unwrap_or(table::PAGE)
+}
+
 fn host() -> Host {
     // A sysctl that this kernel lacks or hides is omitted.
     let read = |name: &&str| Some(((*name).to_owned(), probe::setting::sysctl(name).ok()??));
-    Host {
+    let mut host = Host {
         sysctls: setting::SYSCTLS
             .iter()
             .filter_map(read)
@@ -96,15 +130,89 @@ fn host() -> Host {
         open_files: probe::setting::open_files_hard_limit(),
         page: probe::setting::page_size(),
         root: probe::is_root(),
+        devices: devices(),
+        lacks_fq: matches!(probe::qdisc::fq(), Answer::No(_)),
+        running: running(),
+        sockmap_programs: sockmap_programs(),
+        steal: None,
         intercepting: match intercept::is_running() {
-            Ok(true) => intercept::presence().ok(),
+            Ok(true) => intercept::presence()
+                .inspect_err(|error| say(&format!("the policy route was not checked: {error}")))
+                .ok(),
             _ => None,
         },
-    }
+    };
+    host.steal = stolen(host.bbr().is_some());
+    host
 }
 
-fn json(report: &Report) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, report)?;
-    writeln!(out)
+/// Returns the stolen time. Since boot it may have been much and be little now, so where `matters`,
+/// a second is measured.
+fn stolen(matters: bool) -> Option<setting::Stolen> {
+    let first = Steal::read()?;
+    let since_boot = first.share()?;
+    let lately = (matters && since_boot >= setting::STOLEN).then(|| {
+        thread::sleep(Duration::from_secs(1));
+        Steal::read()?.share_since(first)
+    });
+    Some(setting::Stolen {
+        since_boot,
+        lately: lately.flatten(),
+    })
+}
+
+/// Returns the devices that are up and have hardware, or its virtual likeness, behind them.
+fn devices() -> Vec<setting::Device> {
+    let has_hardware = |name: &str| {
+        let device = Path::new("/sys/class/net").join(name).join("device");
+        device.exists()
+    };
+    let qdiscs = tap::qdiscs_below_roots().unwrap_or_default();
+    let devices = tap::devices().unwrap_or_default().into_iter();
+    devices
+        .filter(|device| device.up && has_hardware(&device.name))
+        .filter(|device| matches!(device.kind, Kind::Other(_)))
+        .map(|device| {
+            let below = qdiscs.iter().filter(|(index, _)| *index == device.index);
+            let Device { name, qdisc, .. } = device;
+            setting::Device {
+                name,
+                qdisc,
+                below: below.map(|(_, name)| name.clone()).collect(),
+            }
+        })
+        .collect()
+}
+
+fn running() -> Vec<(&'static str, u32)> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let running = processes.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        // Not a string: a process may give itself any name.
+        let name = fs::read(entry.path().join("comm")).ok()?;
+        let name = name.strip_suffix(b"\n")?;
+        let conflicting = setting::CONFLICTING.iter();
+        let known = conflicting.copied().find(|c| c.as_bytes() == name)?;
+        Some((known, pid))
+    });
+    running.collect()
+}
+
+/// Returns the programs at sockmaps. `None` if this process may not list programs.
+fn sockmap_programs() -> Option<Vec<(String, u32)>> {
+    let mut programs = Vec::new();
+    let mut all = ProgInfoIter::default();
+    loop {
+        let next = all.next();
+        // The iterator ends at the first error and does not tell it: ENOENT after the last program.
+        let ended = io::Error::last_os_error();
+        match next {
+            Some(program) if matches!(program.ty, ProgramType::SkSkb | ProgramType::SkMsg) => {
+                programs.push((program.name.to_string_lossy().into_owned(), program.id));
+            }
+            Some(_) => {}
+            None if ended.kind() == io::ErrorKind::PermissionDenied => return None,
+            None => return Some(programs),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `taut guest`: loads and unloads the congestion controls, and reports on off-CPU gaps.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,8 +15,11 @@ use taut_guest::gaps::Gaps;
 use taut_guest::load::{self, Lock};
 use taut_guest::module;
 use taut_guest::report::Report;
+use taut_guest::textfile;
 use taut_guest::verdict::Descheduling;
 use taut_guest::watch::Watch;
+use taut_observe::versioned::Versioned;
+use taut_sys::job_dir::JobDir;
 
 use crate::Failure;
 use crate::confine::{self, Confinement, SandboxArgs};
@@ -28,10 +32,10 @@ const NAP: Duration = Duration::from_millis(50);
 /// Correct congestion control in a virtual machine that is descheduled
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
-  taut guest status                          whether this machine is descheduled, and whether that matters
-  taut guest up                              load taut_bbr and taut_cubic, for programs that ask for them
-  taut guest up --default bbr                and make taut_bbr the default of new connections
-  taut guest down                            unload them and restore the default")]
+  taut guest status              is this machine descheduled, does it matter?
+  taut guest up                  load taut_bbr and taut_cubic
+  taut guest up --default bbr    and make taut_bbr the default
+  taut guest down                unload them and restore the default")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -43,35 +47,53 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Load taut_bbr and taut_cubic, until `down` or a reboot
+    #[command(after_help = "Example:
+  taut guest up --default bbr")]
     Up {
         /// Make it the default of new connections in this network namespace: bbr or cubic
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, value_name = "NAME", help_heading = "Congestion control")]
         default: Option<Control>,
     },
     /// Unload them and restore the default
+    #[command(after_help = "Example:
+  taut guest down")]
     Down,
     /// Show how often this machine is descheduled, what was done about it, and whether it matters
+    #[command(after_help = "Example:
+  taut guest status --for 1m")]
     Status {
         /// Watch for this time [default: 10s if nothing is loaded, else since the programs were loaded]
-        #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
+        #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval, help_heading = "Measurement")]
         time: Option<Duration>,
 
         /// Print one JSON object
-        #[arg(long)]
+        #[arg(long, help_heading = "Output")]
         json: bool,
+
+        /// Print metrics for node_exporter's textfile collector: counters since the programs were loaded
+        #[arg(long, conflicts_with_all = ["json", "time"], help_heading = "Output")]
+        prometheus: bool,
     },
 }
 
 /// Returns what it may do.
 pub(crate) fn confinement(args: &Args) -> Confinement {
-    confine::guest(args.sandbox)
+    let changes = !matches!(args.command, Command::Status { .. });
+    if changes {
+        // The sandbox allows a directory only if it exists. An error is reported with the lock.
+        let _ = JobDir::create(Path::new(load::DIRECTORY));
+    }
+    confine::guest(args.sandbox, changes)
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match args.command {
         Command::Up { default } => up(default),
         Command::Down => down(),
-        Command::Status { time, json } => status(time, json),
+        Command::Status {
+            prometheus: true, ..
+        } => metrics(),
+        Command::Status { time, json, .. } => status(time, json),
     }
 }
 
@@ -115,17 +137,23 @@ pub(crate) fn down() -> Result<(), Failure> {
 fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
     let watch = Watch::open().map_err(failure)?;
     let time = time.or_else(|| (!watch.is_up()).then_some(WATCH));
+    if let Some(time) = time.filter(|_| io::stderr().is_terminal()) {
+        let time = humantime::format_duration(time);
+        say(&format!("watching for {time}; Ctrl-C ends it earlier"));
+    }
     let report = report(&watch, time)?;
     let text = match json {
-        true => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
+        true => Versioned::new(&report).pretty().map_err(failure)?,
         false => report.to_string(),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Run(format!(
-            "cannot write to standard output: {e}"
-        ))),
-        _ => Ok(()),
-    }
+    crate::print(&text)
+}
+
+fn metrics() -> Result<(), Failure> {
+    let watch = Watch::open().map_err(failure)?;
+    // A counter has to cover all time, and a collector does not wait.
+    let time = (!watch.is_up()).then_some(Duration::ZERO);
+    crate::print(&textfile::metrics(&report(&watch, time)?))
 }
 
 /// Returns the report on `time` from now, or on all time since the programs were loaded.

@@ -1,11 +1,14 @@
 //! Logging to standard error, by a separate thread.
 //!
 //! The reader of the log may be slow, stuck or gone. Threads that forward data must neither wait
-//! for the reader nor fail because of it, so lines that it does not read are dropped.
+//! for the reader nor fail because of it, so lines that it does not read are dropped. The log says
+//! how many, once there is a reader again.
 
-use std::io::IsTerminal;
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
-use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -14,6 +17,9 @@ use crate::Failure;
 /// The number of lines buffered for a slow reader; further lines are dropped.
 const LINES: usize = 4096;
 
+/// How long the end of the process waits for the reader of the last lines.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 /// What is logged without `TAUT_LOG`. The DNS library warns of each message that is malformed, which
 /// strangers may send without end; the server counts them.
 const DEFAULT: &str = "info,hickory_proto=error";
@@ -21,30 +27,152 @@ const DEFAULT: &str = "info,hickory_proto=error";
 /// The crates whose name alone is a directive of `TAUT_LOG`.
 const CRATES: [&str; 2] = ["taut", "libbpf"];
 
+/// The buffer of the log, once it has been started.
+static STARTED: OnceLock<Buffer> = OnceLock::new();
+
+/// The lines that wait for their reader.
+#[derive(Clone, Default)]
+struct Buffer(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    lines: Mutex<Lines>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    waiting: VecDeque<Vec<u8>>,
+    /// The lines that were dropped since the last one was buffered.
+    dropped: u64,
+    /// The thread writes a line that it has taken out.
+    is_writing: bool,
+}
+
+/// Writes out the buffered lines when it is dropped.
+pub(crate) struct Guard(Buffer);
+
 /// Starts logging at level `info`, or as specified by `TAUT_LOG` (syntax of tracing's `EnvFilter`,
 /// for example `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out the
 /// buffered lines, for up to a second.
 ///
 /// # Errors
-/// `TAUT_LOG` is not understood.
-pub(crate) fn to_stderr() -> Result<WorkerGuard, Failure> {
+/// `TAUT_LOG` is not understood, or the system cannot start a thread.
+pub(crate) fn to_stderr() -> Result<Guard, Failure> {
     let filter = match std::env::var_os("TAUT_LOG") {
         Some(text) if !text.is_empty() => filter(&text.to_string_lossy())?,
         _ => EnvFilter::new(DEFAULT),
     };
-    let (writer, guard) = NonBlockingBuilder::default()
-        .lossy(true)
-        .buffered_lines_limit(LINES)
-        .thread_name("log")
-        .finish(std::io::stderr());
+    let buffer = Buffer::default();
+    let writing = buffer.clone();
+    std::thread::Builder::new()
+        .name("log".into())
+        .spawn(move || writing.write_all_to(&mut io::stderr()))
+        .map_err(|error| {
+            Failure::Run(format!(
+                "cannot start the thread that writes the log: {error}"
+            ))
+        })?;
+    let guard = Guard(STARTED.get_or_init(|| buffer.clone()).clone());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(writer)
+        .with_ansi(has_colours())
+        .with_writer(move || buffer.clone())
         .log_internal_errors(false)
         .init();
     Ok(guard)
+}
+
+/// Writes a sentence for the user to standard error. If logging has been started, the sentence
+/// takes its place among the lines of the log, and a stuck reader does not delay the caller.
+pub(crate) fn say(sentence: &str) {
+    let line = format!("taut: {sentence}\n");
+    // The reader may be gone; `eprintln!` would panic.
+    let _ = match STARTED.get() {
+        Some(buffer) => buffer.clone().write_all(line.as_bytes()),
+        None => io::stderr().write_all(line.as_bytes()),
+    };
+}
+
+/// Writes out the buffered lines, for up to a second.
+pub(crate) fn finish() {
+    if let Some(buffer) = STARTED.get() {
+        drop(Guard(buffer.clone()));
+    }
+}
+
+// === impl Buffer ===
+
+impl Buffer {
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.0.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes lines as they come.
+    fn write_all_to(&self, output: &mut impl Write) -> ! {
+        loop {
+            let lines = self.lines();
+            let empty = |lines: &mut Lines| lines.waiting.is_empty();
+            let lines = self.0.changed.wait_while(lines, empty);
+            let mut lines = lines.unwrap_or_else(PoisonError::into_inner);
+            let line = lines.waiting.pop_front();
+            lines.is_writing = true;
+            drop(lines);
+            // The reader may be gone.
+            let _ = output.write_all(&line.unwrap_or_default());
+            self.lines().is_writing = false;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl Write for Buffer {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut lines = self.lines();
+        if lines.waiting.len() < LINES {
+            let dropped = std::mem::take(&mut lines.dropped);
+            if dropped > 0 {
+                lines.waiting.push_back(notice(dropped));
+            }
+            lines.waiting.push_back(line.to_vec());
+        } else {
+            lines.dropped += 1;
+        }
+        drop(lines);
+        self.0.changed.notify_all();
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+// === impl Guard ===
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let is_left = |lines: &mut Lines| lines.is_writing || !lines.waiting.is_empty();
+        let lines = self.0.lines();
+        let shared = &self.0.0;
+        drop(
+            shared
+                .changed
+                .wait_timeout_while(lines, LAST_LINES, is_left),
+        );
+    }
+}
+
+fn notice(dropped: u64) -> Vec<u8> {
+    format!("taut: {dropped} lines of the log were dropped, because standard error was not read\n")
+        .into_bytes()
+}
+
+/// Returns whether the log is coloured: at a terminal, unless `NO_COLOR` has a value (no-color.org).
+fn has_colours() -> bool {
+    let declined = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stderr().is_terminal() && !declined
 }
 
 /// Parses `TAUT_LOG`. A word that is no level would be the name of a crate to `EnvFilter`, and turn
@@ -76,7 +204,30 @@ fn filter(text: &str) -> Result<EnvFilter, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
+
+    #[test]
+    fn lines_that_nobody_reads_are_dropped_and_counted_and_the_others_keep_their_order() {
+        let mut buffer = Buffer::default();
+        let line = |number: usize| format!("{number:5}\n").into_bytes();
+        for number in 0..LINES + 10 {
+            buffer.write_all(&line(number)).unwrap();
+        }
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        let writing = buffer.clone();
+        std::thread::spawn(move || writing.write_all_to(&mut writer));
+        drop(Guard(buffer.clone()));
+        buffer.write_all(b"last\n").unwrap();
+        drop(Guard(buffer));
+        let mut expected: Vec<u8> = (0..LINES).flat_map(line).collect();
+        expected.extend(notice(10));
+        expected.extend(b"last\n");
+        let mut written = vec![0; expected.len()];
+        reader.read_exact(&mut written).unwrap();
+        assert!(written == expected, "{}", String::from_utf8_lossy(&written));
+    }
 
     #[test]
     fn a_value_that_is_no_level_is_refused() {

@@ -1,15 +1,21 @@
 //! `taut`: takes the slack out of TCP.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod commands;
 mod confine;
 mod doctor;
 mod guest;
+#[cfg(test)]
+mod kubernetes;
 mod lab;
 mod log;
 mod mesh;
 mod observe;
 #[cfg(test)]
 mod pages;
+#[cfg(test)]
+mod reference;
 mod relay;
 mod snoop;
 mod top;
@@ -17,7 +23,7 @@ mod tune;
 mod watch;
 mod why;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -27,10 +33,15 @@ use crate::confine::Confinement;
 /// Takes the slack out of TCP.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true, max_term_width = 100)]
-#[command(
-    after_help = "TAUT_LOG sets what jobs log to standard error: error, warn, info (the default), \
-debug, trace or off."
-)]
+#[command(after_help = "Examples:
+  taut doctor             what is wrong with this machine, and what mends it
+  taut why                what limits the connections that carry most
+  taut top --help         the options and examples of a command
+
+Exit status of every command: 0 if it did what it was asked; 1 if it could not, or if a check has \
+found something; 2 if the command line or the configuration file has a mistake.
+
+TAUT_LOG sets what jobs log to standard error: error, warn, info (the default), debug, trace or off.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -57,6 +68,17 @@ pub(crate) enum Failure {
     Usage(String),
     /// Any other error: exit code 1.
     Run(String),
+}
+
+/// Prints the result of a command. A reader that has gone (`| head`) is no error.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let written = std::io::stdout().write_all(text.as_bytes());
+    match written.and_then(|()| std::io::stdout().flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Run(format!(
+            "cannot write to standard output: {e}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn main() -> ExitCode {
@@ -114,7 +136,7 @@ fn exit_code(result: Result<(), Failure>) -> ExitCode {
         Err(Failure::Usage(sentence)) => (sentence, ExitCode::from(2)),
         Err(Failure::Run(sentence)) => (sentence, ExitCode::FAILURE),
     };
-    // If the reader is gone, `eprintln!` would panic.
-    let _ = writeln!(std::io::stderr(), "taut: {sentence}");
+    log::say(&sentence);
+    log::finish();
     code
 }

@@ -14,7 +14,9 @@ use crate::Failure;
 
 /// Manage a mesh of relays: keys, signed lists of members, measured paths, routes, DNS
 #[derive(ClapArgs)]
-#[command(after_help = "\
+#[command(after_help = "Example:
+  taut mesh keygen /etc/taut/mesh.key    make a key, print the public one
+
 A relay of a mesh proves its identity by its private key, and knows other relays by their public \
 keys, which are in the list of members (relay.mesh.members_file):
 

@@ -1,6 +1,5 @@
 //! Arguments and messages shared by `taut top`, `taut why` and `taut watch`.
 
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
@@ -66,19 +65,24 @@ pub(crate) struct ConnectionArgs {
     filter: Vec<String>,
 
     /// Only connections of this network namespace (a name in /run/netns)
-    #[arg(long, value_name = "NAME", conflicts_with = "own_netns")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with = "own_netns",
+        help_heading = "Connections"
+    )]
     netns: Option<String>,
 
     /// Only connections of the network namespace in which this is started
-    #[arg(long)]
+    #[arg(long, help_heading = "Connections")]
     own_netns: bool,
 
     /// Do not count events between scans: counting costs a little time at each segment
-    #[arg(long)]
+    #[arg(long, help_heading = "Connections")]
     no_events: bool,
 
     /// Keep at most this many connections, and only count the others [default: 100000; `why`: 10000]
-    #[arg(long, value_name = "COUNT", value_parser = count)]
+    #[arg(long, value_name = "COUNT", value_parser = count, help_heading = "Connections")]
     connections: Option<usize>,
 
     #[command(flatten)]
@@ -154,8 +158,7 @@ impl Missing {
     /// Writes to standard error what is missing in a scan and was not reported before.
     pub(crate) fn report(&mut self, observer: &Observer, summary: &ScanSummary) {
         if let Some(sentence) = self.sentence(observer, summary) {
-            // The reader may be gone; the error is ignored.
-            let _ = writeln!(std::io::stderr(), "taut: {sentence}");
+            crate::log::say(&sentence);
         }
     }
 
@@ -168,9 +171,10 @@ impl Missing {
         let left_out = observer.left_out();
         let is_root = taut_sys::probe::is_root();
         let help = |capability| taut_sys::privileges::advice(&[capability]);
-        let bpf = match observer.problem().filter(|_| is_root) {
+        let bpf = match observer.problem() {
+            _ if !is_root => "run this as root, on a kernel with BTF".to_owned(),
             Some(problem) => problem.to_owned(),
-            None => "run this as root, on a kernel with BTF".to_owned(),
+            None => "`taut doctor` shows what this kernel lacks".to_owned(),
         };
         const SOURCE: [&str; 2] = ["source is"; 2];
         let missing = [

@@ -26,8 +26,10 @@ const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
 /// Run a relay node: split long TCP connections into short ones
 #[derive(ClapArgs)]
 #[command(after_help = "\
-Without options, reads the [relay] section of /etc/taut/taut.toml. A relay without a file:
-
+Examples:
+  taut relay              as /etc/taut/taut.toml says
+  taut relay --check      could it start?
+  taut relay status       what a running relay does
   taut relay --listen :8080 --to origin.example:80
 
 SIGTERM and SIGINT drain the relay: it accepts no more connections and gives open sessions \
@@ -47,7 +49,7 @@ pub(crate) struct Args {
     command: Option<operate::Command>,
 
     /// Configuration file
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", help_heading = "Configuration")]
     config: Option<PathBuf>,
 
     // Not a doc comment: rustdoc would read the brackets as a link.
@@ -56,16 +58,23 @@ pub(crate) struct Args {
         long,
         value_name = "ADDR",
         requires = "to",
-        help = "Address to listen on: ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses; may be repeated"
+        help = "Address to listen on: ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses; may be repeated",
+        help_heading = "A forward without a file"
     )]
     listen: Vec<Listen>,
 
     /// Destination or upstream relay of connections to --listen
-    #[arg(short, long, value_name = "HOST:PORT", requires = "listen")]
+    #[arg(
+        short,
+        long,
+        value_name = "HOST:PORT",
+        requires = "listen",
+        help_heading = "A forward without a file"
+    )]
     to: Option<Destination>,
 
     /// Address to serve OpenMetrics on, at /metrics
-    #[arg(short, long, value_name = "ADDR", value_parser = serving_addr)]
+    #[arg(short, long, value_name = "ADDR", value_parser = serving_addr, help_heading = "Metrics")]
     metrics: Option<SocketAddr>,
 
     /// Check the configuration, names, keys and addresses, and exit without starting a relay; `--check=peers`
@@ -75,7 +84,8 @@ pub(crate) struct Args {
         value_name = "WHAT",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "config"
+        default_missing_value = "config",
+        help_heading = "Configuration"
     )]
     check: Option<Check>,
 
@@ -142,6 +152,10 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
         confined: None,
     };
     let config = &job.config;
+    let no_sandbox = job.args.sandbox.no_sandbox;
+    if let Some(refusal) = confine::refusal(config).filter(|_| !no_sandbox) {
+        return Err(Failure::Usage(refusal));
+    }
     let keep: Vec<_> = confine::needed(config)
         .into_iter()
         .filter(|capability| privileges::has(*capability))
@@ -149,21 +163,24 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     if let Some(user) = &config.user {
         privileges::drop_to(Some(user), &keep).map_err(|e| run(&e))?;
     }
-    // A check reports what the user would do, and has no part in the network.
-    if job.args.check.is_some() {
-        return Ok(job);
-    }
+    let is_check = job.args.check.is_some();
     let user = User::of(config, job.args.file());
     let dropped = match &user {
         User::Unprivileged(user) => {
-            // Only root can open it in its directory.
-            job.control = ControlSocket::open(config);
+            if !is_check {
+                // Only root can open it in its directory.
+                job.control = ControlSocket::open(config);
+            }
             privileges::become_unprivileged(user, &keep)
         }
         User::AsConfigured | User::Root(_) => privileges::limit_to(&keep),
     };
     dropped.map_err(|e| run(&e))?;
-    let sandbox = (!job.args.sandbox.no_sandbox).then(|| confine::sandbox(config, &keep));
+    // A check reads what the relay reads with the rights that the relay has, and does no more.
+    if is_check {
+        return Ok(job);
+    }
+    let sandbox = (!no_sandbox).then(|| confine::sandbox(config, &keep));
     let confined = Confinement {
         keep: keep.clone(),
         sandbox,
@@ -191,11 +208,8 @@ fn check(config: &Config, what: Check) -> Result<(), Failure> {
         }
     }
     if findings.errors.is_empty() {
-        for note in &findings.notes {
-            let _ = writeln!(std::io::stdout(), "{note}");
-        }
-        let _ = writeln!(std::io::stdout(), "the configuration is valid");
-        return Ok(());
+        let notes = findings.notes.iter().map(|note| format!("{note}\n"));
+        return crate::print(&(notes.collect::<String>() + "the configuration is valid\n"));
     }
     Err(Failure::Run(findings.errors.join("\ntaut: ")))
 }
@@ -221,8 +235,16 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
             tracing::info!("the relay stays root, because {reason}; relay.user names another user");
         }
     }
+    let restricts_files = confined.restricts_files();
+    let folders = restricts_files.then(|| confine::list_folders(&config));
     let reload = Box::new(move || {
-        let config = configuration(&args)?;
+        let config = configuration(&args).map_err(|error| error.to_string())?;
+        let refusal = folders
+            .as_ref()
+            .and_then(|folders| confine::outside(&config, folders));
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
         warn_of_missing(&config, &user, &kept);
         Ok(config)
     });

@@ -12,8 +12,10 @@ use clap::{Args as ClapArgs, Subcommand};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 use glob::Pattern;
+use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
+use taut_observe::versioned::Versioned;
 use taut_snoop::config::{CONFIG, GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::protocol::{Answer, Question, TapStatus};
@@ -32,104 +34,112 @@ use crate::confine::{self, Confined, SandboxArgs};
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "\
-Acknowledges segments once they are in a guest's ring, so that senders do not wait until the guest runs. \
-Nothing is changed in the guest.
-
-  taut snoop --tap tap0 --tap 'vnet*'    serve these taps, and matching taps that appear later
+    after_help = "Examples:
+  taut snoop --tap tap0 --tap 'vnet*'    serve these taps, also later ones
   taut snoop status                      states and counters
-  taut snoop --off tap0                  before a live migration: returns once the guest has everything
+  taut snoop --off tap0                  before a live migration of its guest
 
-SIGTERM and SIGINT stop it; connections continue."
+Acknowledges segments once they are in a guest's ring, so that senders do not wait until the guest runs. \
+Nothing is changed in the guest. SIGTERM and SIGINT stop it; connections continue."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
 
     /// Tap of a guest, or a pattern (* and ?); may be repeated
-    #[arg(short, long, value_name = "NAME")]
+    #[arg(short, long, value_name = "NAME", help_heading = "Taps")]
     tap: Vec<Pattern>,
 
     /// Configuration file; flags override it [default: /etc/taut/taut.toml, if it exists]
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", help_heading = "Configuration")]
     config: Option<PathBuf>,
 
     /// Stop early ACKs at a served tap, and return once its guest has acknowledged everything that was acknowledged early
-    #[arg(long, value_name = "TAP", conflicts_with_all = ["tap", "on"])]
+    #[arg(long, value_name = "TAP", conflicts_with_all = ["tap", "on"], help_heading = "A running snoop")]
     off: Option<String>,
 
     /// With --off: how long to wait for the guest; after that the command fails, and early ACKs stay off
-    #[arg(long, value_name = "SECONDS", requires = "off", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", requires = "off", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..), help_heading = "A running snoop")]
     wait: u32,
 
     /// Resume early ACKs at a served tap
-    #[arg(long, value_name = "TAP", conflicts_with = "tap")]
+    #[arg(
+        long,
+        value_name = "TAP",
+        conflicts_with = "tap",
+        help_heading = "A running snoop"
+    )]
     on: Option<String>,
 
     /// Minimum length of the tap's ring; by default the ring keeps its length
-    #[arg(long, value_name = "FRAMES")]
+    #[arg(long, value_name = "FRAMES", help_heading = "Taps")]
     ring: Option<u32>,
 
     /// Largest window that is advertised to a sender
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = "Early ACKs")]
     buffer: Option<ByteSize>,
 
     /// Acknowledge beyond the window that the guest advertises, as the paper does; the guest then has to buffer all of it, or data is lost
-    #[arg(long)]
+    #[arg(long, help_heading = "Early ACKs")]
     grow: bool,
 
     /// With --grow: bytes that every connection of the guest buffers, whether the application reads or not
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = "Early ACKs")]
     guest_rcvbuf: Option<ByteSize>,
 
     /// Acknowledge from the first segment if no other handshake can take the connection's place in the accept queue
-    #[arg(long)]
+    #[arg(long, help_heading = "Early ACKs")]
     start_early: bool,
 
     /// Also serve ECN-capable flows (ECT); the guests must not use DCTCP
-    #[arg(long)]
+    #[arg(long, help_heading = "Early ACKs")]
     ecn: bool,
 
     /// Maximum number of flows tracked at each tap [default: 4096]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     flows: Option<u32>,
 
     /// Maximum bytes of a connection that are acknowledged early and not yet by the guest [default: 1 MiB]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     exposure: Option<ByteSize>,
 
     /// Stop early ACKs of a connection if the guest has acknowledged nothing for this long [default: 500ms]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help_heading = "Limits")]
     exposure_time: Option<humantime::Duration>,
 
     /// Memory for copies of early-acknowledged segments, for all guests together [default: 64 MiB]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     copies: Option<ByteSize>,
 
     /// The guest's own Ethernet address, if frames from several addresses come from its tap; may be repeated
-    #[arg(long, value_name = "TAP=ADDRESS")]
+    #[arg(long, value_name = "TAP=ADDRESS", help_heading = "Guests")]
     guest_mac: Vec<GuestMac>,
 
     /// Acknowledge early only for guest addresses in this network (10.1.0.0/16); may be repeated
-    #[arg(long, value_name = "NETWORK")]
+    #[arg(long, value_name = "NETWORK", help_heading = "Guests")]
     guest_net: Vec<Net>,
 
     /// An initial TTL of the guests, in addition to 64, 128 and 255
-    #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
+    #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..), help_heading = "Guests")]
     guest_ttl: Option<u8>,
 
     /// QMP socket of the machine at a tap, for taut alone: early ACKs stop automatically before a migration and while
     /// the guest is stopped. TAP may be a pattern; in SOCKET, {tap} stands for the tap's name and {1} for the match of
     /// the first *. May be repeated
-    #[arg(long, value_name = "TAP=SOCKET")]
+    #[arg(long, value_name = "TAP=SOCKET", help_heading = "Guests")]
     qmp: Vec<Source>,
 
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Metrics")]
     metrics: Option<SocketAddr>,
 
-    /// Control socket, which `status`, `--off` and `--on` use [default: /run/taut/snoop.sock]
-    #[arg(long, value_name = "PATH", global = true)]
+    /// Control socket, which `status`, `--off` and `--on` use [default: /run/taut/snoop/snoop.sock]
+    #[arg(
+        long,
+        value_name = "PATH",
+        global = true,
+        help_heading = "A running snoop"
+    )]
     control: Option<PathBuf>,
 
     #[command(flatten)]
@@ -139,20 +149,38 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Show state and counters of each tap and flow
+    #[command(after_help = "Example:
+  taut snoop status --json | jq .")]
     Status {
         /// Print JSON
-        #[arg(long)]
+        #[arg(long, help_heading = "Output")]
         json: bool,
     },
     /// Measure the CPU time per packet on this machine, in a temporary network namespace
+    #[command(after_help = "Example:
+  taut snoop cost --segments 50000")]
     Cost {
         /// Print JSON
-        #[arg(long)]
+        #[arg(long, help_heading = "Output")]
         json: bool,
         /// Number of segments per scenario [default: 200000]
-        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1000..))]
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1000..), help_heading = "Measurement")]
         segments: Option<u32>,
     },
+}
+
+/// The JSON of `status`.
+#[derive(Serialize)]
+struct Taps {
+    /// The taps.
+    taps: Vec<TapStatus>,
+}
+
+/// The JSON of `cost`.
+#[derive(Serialize)]
+struct Costs {
+    /// What was measured of each scenario.
+    scenarios: Vec<Cost>,
 }
 
 /// A command, ready to run.
@@ -170,8 +198,8 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     }
     let settings = settings(&args)?;
     let records = Path::new(RECORDS);
-    // The sandbox allows a directory only if it exists. An error is reported with the first record.
-    let _ = JobDir::create(records);
+    // The sandbox allows a directory only if it exists, and without records no tap can be served.
+    JobDir::create(records).map_err(|e| Failure::Run(e.to_string()))?;
     let control = control_of(&settings);
     let confinement = confine::snoop(args.sandbox, control, records, !settings.qmp.is_empty());
     let confined = confinement.enter()?;
@@ -212,13 +240,12 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     };
     let text = match args.command {
         Some(Command::Status { json: true }) => {
-            serde_json::to_string_pretty(&taps).map_err(|e| Failure::Run(e.to_string()))?
+            let taps = Versioned::new(Taps { taps });
+            taps.pretty().map_err(|e| Failure::Run(e.to_string()))?
         }
-        _ => table(&taps),
+        _ => table(&taps) + "\n",
     };
-    // The reader may have closed the pipe.
-    let _ = writeln!(std::io::stdout(), "{text}");
-    Ok(())
+    crate::print(&text)
 }
 
 fn serve(settings: &Settings) -> Result<(), Failure> {
@@ -289,17 +316,20 @@ fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
     }
     let costs = cost::measure(
         segments,
-        |scenario| eprintln!("measuring {scenario}"),
+        |scenario| {
+            // The reader may be gone; the error is ignored.
+            let _ = writeln!(std::io::stderr(), "measuring {scenario}");
+        },
         || ended.load(Ordering::Relaxed),
     );
     let costs = costs.map_err(|e| failed(&e))?;
     let text = match json {
-        true => serde_json::to_string_pretty(&costs).map_err(|e| failed(&e))?,
-        false => costs_table(&costs),
+        true => Versioned::new(Costs { scenarios: costs })
+            .pretty()
+            .map_err(|e| failed(&e))?,
+        false => costs_table(&costs) + "\n",
     };
-    // The reader may have closed the pipe.
-    let _ = writeln!(std::io::stdout(), "{text}");
-    Ok(())
+    crate::print(&text)
 }
 
 fn costs_table(costs: &[Cost]) -> String {

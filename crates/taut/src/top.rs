@@ -1,15 +1,17 @@
 //! `taut top`: arguments, and the output without a terminal.
 
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, Write};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::Serialize;
 use taut_observe::ended::Groups;
 use taut_observe::filter::{Filter, Subject};
 use taut_observe::observer::{Observed, Observer};
 use taut_observe::record::Record;
 use taut_observe::screen;
+use taut_observe::versioned::Versioned;
 use taut_observe::view::{self, Row, Sort};
 
 use crate::Failure;
@@ -25,8 +27,8 @@ const CONNECTIONS: usize = 100_000;
 #[derive(ClapArgs)]
 #[command(after_help = concat!("Examples:
   taut top                           a live table; press ? for the keys
-  taut top --batch                   a table each second, the fastest connections first
-  taut top --batch -n 2 dport 443    two tables of these connections; rates and limits appear in the second
+  taut top --batch                   a table each second, the fastest first
+  taut top --batch -n 2 dport 443    two tables; rates appear in the second
   taut top --json | jq .             a line for each connection and scan
 
 ",
@@ -37,28 +39,37 @@ pub(crate) struct Args {
     connections: ConnectionArgs,
 
     /// Print tables one after the other, for scripts
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json", help_heading = "Output")]
     batch: bool,
 
     /// Print a line of JSON for each connection and scan
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 
     /// Time between scans
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval, help_heading = "Scans")]
     interval: Duration,
 
     /// With --batch or --json: stop after this many scans [default: never]
-    #[arg(short = 'n', long, value_name = "COUNT")]
+    #[arg(short = 'n', long, value_name = "COUNT", help_heading = "Scans")]
     scans: Option<u64>,
 
     /// With --batch or --json: print at most this many lines a scan
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", help_heading = "Output")]
     rows: Option<usize>,
 
     /// Sort the lines by this key
-    #[arg(long, value_name = "KEY", default_value = Sort::default().name(), value_parser = sort())]
+    #[arg(long, value_name = "KEY", default_value = Sort::default().name(), value_parser = sort(), help_heading = "Output")]
     sort: Sort,
+}
+
+/// A line of JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// The time of the scan (RFC 3339, UTC).
+    time: &'a str,
+    #[serde(flatten)]
+    record: Record<'a>,
 }
 
 /// Parses the name of a sort key.
@@ -147,6 +158,7 @@ fn poll_ended(observer: &mut Observer, filter: &Filter, ended: &mut Groups) {
 impl Args {
     fn print(&self, observer: &Observer, filter: &Filter, ended: &Groups) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
+        let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         // If all rows are printed, their limits cost less while their samples are in the cache.
         let needs_limits = !self.json && self.rows.is_none();
         let mut rows: Vec<(Row, Observed<'_>)> = Vec::with_capacity(observer.kept());
@@ -165,7 +177,11 @@ impl Args {
                 let verdict = observer.verdict(observed);
                 let record =
                     Record::of(observed.cookie, observed.tracked, observed.process, verdict);
-                serde_json::to_writer(&mut out, &record)?;
+                let line = Line {
+                    time: &time,
+                    record,
+                };
+                serde_json::to_writer(&mut out, &Versioned::new(line))?;
                 out.write_all(b"\n")?;
             }
             out.write_all(ended.json()?.as_bytes())?;
@@ -175,6 +191,7 @@ impl Args {
                     row.limit = observer.limit(observed);
                 }
             }
+            writeln!(out, "{time}")?;
             view::table(rows.iter().map(|(row, _)| row), &mut out)?;
             if let Some(line) = ended.line() {
                 writeln!(out, "{line}")?;

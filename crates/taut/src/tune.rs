@@ -4,6 +4,7 @@ mod text;
 
 use std::collections::HashSet;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,10 +23,11 @@ use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::demand::WindowCap;
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
+use taut_tune::metrics::Metrics;
 use taut_tune::pace::{QUIET, pace};
 use taut_tune::profile::settings::Profile;
 use taut_tune::report::{ChangeReport, Outcome};
-use taut_tune::routes::metrics::{MAX_INITIAL_WINDOW, Metrics};
+use taut_tune::routes::metrics::{MAX_INITIAL_WINDOW, Metrics as RouteMetrics};
 use taut_tune::routes::scan::RouteTuner;
 use taut_tune::routes::selection::Selector;
 use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
@@ -33,6 +35,7 @@ use taut_tune::undo::UndoSummary;
 
 use crate::Failure;
 use crate::confine::{self, Confinement};
+use crate::log::say;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The valid windows: from the widest window without scaling to the widest with scaling.
@@ -54,13 +57,13 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// Give connections the buffers that their paths can use
 #[derive(ClapArgs)]
 #[command(after_help = concat!("Examples:
-  taut tune                                  report what would be changed, and why; change nothing
-  taut tune --apply                          change it, and restore it at the end
-  taut tune --apply --skip 'port 22'         except these connections
-  taut tune --apply --budget 64MiB           with at most this much memory in all buffers together
-  taut tune --apply --profile security       and tighten redirects, source routes, SYN cookies and keepalive
-  taut tune --apply --initcwnd 20            and let connections over default routes begin with 20 segments
-  taut tune --undo                           undo the changes of a process that was killed
+  taut tune                               what would be changed, and why
+  taut tune --apply                       change it, and restore it at the end
+  taut tune --apply --skip 'port 22'      except these connections
+  taut tune --apply --budget 64MiB        with this much memory in all buffers
+  taut tune --apply --profile security    and tighten settings of security
+  taut tune --apply --initcwnd 20         and begin with 20 segments
+  taut tune --undo                        undo what a killed process changed
 
 It watches until Ctrl-C or SIGTERM, or for the time given with --for.
 
@@ -72,72 +75,81 @@ pub(crate) struct Args {
     which: ConnectionArgs,
 
     /// Make the changes, and undo them at the end
-    #[arg(long)]
+    #[arg(long, help_heading = "What is done")]
     apply: bool,
 
     /// Only report what would be changed (the default)
-    #[arg(long, conflicts_with = "apply")]
+    #[arg(long, conflicts_with = "apply", help_heading = "What is done")]
     advise: bool,
 
     /// Undo the changes of a process that was killed, and exit
-    #[arg(long, conflicts_with_all = ["apply", "advise"])]
+    #[arg(long, conflicts_with_all = ["apply", "advise"], help_heading = "What is done")]
     undo: bool,
 
     /// Leave these connections alone (may be repeated)
-    #[arg(long, value_name = "FILTER")]
+    #[arg(long, value_name = "FILTER", help_heading = "Connections")]
     skip: Vec<String>,
 
     /// Memory that all buffers may hold together, such as 64MiB; each gets a max-min fair share
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Buffers")]
     budget: Option<u64>,
 
     /// The widest window of a connection, in payload without overhead [default: 12MB, and on paths
     /// of more than 96 ms what 1 Gbit/s carries in a round trip]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Buffers")]
     per_connection: Option<u64>,
 
     /// The part of the budget for the connections of each control group
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget", help_heading = "Buffers")]
     per_cgroup: Option<u64>,
 
     /// The part of the budget for the connections with each remote address
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget", help_heading = "Buffers")]
     per_destination: Option<u64>,
 
     /// Also change these settings, which are not about buffers
-    #[arg(long, value_name = "NAME", value_enum)]
+    #[arg(long, value_name = "NAME", value_enum, help_heading = "Settings")]
     profile: Option<Profiles>,
 
     /// Segments that a connection sends before the first acknowledgement, set on routes; the
     /// kernel's default is 10 (RFC 6928)
-    #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
+    #[arg(long, value_name = "SEGMENTS", value_parser = segments, help_heading = "Routes")]
     initcwnd: Option<u32>,
 
     /// Segments that the peer may send at first, set on routes; at most the kernel's default, 64
     /// KiB
-    #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
+    #[arg(long, value_name = "SEGMENTS", value_parser = segments, help_heading = "Routes")]
     initrwnd: Option<u32>,
 
     /// Set them on these routes of the main table, such as 10.0.0.0/8 (may be repeated) [default:
     /// all default routes]
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", help_heading = "Routes")]
     route: Vec<String>,
 
     /// Time between scans [default: 1s; while nothing changes, long enough that scans take 1 % of a
     /// core, up to 5s; 10s while no connection sends or receives]
-    #[arg(long, value_name = "TIME", value_parser = crate::top::interval)]
+    #[arg(long, value_name = "TIME", value_parser = crate::top::interval, help_heading = "Scans")]
     interval: Option<Duration>,
 
     /// Exit after this time
-    #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
+    #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval, help_heading = "Scans")]
     time: Option<Duration>,
 
     /// Print a line of JSON for each change
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 
+    /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        conflicts_with = "undo",
+        help_heading = "Metrics"
+    )]
+    metrics: Option<SocketAddr>,
+
     /// Where the values from before each change are kept
-    #[arg(long, value_name = "FILE", default_value = journal::PATH)]
+    #[arg(long, value_name = "FILE", default_value = journal::PATH, help_heading = "What is done")]
     journal: PathBuf,
 }
 
@@ -152,7 +164,7 @@ enum Profiles {
 pub(crate) fn confinement(args: &Args) -> Confinement {
     match args.apply || args.undo {
         true => confine::tuner(args.which.sandbox()),
-        false => confine::observer(args.which.sandbox()),
+        false => confine::adviser(args.which.sandbox()),
     }
 }
 
@@ -173,6 +185,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         true => Some(actuators(&args.journal)?),
         false => None,
     };
+    let metrics = Metrics::default();
+    // After the changes of a killed process are undone, for which no metrics are needed.
+    if let Some(addr) = args.metrics {
+        metrics
+            .serve(addr)
+            .map_err(|error| Failure::Run(error.to_string()))?;
+    }
     let observer = args.which.observer(CONNECTIONS, SAMPLES, Ends::Ignored);
     let mut tuner = Tuner::new(observer, selection, actuators);
     if let Some(window) = cap {
@@ -191,9 +210,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.time.is_none() && io::stderr().is_terminal() {
         say("watching; Ctrl-C ends it, and undoes what it has changed");
     }
-    let printer = Printer::new(Arc::clone(&ends));
+    let printer = Printer::new(Arc::clone(&ends))
+        .map_err(|error| Failure::Run(format!("cannot start the thread that prints: {error}")))?;
     let mut log = ChangeLog::open(args);
-    let result = rounds(args, &mut tuner, &ends, &printer, &mut log);
+    let result = rounds(args, &mut tuner, &ends, &printer, &mut log, &metrics);
     // Undoing must not wait for a reader of the output.
     let summary = tuner.end();
     if args.apply {
@@ -210,6 +230,7 @@ fn rounds(
     ends: &AtomicBool,
     printer: &Printer,
     log: &mut ChangeLog,
+    metrics: &Metrics,
 ) -> Result<(), Failure> {
     let ends = || ends.load(Ordering::Relaxed);
     let mut missing = Missing::default();
@@ -245,7 +266,8 @@ fn rounds(
             ));
         }
         round.reports.iter().for_each(|report| log.note(report));
-        let lines = text::lines(&round.reports, args.json);
+        let lines = text::lines(&round.reports, args.json)
+            .map_err(|error| Failure::Run(error.to_string()))?;
         let dropped = lines.iter().filter(|line| !printer.print(line)).count();
         say_once(
             &mut has_said_dropped,
@@ -253,6 +275,7 @@ fn rounds(
             "the output is read too slowly: some changes are not printed",
         );
         let used = cpu_time().saturating_sub(before);
+        metrics.round(&round, tuner.observer().left_out(), used, dropped);
         scans = scans.saturating_add(1);
         // The needs of connections are known only after a few scans.
         let is_at_rest = round.reports.is_empty() && scans >= SAMPLES;
@@ -363,11 +386,11 @@ fn segments(text: &str) -> Result<u32, String> {
 }
 
 fn routes(args: &Args) -> Result<Option<RouteTuner>, Failure> {
-    let requested = Metrics {
+    let requested = RouteMetrics {
         initcwnd: args.initcwnd,
         initrwnd: args.initrwnd,
     };
-    if requested == Metrics::default() {
+    if requested == RouteMetrics::default() {
         return match args.route.first() {
             None => Ok(None),
             Some(text) => Err(Failure::Usage(format!(
@@ -452,11 +475,6 @@ fn say_undone(summary: &UndoSummary) {
     ));
 }
 
-fn say(sentence: &str) {
-    // The reader may be gone; the error is ignored.
-    let _ = writeln!(io::stderr(), "taut: {sentence}");
-}
-
 /// Removes the log if all changes are undone, so that `taut why` does not report them.
 fn remove_log(journal: &Path, summary: &UndoSummary) {
     if summary.failed > 0 {
@@ -512,10 +530,10 @@ struct Printer {
 
 impl Printer {
     /// Starts the thread, which sets `ends` when the output can no longer be written.
-    fn new(ends: Arc<AtomicBool>) -> Self {
+    fn new(ends: Arc<AtomicBool>) -> io::Result<Self> {
         let (lines, waiting) = sync_channel::<String>(MAX_UNREAD);
         let (writes, written) = sync_channel(1);
-        std::thread::spawn(move || {
+        std::thread::Builder::new().spawn(move || {
             for line in waiting {
                 let mut out = io::stdout().lock();
                 if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
@@ -525,8 +543,8 @@ impl Printer {
             }
             // `end` may have stopped waiting.
             let _ = writes.try_send(());
-        });
-        Self { lines, written }
+        })?;
+        Ok(Self { lines, written })
     }
 
     /// Queues a line. Returns `false` if it was dropped because the queue is full.

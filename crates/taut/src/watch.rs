@@ -23,8 +23,8 @@ const CONNECTIONS: usize = 100_000;
 #[derive(ClapArgs)]
 #[command(after_help = concat!("Examples:
   taut watch                                   lines of JSON to standard output
-  taut watch --to /var/log/taut --keep 30      to files in that directory, each up to 100 MB or a day
-  taut watch --open-every 1m dport 443         only these connections; open ones too, every minute
+  taut watch --to /var/log/taut --keep 30      to files of up to 100 MB or a day
+  taut watch --open-every 1m dport 443         these; open ones every minute too
   taut watch --metrics 127.0.0.1:9466 --to /var/log/taut
   taut watch --format parquet --to /var/log/taut --file-time 1h
 
@@ -38,35 +38,41 @@ pub(crate) struct Args {
     connections: ConnectionArgs,
 
     /// Time between scans
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval, help_heading = "Scans")]
     interval: Duration,
 
     /// Also record each open connection, at this interval
-    #[arg(long, value_name = "TIME", value_parser = crate::top::interval)]
+    #[arg(long, value_name = "TIME", value_parser = crate::top::interval, help_heading = "Scans")]
     open_every: Option<Duration>,
 
     /// Write to files in this directory
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
     to: Option<PathBuf>,
 
     /// With --to: the format of the files. A Parquet file is readable once it is complete, after --file-time at the latest
-    #[arg(long, value_enum, default_value_t = Format::Jsonl, requires = "to")]
+    #[arg(long, value_enum, default_value_t = Format::Jsonl, requires = "to", help_heading = "Files")]
     format: Format,
 
     /// With --to: start a new file at this size
-    #[arg(long, value_name = "BYTES", default_value = "100MB", requires = "to")]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "100MB",
+        requires = "to",
+        help_heading = "Files"
+    )]
     file_size: ByteSize,
 
     /// With --to: start a new file after this time
-    #[arg(long, value_name = "TIME", default_value = "1d", requires = "to", value_parser = file_time)]
+    #[arg(long, value_name = "TIME", default_value = "1d", requires = "to", value_parser = file_time, help_heading = "Files")]
     file_time: Duration,
 
     /// With --to: keep this many files and delete older ones
-    #[arg(long, value_name = "COUNT", default_value_t = 30, requires = "to", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", default_value_t = 30, requires = "to", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Files")]
     keep: u32,
 
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Metrics")]
     metrics: Option<SocketAddr>,
 }
 
@@ -118,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         missing.report(observer, summary)
     })
     .map_err(|e| match e {
-        WatchError::Metrics { .. } | WatchError::Dir { .. } => Failure::Usage(e.to_string()),
+        WatchError::Dir { .. } => Failure::Usage(e.to_string()),
         e => Failure::Run(e.to_string()),
     })
 }

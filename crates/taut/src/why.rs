@@ -3,7 +3,6 @@
 mod with;
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -29,9 +28,9 @@ const CONNECTIONS: usize = 10_000;
 #[derive(ClapArgs)]
 #[command(after_help = concat!("Examples:
   taut why                                   the connections that carry most
-  taut why nginx                             connections of processes with this name
-  taut why dst 10.0.0.0/8 and dport 443      connections to these addresses and this port
-  taut why dport 443 --with root@web1        the same from both ends, by ssh; taut must be there
+  taut why nginx                             those of processes of this name
+  taut why dst 10.0.0.0/8 and dport 443      to these addresses and this port
+  taut why dport 443 --with root@web1        from both ends, by ssh to the other
 
 It observes for some seconds and then explains. It changes nothing.
 
@@ -43,22 +42,27 @@ pub(crate) struct Args {
     connections: ConnectionArgs,
 
     /// How long to observe
-    #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = watch)]
+    #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = watch, help_heading = "Scans")]
     time: Duration,
 
     /// Explain this many connections, those that carry most
-    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 10,
+        help_heading = "Output"
+    )]
     explain: usize,
 
     /// Print a line of JSON for each connection
-    #[arg(long, conflicts_with = "explain")]
+    #[arg(long, conflicts_with = "explain", help_heading = "Output")]
     json: bool,
 
     #[command(flatten)]
     with: WithArgs,
 
     /// The log in which `taut tune` writes its changes
-    #[arg(long, value_name = "FILE", default_value = log::PATH)]
+    #[arg(long, value_name = "FILE", default_value = log::PATH, help_heading = "Output")]
     tune_log: PathBuf,
 }
 
@@ -72,8 +76,10 @@ fn watch(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Outside the sandbox: the user's configuration of ssh may run any program.
     let started = args.with.start(args.time)?;
-    confine::observer(args.connections.sandbox()).enter()?.say();
-    let other = started.map(Started::read);
+    confine::explainer(args.connections.sandbox())
+        .enter()?
+        .say();
+    let other = started.map(Started::read).transpose()?;
     let filter = args.connections.filter()?;
     let mut observer = args
         .connections
@@ -132,11 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             )
         }
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // The reader is gone.
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|e| Failure::Run(format!("cannot write: {e}"))),
-    }
+    crate::print(&text)
 }
 
 /// Returns the changes that `taut tune` made to each connection, as sentences by cookie.

@@ -3,6 +3,8 @@
 
 #[path = "shared/host.rs"]
 mod host;
+#[path = "shared/programs.rs"]
+mod programs;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -30,6 +32,7 @@ struct Machine {
     host: Host,
     /// A process in the mount namespace, which ends when its standard input is closed.
     holder: Child,
+    _loads: fs::File,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -43,6 +46,7 @@ impl Machine {
             return None;
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let loads = programs::alone();
         let host = Host::new("guest");
         let mut holder = Command::new("unshare");
         holder
@@ -58,6 +62,7 @@ impl Machine {
         Some(Self {
             host,
             holder,
+            _loads: loads,
             _alone: alone,
         })
     }

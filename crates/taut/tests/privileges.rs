@@ -4,10 +4,10 @@
 #[path = "shared/host.rs"]
 mod host;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -169,6 +169,24 @@ impl Job {
         }
     }
 
+    /// Compares the privileges of a job that says nothing before its end with its row.
+    fn assert_row_of_silent(&self, row: &str, line: &str) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+        command.args(line.split(' ')).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::inherit());
+        let child = Child::spawn(self.host.0.clone(), command).unwrap();
+        let until = Instant::now() + PATIENCE;
+        // The filter of system calls comes last.
+        while !fs::read_to_string(format!("/proc/{}/status", child.id()))
+            .unwrap()
+            .contains("Seccomp:\t2")
+        {
+            assert!(Instant::now() < until, "{line}: it enters no sandbox");
+            std::thread::yield_now();
+        }
+        assert_eq!(&privileges(child.id()), &documented()[row], "{row}: {line}");
+    }
+
     /// Compares the privileges of a job with its row.
     fn assert_row(&self, row: &str, line: &str, words: &str) {
         let child = self.start(line, words);
@@ -223,6 +241,53 @@ fn a_relay_whose_configuration_is_roots_alone_stays_root_without_capabilities() 
     assert_eq!(privileges(child.id()), ("root".into(), Vec::new()));
 }
 
+/// A member of a mesh.
+const FAR: &str = "[[member]]\nname = \"far\"\nkeys = [\"KEY\"]\naddresses = [\"127.0.0.1:9\"]\n";
+
+#[test]
+fn a_relay_of_a_mesh_has_what_turbo_start_needs() {
+    let job = Job::new("mesh");
+    let keygen = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+        command.args(["mesh", "keygen", &job.path(name)]);
+        let made = command.output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        String::from_utf8(made.stdout).unwrap().trim().to_owned()
+    };
+    let (own, far) = (keygen("own"), keygen("far"));
+    let list = FAR.replace("KEY", &far)
+        + &FAR
+            .replace("KEY", &own)
+            .replace("far", "own")
+            .replace("\"127.0.0.1:9\"", "");
+    let members = job.file("members.toml", &list);
+    let mesh = |more: &str| {
+        format!(
+            "{}via = \"far\"\n[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {members:?}\n{more}",
+            forward(8080),
+            job.path("own")
+        )
+    };
+    let file = job.file("turbo.toml", &mesh(""));
+    let line = format!("relay --config {file}");
+    let row = "taut relay, early SYN, interception or turbo start";
+    job.assert_row(row, &line, "listen=");
+    let file = job.file("plain.toml", &mesh("turbo = false\n"));
+    let line = format!("relay --config {file}");
+    job.assert_row("taut relay, mesh without turbo start", &line, "listen=");
+}
+
+#[test]
+fn a_relay_that_intercepts_has_the_capabilities_of_the_table() {
+    let job = Job::new("intercept");
+    let file = job.file(
+        "taut.toml",
+        "[[relay.forward]]\nlisten = \"0.0.0.0:8080\"\ntransparent = true\nports = [81]\nallow = [\"*:81\"]\n",
+    );
+    let row = "taut relay, early SYN, interception or turbo start";
+    job.assert_row(row, &format!("relay --config {file}"), "intercepting by");
+}
+
 #[test]
 fn a_relay_of_another_user_can_intercept_with_nft() {
     let job = Job::new("nft");
@@ -271,6 +336,13 @@ fn who_looks_at_connections_has_what_it_takes_to_see_them() {
     let words = format!(":{port}\"");
     job.assert_row("taut top", "top --json --own-netns", &words);
     job.assert_row("taut watch", "watch --own-netns --open-every 100ms", &words);
+    job.assert_row_of_silent("taut why", "why --own-netns --for 1m");
+}
+
+#[test]
+fn a_guest_has_what_it_takes_to_find_its_gaps() {
+    let job = Job::new("guest");
+    job.assert_row_of_silent("taut guest", "guest status --for 1m");
 }
 
 #[test]
@@ -286,17 +358,127 @@ fn tune_has_what_it_takes_to_set_buffers_only_if_it_sets_them() {
 }
 
 #[test]
+fn a_unit_gives_its_job_the_capabilities_of_the_table() {
+    let documented = documented();
+    // The names of rows, and what a unit leaves out on purpose (docs/packages.md).
+    for (unit, row, without) in [
+        ("mesh-dns", None, &[][..]),
+        ("relay", Some("taut relay, ports below 1024"), &[]),
+        ("snoop", Some("taut snoop"), &[]),
+        ("watch", Some("taut watch"), &["SYS_NICE"]),
+        ("tune", Some("taut tune --apply"), &[]),
+        ("guest", Some("taut guest"), &[]),
+    ] {
+        let path = format!("../../packaging/systemd/taut-{unit}.service");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let text = fs::read_to_string(path).unwrap();
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix("CapabilityBoundingSet="));
+        let given: BTreeSet<_> = line
+            .unwrap()
+            .split(' ')
+            .map(|c| c.replace("CAP_", ""))
+            .collect();
+        let mut expected: BTreeSet<_> = match row {
+            Some(row) => documented[row].1.iter().cloned().collect(),
+            // It gives its capability up when it has its port.
+            None => ["NET_BIND_SERVICE".to_owned()].into(),
+        };
+        for capability in without {
+            assert!(expected.remove(*capability), "{unit}: {capability}");
+        }
+        assert_eq!(given, expected, "{unit}");
+    }
+}
+
+#[test]
+fn a_check_has_the_rights_of_the_relay() {
+    let job = Job::new("check");
+    // Root without CAP_DAC_OVERRIDE cannot read it.
+    let members = job.file("members", "not a list");
+    fs::set_permissions(&members, PermissionsExt::from_mode(0o600)).unwrap();
+    chown(&members, Some(65_534), None).unwrap();
+    let mesh = format!(
+        "{}[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = {members:?}\nlisten = \":1\"\n",
+        forward(8080)
+    );
+    let file = job.file("taut.toml", &mesh);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command.args(["relay", "--check", "--config", &file]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("Permission denied"), "{said}");
+}
+
+#[test]
+fn a_check_makes_nothing() {
+    let job = Job::new("unmade");
+    let [routes, control] = ["new/routes", "made/control"].map(|name| job.path(name));
+    let config = format!(
+        "[relay]\nuser = \"nobody\"\ncontrol = {control:?}\n{}[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\n\
+         routes_file = {routes:?}\n",
+        forward(8080)
+    );
+    let file = job.file("taut.toml", &config);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command.args(["relay", "--check", "--config", &file]);
+    let output = command.output().unwrap();
+    // There is no key.
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    for file in [routes, control] {
+        assert!(!Path::new(&file).parent().unwrap().exists(), "{file}");
+    }
+}
+
+/// The rows whose jobs the tests above run.
+const RUN: [&str; 14] = [
+    "taut relay",
+    "taut relay, ports below 1024",
+    "taut relay, upstream_mark",
+    "taut relay, mesh without turbo start",
+    "taut relay, early SYN, interception or turbo start",
+    "taut mesh dns",
+    "taut snoop",
+    "taut snoop --qmp",
+    "taut top",
+    "taut watch",
+    "taut why",
+    "taut tune",
+    "taut tune --apply",
+    "taut guest",
+];
+
+#[test]
+fn every_row_of_the_table_is_compared_with_a_running_job() {
+    let documented = documented();
+    let rows: BTreeSet<_> = documented.keys().map(String::as_str).collect();
+    assert_eq!(rows, RUN.into());
+}
+
+#[test]
 fn every_job_and_reason_is_in_the_table() {
     let documented = documented();
     assert!(documented.len() >= 10, "{documented:?}");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/security.md");
     let page = fs::read_to_string(page).unwrap();
     for (job, (_, capabilities)) in &documented {
+        // "taut tune --apply" has the reasons of "tune", too.
+        let name = job.strip_prefix("taut ").unwrap();
         for capability in capabilities {
-            assert!(
-                page.contains(&format!("| {capability} |")),
-                "{job}: why {capability}?"
-            );
+            let reasons = page.lines().filter_map(|line| {
+                let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);
+                (cells.next() == Some(capability)).then_some(cells.next()?)
+            });
+            let mut jobs = reasons.flat_map(|jobs| jobs.split(", "));
+            let is_for = |of: &str| {
+                of == "as BPF"
+                    || name == of
+                    || name.starts_with(&format!("{of} "))
+                    || name.starts_with(&format!("{of},"))
+            };
+            assert!(jobs.any(is_for), "{job}: why {capability}?");
         }
     }
 }

@@ -113,7 +113,7 @@ fn top_lists_connections_opens_one_and_restores_the_terminal() {
         let port = format!(" {}", server.local_addr().unwrap().port());
         terminal.keys(&["-l", &port]);
         terminal.keys(&["Enter"]);
-        let filtered = terminal.until("one line", |screen| screen.contains("1 connections"));
+        let filtered = terminal.until("one line", |screen| screen.contains(" 1 connection,"));
         assert!(filtered.contains(&far), "{filtered}");
 
         // The page of one connection, and back to the list.

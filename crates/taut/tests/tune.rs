@@ -10,13 +10,14 @@ mod profile;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -180,6 +181,50 @@ fn the_changes_of_a_killed_process_are_undone_by_the_next_and_by_undo() {
     assert_eq!(settings(&host), before);
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
     assert!(said(&output).contains("nothing to undo"), "{output:?}");
+}
+
+#[test]
+fn the_changes_of_a_killed_process_are_undone_although_the_address_of_the_metrics_is_taken() {
+    let host = host("taken");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let before = settings(&host);
+    end(applying(&host, &journal), Signal::KILL);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    let path = journal.to_str().unwrap();
+    let args = ["--apply", "--netns", host.name(), "--journal", path];
+    let output = run(&[&args[..], &["--metrics", &metrics]].concat());
+    // Not 2, after which systemd does not start it again.
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(said(&output).contains("choose another --metrics"));
+    assert_eq!(settings(&host), before);
+}
+
+#[test]
+fn a_reader_of_standard_error_that_is_stuck_does_not_delay_the_end() {
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'\n'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    let mut command = tune(&["--metrics", &metrics]);
+    // With lines in the log, whose thread waits for the reader.
+    command.env("TAUT_LOG", "trace").stderr(writer);
+    let mut child = command.spawn().unwrap();
+    let limit = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() < limit => std::thread::sleep(Duration::from_millis(50)),
+            None => {
+                child.kill().unwrap();
+                panic!("it did not end");
+            }
+        }
+    };
+    assert_eq!(status.code(), Some(1));
 }
 
 #[test]

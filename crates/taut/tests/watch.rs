@@ -277,7 +277,7 @@ fn scrapers_are_told_and_a_port_that_is_taken_is_said() {
         &addr.to_string(),
     ];
     let mut taken = Watch::start(&args);
-    assert_eq!(taken.0.wait().unwrap().code(), Some(2));
+    assert_eq!(taken.0.wait().unwrap().code(), Some(1));
     drop(port);
 
     let mut watch = Watch::start(&args);

@@ -26,6 +26,7 @@ pub mod demand;
 pub mod hysteresis;
 pub mod journal;
 pub mod log;
+pub mod metrics;
 mod namespaces;
 pub mod pace;
 pub mod plan;

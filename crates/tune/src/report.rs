@@ -55,6 +55,33 @@ pub enum Outcome {
     Failed(String),
 }
 
+// === impl Outcome ===
+
+impl Outcome {
+    /// All that [`Self::name`] returns.
+    pub const NAMES: [&str; 6] = [
+        "advised",
+        "out-of-reach",
+        "applied",
+        "gone",
+        "no-owner",
+        "failed",
+    ];
+
+    /// Returns the name that it has in JSON and in metrics, without the reason of a failure.
+    pub fn name(&self) -> &'static str {
+        let [advised, out_of_reach, applied, gone, no_owner, failed] = Self::NAMES;
+        match self {
+            Self::Advised => advised,
+            Self::OutOfReach => out_of_reach,
+            Self::Applied => applied,
+            Self::Gone => gone,
+            Self::NoOwner => no_owner,
+            Self::Failed(_) => failed,
+        }
+    }
+}
+
 // === impl ChangeReport ===
 
 impl ChangeReport {

@@ -18,6 +18,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "idle-sessions",
     about: "memory and descriptors of 8,000 idle sessions on one relay",
     has_parts: false,
+    minutes: 1,
     run,
 };
 

@@ -23,6 +23,7 @@ mod process_tree;
 pub mod progress;
 pub mod relay_peers;
 mod retry;
+mod rounds;
 pub mod routes;
 mod sessions;
 pub mod snoop_hazards;
@@ -68,6 +69,9 @@ pub struct Experiment {
     pub about: &'static str,
     /// Whether its parts can be run separately.
     pub has_parts: bool,
+    /// How long the full form takes on two cores, about; the short form takes a minute. Most of these
+    /// are computed from the plans and not measured.
+    pub minutes: u16,
     /// Runs the experiment.
     pub run: fn(&Request) -> Result<Outcome, ExperimentError>,
 }
@@ -96,6 +100,19 @@ pub const ALL: &[Experiment] = &[
     snoop_soak::EXPERIMENT,
     snoop_hazards::EXPERIMENT,
 ];
+
+/// Returns the papers' figures in the outcomes of the experiments that the report's page opens with.
+#[cfg(test)]
+pub(crate) fn paper(experiment: &str) -> serde_json::Map<String, serde_json::Value> {
+    match experiment {
+        "consolidate" => consolidate::paper(),
+        "incast" => incast::paper(),
+        "internet" => internet::paper(),
+        "long-fat" => long_fat::paper(),
+        "pied-piper" => pied_piper::paper(),
+        _ => serde_json::Map::new(),
+    }
+}
 
 /// A reason why an experiment could not be completed.
 #[derive(Debug, thiserror::Error)]

@@ -13,6 +13,7 @@ use taut_sys::child::children_cpu_time;
 use super::descriptors::enough_descriptors;
 use super::outcome::{Calibration, Check, Outcome, Series};
 use super::progress::Progress;
+use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use taut_netlab::world::{Host, WorldBuilder};
 
@@ -21,6 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "observe-cost",
     about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections, idle and busy, and at 100",
     has_parts: false,
+    minutes: 8,
     run,
 };
 
@@ -30,8 +32,6 @@ const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2
 /// The number of scans in one measurement, one per second.
 const SCANS: u32 = 20;
 const LOOKS_QUICK: u32 = 3;
-/// Measurements of each configuration.
-const RUNS: usize = 3;
 /// The interval between scans.
 const SECOND: Duration = Duration::from_secs(1);
 /// The interval at which every busy connection carries a byte each way. It is shorter than the
@@ -66,13 +66,13 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         false => (CASES, SCANS),
     };
     let most = cases[0].connections;
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let rounds = Rounds::of(request);
     enough_descriptors(most / 2).map_err(machine("hold both ends of every connection"))?;
     let world = WorldBuilder::new("observe-cost").host("host").build()?;
     let host = world.host("host");
     let progress = Progress::new(
         "observe-cost: measurements",
-        (cases.len() * Who::ALL.len() * runs) as u64,
+        (cases.len() * Who::ALL.len() * rounds.most) as u64,
     );
     let (mut series, mut headline, mut seen) = (Vec::new(), BTreeMap::new(), 0.0);
     let mut slowest = Duration::ZERO;
@@ -84,11 +84,13 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             seen = lines(request, host).map_err(machine("count connections"))? as f64;
         }
         let mut shares: [Vec<f64>; Who::ALL.len()] = Default::default();
-        for _ in 0..runs {
+        for _ in 0..rounds.most {
             for (who, shares) in Who::ALL.into_iter().zip(&mut shares) {
-                let share = measure(request, host, who, scans);
-                shares.push(share.map_err(machine(who.name()))?);
                 progress.step();
+                if rounds.need_more(shares) {
+                    let share = measure(request, host, who, scans);
+                    shares.push(share.map_err(machine(who.name()))?);
+                }
             }
         }
         if let Some(round) = held.end().map_err(machine("keep connections busy"))? {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Experiment, Request, stats};
@@ -16,6 +16,9 @@ pub struct Outcome {
     pub experiment: String,
     /// The version of Taut that ran it.
     pub version: String,
+    /// The tree that it was built from, such as a commit, if the caller named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<String>,
     /// The seed of its random choices; the same seed makes the same choices.
     pub seed: u64,
     /// Whether this was the short form.
@@ -25,6 +28,7 @@ pub struct Outcome {
     /// Whether the world showed the problem that it is built to show.
     pub calibration: Calibration,
     /// The figures that the experiment is run for.
+    #[serde(deserialize_with = "without_nulls")]
     pub headline: BTreeMap<String, f64>,
     /// The measurements.
     pub series: Vec<Series>,
@@ -64,7 +68,8 @@ pub struct Calibration {
 /// A measured figure and its accepted range.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Check {
-    /// The measured figure.
+    /// The measured figure; NaN if there is none.
+    #[serde(deserialize_with = "null_is_nan")]
     pub measured: f64,
     /// The least accepted figure.
     pub least: f64,
@@ -139,6 +144,7 @@ impl Outcome {
         Self {
             experiment: experiment.name.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            tree: None,
             seed: request.seed,
             quick: request.quick,
             environment: Environment::here(),
@@ -210,6 +216,23 @@ impl Series {
     }
 }
 
+// A figure that could not be computed is NaN, which JSON writes as null. One such figure must not keep
+// `taut lab report` from reading the others.
+
+/// Reads a number; null is NaN, which is in no range.
+fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+/// Reads a map of numbers and leaves out those that are null.
+fn without_nulls<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let all = BTreeMap::<String, Option<f64>>::deserialize(from)?;
+    Ok(all
+        .into_iter()
+        .filter_map(|(key, figure)| Some((key, figure?)))
+        .collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,6 +247,20 @@ mod tests {
         assert!(Calibration::of([("a", check(1.0)), ("b", check(2.0))]).ok);
         assert!(!Calibration::of([("a", check(1.5)), ("b", check(2.1))]).ok);
         assert!(!Calibration::of([("a", check(f64::NAN))]).ok);
+    }
+
+    #[test]
+    fn a_figure_that_could_not_be_computed_is_read_back() {
+        let written = include_str!("../report/testdata/incast.json");
+        let mut outcome: Outcome = serde_json::from_str(written).unwrap();
+        let figures = outcome.headline.len();
+        outcome.headline.insert("none".to_owned(), f64::NAN);
+        let none = Check::at_least(f64::NAN, 1.0);
+        outcome.calibration = Calibration::of([("none", none)]);
+        let json = serde_json::to_string(&outcome).unwrap();
+        let back: Outcome = serde_json::from_str(&json).unwrap();
+        assert_eq!(back.headline.len(), figures);
+        assert!(!back.calibration.checks["none"].holds());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Shows progress while an experiment runs: a bar on a terminal, lines elsewhere.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write as _};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,11 @@ struct Lines {
     said: Instant,
 }
 
+/// Writes a line to standard error. Closed by its reader, it is no reason to end an experiment.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 impl Progress {
     /// Starts `total` steps of `what`.
     pub fn new(what: &str, total: u64) -> Self {
@@ -37,7 +42,7 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(500));
             return Self(Form::Bar(bar));
         }
-        eprintln!("{what}: {total} steps");
+        say(&format!("{what}: {total} steps"));
         let lines = Lines {
             what: what.to_owned(),
             total,
@@ -58,7 +63,10 @@ impl Progress {
                 lines.done += 1;
                 if lines.said.elapsed() >= PAUSE {
                     lines.said = Instant::now();
-                    eprintln!("{}: {} of {}", lines.what, lines.done, lines.total);
+                    say(&format!(
+                        "{}: {} of {}",
+                        lines.what, lines.done, lines.total
+                    ));
                 }
             }
         }

@@ -50,6 +50,21 @@ pub fn ratio_interval(above: &[f64], below: &[f64]) -> Option<(f64, f64)> {
     Some((quantile(&ratios, 0.05)?, quantile(&ratios, 0.95)?))
 }
 
+/// The widest interval of a ratio that counts as narrow, as a share of the ratio.
+const NARROW: f64 = 0.1;
+
+/// Returns whether the 90 % interval of `median(above) / median(below)` is at most a tenth of it
+/// wide. With two samples it is all that is between them, so the answer is whether the two agree
+/// within a tenth; it says little about a third. One sample does not show how much it varies.
+pub fn is_narrow(above: &[f64], below: &[f64]) -> bool {
+    let Some(ratio) = median(above).zip(median(below)).map(|(a, b)| a / b) else {
+        return false;
+    };
+    above.len() > 1
+        && ratio_interval(above, below)
+            .is_some_and(|(low, high)| high - low <= NARROW * ratio.abs())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +105,14 @@ mod tests {
         assert!(few_low <= few_high);
         assert_eq!(ratio_interval(&[3.0], &[1.5]), Some((2.0, 2.0)));
         assert_eq!(ratio_interval(&[], &[1.0]), None);
+    }
+
+    #[test]
+    fn an_interval_is_narrow_up_to_a_tenth_of_the_ratio() {
+        assert!(is_narrow(&[1.0, 1.09], &[1.0]));
+        assert!(!is_narrow(&[1.0, 1.2], &[1.0]));
+        assert!(!is_narrow(&[1.0], &[1.0]));
+        assert!(!is_narrow(&[0.0, 0.0], &[0.0]));
+        assert!(!is_narrow(&[], &[1.0]) && !is_narrow(&[1.0], &[]));
     }
 }

@@ -142,6 +142,7 @@ mod tests {
             render(&Outcome {
                 experiment: "two flows".to_owned(),
                 version: "0".to_owned(),
+                tree: None,
                 seed: 1,
                 quick: false,
                 environment: Environment::here(),

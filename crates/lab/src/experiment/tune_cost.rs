@@ -14,6 +14,7 @@ use super::observe_cost::{Case, OpenConnections, lines};
 use super::outcome::{Calibration, Check, Outcome, Series};
 use super::process_tree::ProcessTree;
 use super::progress::Progress;
+use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use taut_netlab::world::{Host, WorldBuilder};
 
@@ -22,6 +23,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "tune-cost",
     about: "CPU of `taut tune` with 10,000 idle connections: advising, applying, with one busy connection, and with a budget",
     has_parts: false,
+    minutes: 11,
     run,
 };
 
@@ -34,8 +36,6 @@ const WARM_UP_QUICK: Duration = Duration::from_secs(3);
 /// How long to measure after the warm-up.
 const MEASURE: Duration = Duration::from_secs(60);
 const MEASURE_QUICK: Duration = Duration::from_secs(3);
-/// Measurements of each configuration.
-const RUNS: usize = 3;
 /// How long `taut tune` may take to undo its changes.
 const ENDS: Duration = Duration::from_secs(60);
 
@@ -63,7 +63,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         true => (CONNECTIONS_QUICK, WARM_UP_QUICK, MEASURE_QUICK),
         false => (CONNECTIONS, WARM_UP, MEASURE),
     };
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let rounds = Rounds::of(request);
     enough_descriptors(connections / 2).map_err(machine("hold both ends of every connection"))?;
     let world = WorldBuilder::new("tune-cost").host("host").build()?;
     let host = world.host("host");
@@ -71,11 +71,19 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         .run(|| OpenConnections::open(Case::idle(connections)))?
         .map_err(machine("open connections"))?;
     let seen = lines(request, host).map_err(machine("count connections"))?;
-    let progress = Progress::new("tune-cost: measurements", (How::ALL.len() * runs) as u64);
+    let progress = Progress::new(
+        "tune-cost: measurements",
+        (How::ALL.len() * rounds.most) as u64,
+    );
     let (mut series, mut headline) = (Vec::new(), BTreeMap::new());
     let mut costs: [Vec<Cost>; How::ALL.len()] = Default::default();
-    for _ in 0..runs {
+    for _ in 0..rounds.most {
         for (how, costs) in How::ALL.into_iter().zip(&mut costs) {
+            progress.step();
+            let rests: Vec<f64> = costs.iter().map(|cost| cost.rest).collect();
+            if !rounds.need_more(&rests) {
+                continue;
+            }
             let talks = match how {
                 How::ApplyOneTalks => Some(host.run(|| OpenConnections::open(Case::busy(2)))?),
                 _ => None,
@@ -86,7 +94,6 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             if let Some(talks) = talks {
                 talks.end().map_err(machine("keep a connection busy"))?;
             }
-            progress.step();
         }
     }
     drop(progress);

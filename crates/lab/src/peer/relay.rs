@@ -17,6 +17,8 @@ use taut_netlab::world::Host;
 
 /// The port that a relay with one forward listens on.
 pub const PORT: u16 = 8080;
+/// Where a relay without the sandbox listens. Other relays have the ports between.
+const PORT_WITHOUT_SANDBOX: u16 = 8090;
 /// The metrics port of a host's first relay; other relays use the ports after it.
 pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 
@@ -139,6 +141,23 @@ pub fn relay(host: &Host, taut: &Path, to: SocketAddr, dir: &Path) -> Result<Ser
     start(host, taut, "relay", node, addr, dir)
 }
 
+/// Relays like [`relay`] beside it, without the sandbox.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn relay_without_sandbox(
+    host: &Host,
+    taut: &Path,
+    to: SocketAddr,
+    dir: &Path,
+) -> Result<Service, PeerError> {
+    let addr = SocketAddr::from((host.addr(), PORT_WITHOUT_SANDBOX));
+    let metrics = SocketAddr::new(METRICS.ip(), METRICS.port() + 1);
+    let node = Node::new(metrics, None, vec![Forward::new(addr, to)]);
+    let (name, more) = ("relay-no-sandbox", ["--no-sandbox"]);
+    start_with(host, taut, name, node, addr, dir, &more)
+}
+
 /// Starts a relay called `name` on `host`, and waits until it accepts connections at `addr`.
 ///
 /// # Errors
@@ -151,6 +170,18 @@ pub fn start(
     addr: SocketAddr,
     dir: &Path,
 ) -> Result<Service, PeerError> {
+    start_with(host, taut, name, node, addr, dir, &[])
+}
+
+fn start_with(
+    host: &Host,
+    taut: &Path,
+    name: &str,
+    node: Node,
+    addr: SocketAddr,
+    dir: &Path,
+    options: &[&str],
+) -> Result<Service, PeerError> {
     let config = dir.join(format!("taut-{name}-{}.toml", host.name()));
     let text = toml::to_string(&Config { relay: node });
     text.map_err(io::Error::other)
@@ -161,6 +192,7 @@ pub fn start(
         })?;
     let mut command = Command::new(taut);
     command.arg("relay").arg("--config").arg(&config);
+    command.args(options);
     Service::start(host, &format!("taut-{name}"), command, addr, dir)
 }
 

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{about, error::ReportError};
-use crate::experiment::outcome::Outcome;
+use crate::experiment::{self, outcome::Outcome};
+
+/// The most bytes of a reason that are read.
+const REASON: u64 = 4096;
 
 /// An outcome and the file it came from.
 #[derive(Debug)]
@@ -15,6 +18,14 @@ pub(super) struct Run {
     /// The file's name, without its folder.
     pub(super) file: String,
     pub(super) outcome: Outcome,
+}
+
+/// An experiment without an outcome.
+#[derive(Debug)]
+pub(super) struct Missing {
+    pub(super) experiment: &'static str,
+    /// Why it failed; `None` if it was not run.
+    pub(super) reason: Option<String>,
 }
 
 /// Returns all outcomes in `dir`. Those of one experiment are together, and known experiments come
@@ -38,6 +49,40 @@ pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
         (about::rank(&experiment), experiment, run.file.clone())
     });
     Ok(runs)
+}
+
+/// Returns the experiments that are not among `runs`, in the order of the report.
+pub(super) fn missing(dir: &Path, runs: &[Run]) -> Result<Vec<Missing>, ReportError> {
+    let has_run = |name: &str| runs.iter().any(|run| run.outcome.experiment == name);
+    let names = experiment::ALL.iter().map(|one| one.name);
+    let mut missing = names
+        .filter(|name| !has_run(name))
+        .map(|experiment| {
+            let reason = read_reason(&super::reason(dir, experiment))?;
+            Ok(Missing { experiment, reason })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    missing.sort_by_key(|one| about::rank(one.experiment));
+    Ok(missing)
+}
+
+fn read_reason(file: &Path) -> Result<Option<String>, ReportError> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(
+            &mut io::Read::take(fs::File::open(file)?, REASON),
+            &mut bytes,
+        )?;
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ReportError::Read {
+            file: file.to_owned(),
+            source,
+        }),
+    }
 }
 
 /// Returns the files that the shell's `*.json` would match. Hidden files, such as an editor's, are

@@ -4,7 +4,7 @@
 //! inline, and the figures follow the reader's light or dark scheme. The same outcomes produce the
 //! same bytes.
 //!
-//! `folder` reads the files. `arrange` decides which series are compared. `figures` and `chart`
+//! `folder` reads the files. `won` chooses the figures that the page opens with. `arrange` decides which series are compared. `figures` and `chart`
 //! draw them. `page` and its parts write the HTML. Only `folder` and `write` touch files.
 //!
 //! This module draws the charts itself, because an inline figure can take its colours from the
@@ -27,6 +27,7 @@ mod section;
 mod series_table;
 mod tables;
 mod unit;
+mod won;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,16 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 pub use error::ReportError;
+
+/// Returns the file in `dir` for an experiment's outcome.
+pub fn outcome(dir: &Path, experiment: &str) -> PathBuf {
+    dir.join(format!("{experiment}.json"))
+}
+
+/// Returns the file in `dir` for the reason why an experiment has no outcome.
+pub fn reason(dir: &Path, experiment: &str) -> PathBuf {
+    dir.join(format!("{experiment}.failed"))
+}
 
 /// Writes `report.html` into `dir` from all outcomes (`*.json`) in it, and returns its path.
 ///
@@ -44,8 +55,9 @@ pub use error::ReportError;
 /// written only if every outcome could be read, because readers would not notice a missing run.
 pub fn write(dir: &Path) -> Result<PathBuf, ReportError> {
     let runs = folder::read(dir)?;
+    let missing = folder::missing(dir, &runs)?;
     let file = dir.join("report.html");
-    match std::fs::write(&file, page::render(&runs)) {
+    match std::fs::write(&file, page::render(&runs, &missing)) {
         Ok(()) => Ok(file),
         Err(source) => Err(ReportError::Write { file, source }),
     }

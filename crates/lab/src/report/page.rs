@@ -3,14 +3,16 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{
-    folder::Run,
+    about,
+    folder::{Missing, Run},
     section::{self, Trust},
+    won,
 };
 
 const STYLE: &str = include_str!("style.css");
 
-/// Returns the complete page of these runs.
-pub(super) fn render(runs: &[Run]) -> String {
+/// Returns the complete page of these runs, and of the experiments without one.
+pub(super) fn render(runs: &[Run], missing: &[Missing]) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -27,10 +29,17 @@ pub(super) fn render(runs: &[Run]) -> String {
             body {
                 header {
                     h1 { "Taut lab report" }
+                    p {
+                        "Taut takes the slack out of TCP on Linux. Each experiment of " code { "taut lab" }
+                        " builds a world on one machine that shows a problem, checks that the problem is there (its calibration), and measures "
+                        "the remedy beside it. Figures whose calibration failed are struck out: they prove nothing."
+                    }
+                    (won::render(runs, id))
                     (summary(runs))
+                    (without_outcome(missing))
                 }
                 main {
-                    @for (i, run) in runs.iter().enumerate() { (section::render(run, &id(i))) }
+                    @for (i, run) in runs.iter().enumerate() { (section::render(run, &id(i), section::are_mixed(runs))) }
                 }
             }
         }
@@ -55,18 +64,64 @@ fn summary(runs: &[Run]) -> Markup {
                 " did not show the problem, so their measurements prove nothing."
             }
         }
+        h2 { "All runs" }
+        (trees(runs))
+        p.aside {
+            "Tables give the number of measurements (n) and their spread (10 % to 90 %). Some experiments measure again only what "
+            "varies: what has n = 2 was measured twice, because the two differ by at most a tenth. docs/lab.md has the rule of each."
+        }
         div.scroll {
-            table {
+            table.runs {
                 thead { tr { th { "Experiment" } th { "Run" } th { "Calibration" } } }
                 tbody {
                     @for (i, run) in runs.iter().enumerate() {
+                        @if i == 0 || section::job(&runs[i - 1]) != section::job(run) {
+                            tr { th.job colspan="3" { (section::job(run)) } }
+                        }
                         tr.failed[trust(run) == Trust::Failed] {
                             td { a href={ "#" (id(i)) } { (section::title(run)) } }
                             td {
                                 code { (run.file) } ", seed " (run.outcome.seed)
                                 @if run.outcome.quick { ", quick" }
+                                @if section::are_mixed(runs) { ", tree " (section::tree(run)) }
                             }
                             td { (trust(run).words()) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the tree of the runs, or a notice if they are not all of one.
+fn trees(runs: &[Run]) -> Markup {
+    let first = runs.first().and_then(|run| run.outcome.tree.as_deref());
+    let is_mixed = section::are_mixed(runs);
+    html! {
+        @if is_mixed {
+            p { b { "These runs are not all of one tree." } " Each section names the tree that it was measured on." }
+        } @else if let Some(tree) = first {
+            p { "All of them were measured on the tree " code { (tree) } "." }
+        }
+    }
+}
+
+fn without_outcome(missing: &[Missing]) -> Markup {
+    let reason = |one: &Missing| one.reason.clone().unwrap_or_else(|| "not run".to_owned());
+    html! {
+        @if !missing.is_empty() {
+            h2 { "Without an outcome" }
+            div.scroll {
+                table {
+                    thead { tr { th { "Experiment" } th { "Command" } th { "Why" } } }
+                    tbody {
+                        @for one in missing {
+                            tr {
+                                td { (about::of(one.experiment).map_or(one.experiment, |about| about.title)) }
+                                td { code { "taut lab run " (one.experiment) } }
+                                td { (reason(one)) }
+                            }
                         }
                     }
                 }

@@ -5,6 +5,9 @@ use maud::{Markup, html};
 use super::{about, figures, folder::Run, headline, number, series_table, tables};
 use crate::experiment::outcome::{Calibration, Check};
 
+/// The number of notes that are shown unfolded.
+const FEW: usize = 8;
+
 /// Whether the figures of a run can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
@@ -16,8 +19,8 @@ pub(super) enum Trust {
     Unchecked,
 }
 
-/// Returns the run's section; `id` is its anchor.
-pub(super) fn render(run: &Run, id: &str) -> Markup {
+/// Returns the run's section; `id` is its anchor. With `names_tree` it says which tree was measured.
+pub(super) fn render(run: &Run, id: &str, names_tree: bool) -> Markup {
     let outcome = &run.outcome;
     let about = about::of(&outcome.experiment);
     let trust = Trust::of(&outcome.calibration);
@@ -27,15 +30,16 @@ pub(super) fn render(run: &Run, id: &str) -> Markup {
             p.name {
                 code { "taut lab run " (outcome.experiment) @if outcome.quick { " --quick" } }
                 @if outcome.quick { span.badge { "quick form" } }
+                @if names_tree { span.badge { "tree: " (tree(run)) } }
             }
             (verdict(&outcome.calibration, trust))
             @if let Some(about) = about { p { (about.story) } }
-            @if !outcome.notes.is_empty() {
-                h3 { "Notes" }
-                ul { @for note in &outcome.notes { li { (note) } } }
-            }
             h3 { "Headline" }
+            @if about.is_some() {
+                p.aside { "What each name means is in docs/lab.md, “" (outcome.experiment) "”." }
+            }
             (headline::headline(outcome))
+            (notes(&outcome.notes))
             @if outcome.series.is_empty() {
                 p { "No series were measured." }
             } @else {
@@ -51,6 +55,36 @@ pub(super) fn render(run: &Run, id: &str) -> Markup {
                 h3 { "All series" }
                 (series_table::render(outcome))
             }
+        }
+    }
+}
+
+/// Returns the commands that the run's experiment is about.
+pub(super) fn job(run: &Run) -> &'static str {
+    about::of(&run.outcome.experiment).map_or("other experiments", |about| about.job)
+}
+
+/// Returns whether runs were measured on different trees.
+pub(super) fn are_mixed(runs: &[Run]) -> bool {
+    runs.windows(2)
+        .any(|two| two[0].outcome.tree != two[1].outcome.tree)
+}
+
+/// Returns the name of the tree that a run was measured on.
+pub(super) fn tree(run: &Run) -> &str {
+    run.outcome.tree.as_deref().unwrap_or("not named")
+}
+
+/// Returns the notes, folded if they would push the figures far down.
+fn notes(notes: &[String]) -> Markup {
+    let list = html! { ul { @for note in notes { li { (note) } } } };
+    html! {
+        @if notes.len() > FEW {
+            h3 { "Notes" }
+            details { summary { (notes.len()) " notes" } (list) }
+        } @else if !notes.is_empty() {
+            h3 { "Notes" }
+            (list)
         }
     }
 }

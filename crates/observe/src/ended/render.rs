@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 
 use super::{Group, Groups, Key, Opener, Phase, Phases};
+use crate::versioned::Versioned;
 
 /// The minimum share of a phase that the sentence names.
 const NAMED_SHARE: f64 = 0.01;
@@ -15,26 +16,39 @@ const REMEDY_SHARE: f64 = 0.25;
 /// A group as a line of JSON.
 #[derive(Serialize)]
 struct Line<'a> {
+    /// The sum of connections that have ended.
     ended: Sums<'a>,
 }
 
 #[derive(Serialize)]
 struct Sums<'a> {
+    /// The network namespace.
     netns: Option<&'a str>,
+    /// The process; `None` for the sum of what is beyond the limit.
     process: Option<&'a str>,
+    /// The peer; `None` for the sum of what is beyond the limit.
     peer: Option<std::net::IpAddr>,
+    /// The end that connected.
     opened_by: Option<Opener>,
+    /// Connections that ended.
     connections: u64,
+    /// Connections that were never established.
     failed: u64,
+    /// Connections that were open before Taut started, so that their duration is unknown.
     open_before: u64,
     /// The time that half of them lasted at most, in seconds.
     median: Option<f64>,
     /// The time that 90 % of them lasted at most, in seconds.
     p90: Option<f64>,
+    /// Payload sent, in bytes.
     sent: u64,
+    /// Payload received, in bytes.
     received: u64,
+    /// Segments with data that were sent.
     data_segments: u64,
+    /// Segments that were retransmitted.
     retransmitted: u64,
+    /// Seconds of each phase.
     phases: Seconds<'a>,
 }
 
@@ -85,8 +99,7 @@ impl Groups {
             let line = Line {
                 ended: Sums::of(key, group),
             };
-            text.push_str(&serde_json::to_string(&line)?);
-            text.push('\n');
+            text.push_str(&Versioned::new(line).line()?);
         }
         Ok(text)
     }

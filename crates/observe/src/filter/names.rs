@@ -50,11 +50,12 @@ impl Names for Machine {
         let (sender, receiver) = mpsc::sync_channel(1);
         let host = name.to_owned();
         // The resolver has no time limit, so the thread may wait until the process ends.
-        std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             let found = (&*host, 0).to_socket_addrs();
             let found = found.map(|all| all.map(|one| one.ip()).collect::<BTreeSet<_>>());
             let _ = sender.send(found);
         });
+        thread.map_err(|error| format!("no thread can be started: {error}"))?;
         match receiver.recv_timeout(LOOKUP) {
             Ok(Ok(found)) if !found.is_empty() => Ok(found.into_iter().collect()),
             Ok(Ok(_)) => Err("it has no address".into()),

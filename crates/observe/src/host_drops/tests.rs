@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
 use taut_sys::netns::Netns;
-use taut_sys::stalled_receive::StalledReceive;
 use taut_sys::tap::Tap;
 use taut_sys::tcp_info::TcpInfo;
+use taut_sys_testing::stalled_receive::StalledReceive;
 
 use super::*;
 

@@ -103,11 +103,11 @@ fn put(buffer: &mut Buffer, area: Rect, text: &str, style: Style) {
 }
 
 fn heading(state: &State) -> String {
-    let mut text = format!(
-        "taut top: {} connections, by {}",
-        state.rows.len(),
-        state.sort.name()
-    );
+    let connections = match state.rows.len() {
+        1 => "1 connection".to_owned(),
+        count => format!("{count} connections"),
+    };
+    let mut text = format!("taut top: {connections}, by {}", state.sort.name());
     if !state.filter_text.is_empty() {
         let filter = crate::sanitize::text(state.filter_text.as_bytes());
         text.push_str(&format!(", filter {filter}"));

@@ -12,6 +12,7 @@ use super::{Event, Figures, Report};
 use crate::ended::Seconds;
 use crate::record::Record;
 use crate::verdict::Factor;
+use crate::versioned::Versioned;
 
 /// A report in its written form.
 #[derive(Serialize)]
@@ -89,7 +90,7 @@ impl<'a> Line<'a> {
 
     /// Appends the line with a newline.
     pub(super) fn write(&self, to: &mut Vec<u8>) -> serde_json::Result<()> {
-        serde_json::to_writer(&mut *to, self)?;
+        serde_json::to_writer(&mut *to, &Versioned::new(self))?;
         to.push(b'\n');
         Ok(())
     }

@@ -117,7 +117,7 @@ impl Default for Metrics {
         );
         register.register(
             "connections_left_out",
-            "Connections of the last scan that were left out for want of room",
+            "Connections of the last scan that are not tracked because the table is full",
             metrics.left_out.clone(),
         );
         register.register(

@@ -1,7 +1,7 @@
 //! Runs `taut watch`: scans, reports, files and metrics, until a signal stops it.
 
 use std::io::{self, BufWriter, ErrorKind, Stdout, Write as _};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use taut_exposition::SpawnError;
 
 use super::files::{Files, Lost, Rotation};
 use super::line::{Line, Lines};
@@ -63,15 +64,10 @@ pub enum WatchError {
     /// Standard output cannot be written to.
     #[error("cannot write to standard output: {0}")]
     Write(io::Error),
-    /// The address for metrics cannot be used.
-    #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
-    Metrics {
-        /// The address.
-        addr: SocketAddr,
-        /// The error.
-        source: io::Error,
-    },
-    /// A signal handler or a thread cannot be set up.
+    /// Metrics cannot be served.
+    #[error(transparent)]
+    Metrics(#[from] SpawnError),
+    /// A signal handler cannot be set up.
     #[error("cannot start: {0}")]
     Begin(io::Error),
 }
@@ -110,7 +106,7 @@ pub fn run(
     }
     let mut recorder = Recorder::new(options)?;
     if let Some(addr) = options.metrics {
-        recorder.serve(addr)?;
+        taut_exposition::spawn(addr, "watch-metrics", recorder.metrics.exposition())?;
     }
     let mut next_scan = Instant::now();
     let mut next_open = options.open_every.map(|every| Instant::now() + every);
@@ -177,33 +173,6 @@ impl Recorder {
             fault: None,
             end: None,
         })
-    }
-
-    /// Serves metrics on a thread of its own.
-    fn serve(&self, addr: SocketAddr) -> Result<(), WatchError> {
-        let listener = TcpListener::bind(addr).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        let listener = listener.map_err(|source| WatchError::Metrics { addr, source })?;
-        let exposition = self.metrics.exposition();
-        let serve = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            let served = runtime.and_then(|runtime| {
-                runtime.block_on(async {
-                    let listener = tokio::net::TcpListener::from_std(listener)?;
-                    taut_exposition::serve(listener, exposition).await;
-                    Ok(())
-                })
-            });
-            if let Err(error) = served {
-                tracing::error!(%error, "cannot serve metrics");
-            }
-        };
-        let thread = std::thread::Builder::new().name("watch-metrics".into());
-        thread.spawn(serve).map(drop).map_err(WatchError::Begin)
     }
 
     /// Writes buffered lines, so that readers see them soon.

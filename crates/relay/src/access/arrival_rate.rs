@@ -59,17 +59,22 @@ impl ArrivalRate {
             return true;
         }
         let source = Source::of(ip);
-        // What a network is refused must not count against its site.
-        self.count(source, rate, now)
-            && source
-                .site()
-                .is_none_or(|site| self.count(site, rate.saturating_mul(SITE), now))
+        // What a network is refused must not count against its site, nor the reverse.
+        if !self.count(source, rate, now) {
+            return false;
+        }
+        let is_admitted = source
+            .site()
+            .is_none_or(|site| self.count(site, rate.saturating_mul(SITE), now));
+        if !is_admitted && let Some(due) = self.table.of(source).get_mut(&source) {
+            *due -= each(rate);
+        }
+        is_admitted
     }
 
     fn count(&self, source: Source, rate: u32, now: Instant) -> bool {
-        let each = Duration::from_secs(1) / rate.max(1);
         let mut table = self.table.of(source);
-        let due = table.get(&source).map_or(now, |&due| due.max(now)) + each;
+        let due = table.get(&source).map_or(now, |&due| due.max(now)) + each(rate);
         if due > now + BURST {
             return false;
         }
@@ -83,6 +88,11 @@ impl ArrivalRate {
         table.insert(source, due);
         true
     }
+}
+
+/// Returns the time between two connections at exactly the rate.
+fn each(rate: u32) -> Duration {
+    Duration::from_secs(1) / rate.max(1)
 }
 
 #[cfg(test)]
@@ -120,8 +130,10 @@ mod tests {
             assert_eq!(admitted(&rate, &format!("2001:db8:0:{net}::1"), now), 10);
             assert_eq!(admitted(&rate, &format!("2001:db8:0:{net}::2"), now), 0);
         }
-        assert_eq!(admitted(&rate, "2001:db8:0:5::1", now), 0);
+        assert!((0..100).all(|_| !rate.admit(ip("2001:db8:0:5::1"), now)));
         assert_eq!(admitted(&rate, "2001:db8:1:1::1", now), 10);
+        // What the /48 refused has not counted against the /64.
+        assert_eq!(admitted(&rate, "2001:db8:0:5::1", now + BURST / 2), 10);
     }
 
     #[test]

@@ -20,8 +20,8 @@ pub mod protocol;
 
 use protocol::{Answer, Request};
 
-/// The default path of the socket.
-pub const PATH: &str = "/run/taut/relay.sock";
+/// The default path of the socket. Its directory may belong to the relay's user.
+pub const PATH: &str = "/run/taut/relay/relay.sock";
 
 /// The maximum number of operators at a time.
 pub(crate) const ASKERS: usize = 8;

@@ -377,7 +377,7 @@ pub struct RowsStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RttRows {
     /// Changes when any of the times has.
-    pub version: String,
+    pub revision: String,
     /// Whether the asker knows these times, so that they are left out.
     pub unchanged: bool,
     /// The paths, up to the limit.

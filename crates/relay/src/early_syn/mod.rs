@@ -31,6 +31,7 @@ pub use devices::{Device, Devices};
 pub(crate) use pending::PendingTable;
 pub use taut_mesh::early_syn::{Admission, Counts, FourTuple, Limiter, Limits, Rate, SynEvent};
 use taut_sys::bpf::tc::{AttachPoint, Attached};
+use taut_sys::privileges::{self, Capability};
 pub use wire::{Exit, Exits};
 
 /// The program, compiled by `build.rs`.
@@ -86,10 +87,7 @@ struct Intercepted {
 #[derive(Debug, thiserror::Error)]
 pub enum EarlySynError {
     /// The kernel does not accept the program.
-    #[error(
-        "early SYN: {0}; the BPF program needs Linux 5.12 or newer and CAP_BPF \
-         with CAP_NET_ADMIN and CAP_PERFMON, or root. `taut doctor` shows what this machine can do"
-    )]
+    #[error("early SYN: {0}{hint}. `taut doctor` shows what this machine can do", hint = load_hint(.0))]
     Load(#[from] Error),
     /// There are more listeners than the program can watch.
     #[error("early SYN: cannot watch {0} listeners; the limit is {WATCHED_MAX}")]
@@ -107,7 +105,8 @@ pub enum EarlySynError {
     List(#[source] std::io::Error),
     /// The program cannot be attached to a device.
     #[error(
-        "early SYN: cannot attach to {device}: {source}; it needs CAP_NET_ADMIN and CAP_BPF, or root"
+        "early SYN: cannot attach to {device}: {source}{hint}",
+        hint = privileges::hint(.source, &[Capability::NetAdmin, Capability::Bpf])
     )]
     Attach {
         /// The device's name.
@@ -116,6 +115,15 @@ pub enum EarlySynError {
         #[source]
         source: std::io::Error,
     },
+}
+
+fn load_hint(source: &Error) -> String {
+    let needed = [Capability::Bpf, Capability::NetAdmin, Capability::Perfmon];
+    privileges::program_hint(
+        source.kind() == libbpf_rs::ErrorKind::PermissionDenied,
+        &needed,
+        "the BPF program needs Linux 5.12 or newer",
+    )
 }
 
 // === impl EarlySyn ===

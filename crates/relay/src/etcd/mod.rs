@@ -21,8 +21,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use taut_exposition::runtime;
 use taut_mesh::etcd::{Keys, authenticate, offer, read_list, token};
 use taut_mesh::members::Members;
+use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 
 mod announce;
@@ -121,9 +123,7 @@ pub(crate) async fn first_list(mesh: &MeshConfig) -> Result<(), FirstListError> 
 /// # Errors
 /// A sentence on what prevents it, for all endpoints.
 pub(crate) fn check(mesh: &MeshConfig, etcd: &EtcdConfig) -> Result<Arc<Members>, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
+    let runtime = runtime::build(Builder::new_current_thread().enable_all());
     let runtime = runtime.map_err(|e| e.to_string())?;
     // A caller may have a runtime of its own.
     let read = || {
@@ -138,7 +138,11 @@ pub(crate) fn check(mesh: &MeshConfig, etcd: &EtcdConfig) -> Result<Arc<Members>
             Err(format!("relay.mesh.etcd: {}", problems.join("; ")))
         })
     };
-    let list = std::thread::scope(|scope| scope.spawn(read).join());
+    let list = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, read);
+        let thread = thread.map_err(|e| format!("relay.mesh.etcd: cannot start a thread: {e}"))?;
+        Ok::<_, String>(thread.join())
+    })?;
     let list = list.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let refused =
         |refusal| format!("relay.mesh.etcd: the list of members in etcd is refused: {refusal}");

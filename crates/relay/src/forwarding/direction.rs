@@ -108,10 +108,13 @@ pub(crate) struct Direction<P> {
     chunk: Chunk<P>,
     /// There may be bytes to read: the poller reported an edge, and no `EAGAIN` has followed.
     readable: bool,
+    /// The poller has reported an edge, and nothing has been read since.
+    is_unread: bool,
     /// There may be room to write.
     writable: bool,
     /// A short read does not prove that the socket is empty, because the peer has ended its stream,
-    /// failed, or sent urgent data (reads stop at the urgent mark).
+    /// failed, or sent urgent data (reads stop at the urgent mark), or because splice does not see what
+    /// a read does (a socket that another program has put into a sockmap).
     read_to_the_end: bool,
     /// The source's connection broke. The bytes that it delivered are forwarded, but no FIN
     /// follows, because a FIN would make a partial stream look complete.
@@ -177,6 +180,7 @@ impl<P> Direction<P> {
         Self {
             chunk: Chunk::None,
             readable: false,
+            is_unread: false,
             writable: false,
             read_to_the_end: false,
             broken: false,
@@ -204,6 +208,7 @@ impl<P> Direction<P> {
     /// Handles readiness of the leg that the direction reads from.
     pub(crate) fn handle_source(&mut self, ready: Readiness) {
         self.readable |= ready.readable();
+        self.is_unread |= ready.readable();
         self.read_to_the_end |= ready.short_read_is_inconclusive();
     }
 
@@ -252,6 +257,7 @@ impl<P> Direction<P> {
     /// Prepares for a different leg to read from.
     pub(crate) fn lose_source(&mut self) {
         self.readable = false;
+        self.is_unread = false;
         self.read_to_the_end = false;
         self.exhausted = false;
     }
@@ -474,9 +480,10 @@ impl<P> Direction<P> {
             Ok(n) => {
                 *left = n;
                 self.spliced = true;
+                self.is_unread = false;
             }
-            // The pipe is empty, so the socket is empty or at an urgent mark.
-            Err(Errno::AGAIN) if !self.read_to_the_end => self.readable = false,
+            // The pipe is empty, so the socket is empty, at an urgent mark, or in a sockmap.
+            Err(Errno::AGAIN) if !self.read_to_the_end && !self.is_unread => self.readable = false,
             Err(Errno::AGAIN) => return self.look_closer(from, to, io),
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
@@ -485,7 +492,8 @@ impl<P> Direction<P> {
     }
 
     /// Handles a splice that moved nothing. At an urgent mark, splice returns `EAGAIN` for ever, or
-    /// 0 once FIN follows the mark; a read passes the mark.
+    /// 0 once FIN follows the mark; a read passes the mark. In a sockmap whose program passes data to the
+    /// socket, only reads find it.
     fn look_closer<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
@@ -493,8 +501,14 @@ impl<P> Direction<P> {
     {
         match from.peek() {
             Ok(Some(false)) => self.end_of_stream(),
-            Ok(Some(true)) => return self.collect_by_copy(from, to, io),
-            Ok(None) => self.readable = false,
+            Ok(Some(true)) => {
+                self.read_to_the_end = true;
+                return self.collect_by_copy(from, to, io);
+            }
+            Ok(None) => {
+                self.readable = false;
+                self.is_unread = false;
+            }
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
         }
@@ -512,7 +526,10 @@ impl<P> Direction<P> {
                 self.end_of_stream();
                 return Ok(());
             }
-            Ok(received) => received,
+            Ok(received) => {
+                self.is_unread = false;
+                received
+            }
             Err(Errno::AGAIN) => {
                 self.readable = false;
                 return Ok(());

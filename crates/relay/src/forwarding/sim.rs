@@ -40,12 +40,19 @@ struct State {
     /// Written bytes that the peer's window has allowed out.
     let_out: usize,
     own_peer: bool,
+    /// Only reads find what has arrived.
+    hides_from_splice: bool,
     /// The peer acknowledges nothing.
     silent: bool,
     graceful: bool,
 }
 
 impl SimLeg {
+    /// From now on only reads find what arrives, as in a sockmap.
+    pub(crate) fn hide_from_splice(&self) {
+        self.0.borrow_mut().hides_from_splice = true;
+    }
+
     /// Delivers a segment from the peer.
     pub(crate) fn arrive(&self, segment: &[u8]) -> Readiness {
         self.0.borrow_mut().receive.push_back(segment.to_vec());
@@ -244,6 +251,9 @@ impl Leg for SimLeg {
     fn fill(&mut self, pipe: &SimPipe, max: usize) -> Result<usize, Errno> {
         let (mut s, mut slots) = (self.0.borrow_mut(), pipe.0.borrow_mut());
         let mut n = 0;
+        if s.hides_from_splice {
+            return Err(Errno::AGAIN);
+        }
         while slots.len() < SLOTS {
             match s.take(max - n, false) {
                 // splice at the urgent mark returns 0 once FIN has arrived behind it, and EAGAIN

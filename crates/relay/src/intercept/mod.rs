@@ -14,6 +14,8 @@ mod wire;
 
 use std::io;
 
+use taut_sys::privileges::{self, Capability};
+
 pub use nft::NftError;
 pub use policy::{PRIORITY, PolicyError, Presence, TABLE, presence};
 pub use program::ProgramError;
@@ -65,7 +67,8 @@ pub enum InterceptError {
     /// The process may not open sockets with foreign addresses.
     #[error(
         "interception: this process may not use addresses that are not this machine's \
-         (IP_TRANSPARENT): {0}; it needs CAP_NET_ADMIN, or root"
+         (IP_TRANSPARENT): {0}{hint}",
+        hint = privileges::hint(.0, &[Capability::NetAdmin])
     )]
     Transparent(#[source] io::Error),
     /// Another process intercepts in this network namespace.
@@ -76,8 +79,9 @@ pub enum InterceptError {
     Taken,
     /// It cannot be found out whether another process intercepts.
     #[error(
-        "interception: cannot find out whether another relay intercepts on this machine: {0}; it needs \
-         CAP_NET_ADMIN, or root, and /proc/sys/net"
+        "interception: cannot find out whether another relay intercepts on this machine, by a lock in \
+         /proc/sys/net: {0}{hint}",
+        hint = privileges::hint(.0, &[Capability::NetAdmin])
     )]
     Lock(#[source] io::Error),
     /// A named device is missing.

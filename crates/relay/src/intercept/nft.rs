@@ -12,11 +12,7 @@ use taut_sys::privileges::{self, Capability};
 use super::Plan;
 
 /// The name of the table, in the family `inet`.
-const NAME: &str = "taut_intercept";
-
-/// An installed table. Dropping it removes the table; after a kill, the next start replaces it.
-#[derive(Debug)]
-pub(super) struct Table(());
+pub(super) const NAME: &str = "taut_intercept";
 
 /// The reason why nftables cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -29,27 +25,14 @@ pub enum NftError {
     Refused(String),
 }
 
-// === impl Table ===
-
-impl Table {
-    /// Adds the table, replacing one that a killed process left behind.
-    pub(super) fn put(plan: &Plan) -> Result<Self, NftError> {
-        nft(&script(plan))?;
-        Ok(Self(()))
-    }
-
-    /// Removes a table that a killed process left behind.
-    pub(super) fn remove_stale() -> Result<(), NftError> {
-        nft(&removal())
-    }
+/// Adds the table, replacing one that a killed process left behind.
+pub(super) fn put_table(plan: &Plan) -> Result<(), NftError> {
+    nft(&script(plan))
 }
 
-impl Drop for Table {
-    fn drop(&mut self) {
-        if let Err(error) = nft(&removal()) {
-            tracing::warn!(%error, "cannot remove the table; run `nft delete table inet {NAME}`");
-        }
-    }
+/// Removes the table, if there is one.
+pub(super) fn remove_table() -> Result<(), NftError> {
+    nft(&removal())
 }
 
 /// Returns the commands that remove the table, whether or not it exists.

@@ -12,9 +12,11 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
+use taut_exposition::runtime;
+use tokio::runtime::Builder;
 
 use super::Method;
-use crate::net::netlink::is_unsupported;
+use crate::net::netlink::{ATTEMPTS, answered, hint, is_unsupported};
 
 /// The routing table in which every address is local.
 pub const TABLE: u32 = 29_793;
@@ -31,6 +33,7 @@ const NFT_PROTOCOL: u8 = 0x75;
 #[derive(Debug)]
 pub(super) struct PolicyRoute {
     method: Method,
+    stays: bool,
 }
 
 /// The reason why the policy route cannot be set up.
@@ -39,11 +42,24 @@ pub enum PolicyError {
     /// The netlink socket cannot be opened.
     #[error("interception: cannot open a netlink socket: {0}")]
     Socket(#[source] std::io::Error),
+    /// The kernel's answer did not arrive.
+    #[error(
+        "interception: the kernel's answer over netlink was lost; see whether this machine lacks memory (`free -m`)"
+    )]
+    Lost,
+    /// The rules cannot be listed.
+    #[error("interception: cannot list rules and routes: {0}")]
+    List(#[source] Box<rtnetlink::Error>),
     /// The kernel rejected a change.
     #[error(
-        "interception: cannot {what}: {source}; it needs CAP_NET_ADMIN, or root, and a kernel in which \
-         `ip rule add priority {PRIORITY} fwmark {mark:#x} lookup {TABLE}` and \
-         `ip route add local default dev lo table {TABLE}` work"
+        "interception: cannot {what}: {source}{hint}",
+        hint = hint(
+            .source,
+            &format!(
+                "see whether `ip rule add priority {PRIORITY} fwmark {mark:#x} lookup {TABLE}` and \
+                 `ip route add local default dev lo table {TABLE}` work"
+            )
+        )
     )]
     Refused {
         /// The change.
@@ -70,7 +86,8 @@ pub struct Presence {
 /// Returns which parts of the policy route exist for IPv4 and for IPv6, no matter which process
 /// added them.
 ///
-/// # Errors [`PolicyError::Socket`] if the netlink socket cannot be opened.
+/// # Errors
+/// [`PolicyError`]: the kernel does not answer.
 pub fn presence() -> Result<[Presence; 2], PolicyError> {
     with_netlink(async |handle| {
         let mut found = [Presence {
@@ -79,10 +96,10 @@ pub fn presence() -> Result<[Presence; 2], PolicyError> {
         }; 2];
         for (found, version) in found.iter_mut().zip([IpVersion::V4, IpVersion::V6]) {
             let rules = handle.rule().get(version.clone()).execute();
-            let rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
+            let rules: Vec<_> = listed(rules.try_collect().await)?;
             found.rule = rules.iter().any(is_in_place);
             let routes = handle.route().get(route(&version, 0)).execute();
-            let routes: Vec<_> = routes.try_collect().await.unwrap_or_default();
+            let routes: Vec<_> = listed(routes.try_collect().await)?;
             found.route = routes.iter().any(|route| {
                 route.header.kind == RouteType::Local
                     && route.header.destination_prefix_length == 0
@@ -100,7 +117,10 @@ impl PolicyRoute {
     pub(super) fn set_up(mark: u32, method: Method) -> Result<Self, PolicyError> {
         let lo = nix::net::if_::if_nametoindex("lo").map_err(|_| PolicyError::NoLoopback)?;
         // If a later step fails, dropping this undoes the earlier ones.
-        let policy = Self { method };
+        let policy = Self {
+            method,
+            stays: false,
+        };
         with_netlink(async |handle| {
             for version in [IpVersion::V4, IpVersion::V6] {
                 let refused = |what| {
@@ -136,13 +156,18 @@ impl PolicyRoute {
         Ok(policy)
     }
 
+    /// Leaves the rules and routes, because something stays of which they are the only record.
+    pub(super) fn leave(&mut self) {
+        self.stays = true;
+    }
+
     /// Returns the methods of the processes that left rules behind. What else they left must be
     /// removed before the rules, which are its only record.
     pub(super) fn stale() -> Result<Vec<Method>, PolicyError> {
         with_netlink(async |handle| {
             let mut rules = Vec::new();
             for version in [IpVersion::V4, IpVersion::V6] {
-                rules.extend(our_rules(&handle, version).await);
+                rules.extend(our_rules(&handle, version).await?);
             }
             Ok(rules.iter().filter_map(ours).collect())
         })
@@ -150,15 +175,22 @@ impl PolicyRoute {
 
     /// Removes the rules and routes that killed processes left behind.
     pub(super) fn remove_stale() -> Result<(), PolicyError> {
-        with_netlink(async |handle| {
-            remove(&handle).await;
-            Ok(())
-        })
+        let mut removed = Err(PolicyError::Lost);
+        for _ in 0..ATTEMPTS {
+            removed = with_netlink(async |handle| remove(&handle).await);
+            if !matches!(removed, Err(PolicyError::Lost)) {
+                break;
+            }
+        }
+        removed
     }
 }
 
 impl Drop for PolicyRoute {
     fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
         if let Err(error) = Self::remove_stale() {
             tracing::warn!(
                 %error,
@@ -170,9 +202,9 @@ impl Drop for PolicyRoute {
 }
 
 /// Removes all of the relay's rules, and the route.
-async fn remove(handle: &Handle) {
+async fn remove(handle: &Handle) -> Result<(), PolicyError> {
     for version in [IpVersion::V4, IpVersion::V6] {
-        for rule in our_rules(handle, version.clone()).await {
+        for rule in our_rules(handle, version.clone()).await? {
             if let Err(error) = handle.rule().del(rule).execute().await {
                 tracing::warn!(%error, "cannot remove a policy rule");
             }
@@ -181,14 +213,22 @@ async fn remove(handle: &Handle) {
         // Usually the route does not exist.
         let _ = handle.route().del(route(&version, lo)).execute().await;
     }
+    Ok(())
 }
 
-async fn our_rules(handle: &Handle, version: IpVersion) -> Vec<RuleMessage> {
+async fn our_rules(handle: &Handle, version: IpVersion) -> Result<Vec<RuleMessage>, PolicyError> {
     let rules = handle.rule().get(version).execute();
-    // A kernel without IPv6 has no rules to list.
-    let mut rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
+    let mut rules: Vec<_> = listed(rules.try_collect().await)?;
     rules.retain(|rule| ours(rule).is_some());
-    rules
+    Ok(rules)
+}
+
+/// Returns a list; that of a kernel without IPv6 is empty.
+fn listed<T>(list: Result<Vec<T>, rtnetlink::Error>) -> Result<Vec<T>, PolicyError> {
+    match list {
+        Err(error) if is_unsupported(&error) => Ok(Vec::new()),
+        other => other.map_err(|error| PolicyError::List(Box::new(error))),
+    }
 }
 
 /// Returns whether the rule has the relay's priority and table.
@@ -240,15 +280,13 @@ fn is_v6(version: &IpVersion) -> bool {
 fn with_netlink<T>(
     job: impl AsyncFnOnce(Handle) -> Result<T, PolicyError>,
 ) -> Result<T, PolicyError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
+    let runtime = runtime::build(Builder::new_current_thread().enable_io().enable_time())
         .map_err(PolicyError::Socket)?;
     runtime.block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection().map_err(PolicyError::Socket)?;
-        let connection = tokio::spawn(connection);
-        let done = job(handle).await;
+        let connection = tokio::spawn(connection).abort_handle();
+        let done = answered(&connection, job(handle)).await;
         connection.abort();
-        done
+        done.unwrap_or(Err(PolicyError::Lost))
     })
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use taut_bpf::{CounterMap, Error, Map, Object, Open};
 use taut_sys::bpf::tc::{AttachPoint, attach_tcx};
+use taut_sys::privileges::{self, Capability};
 
 use super::rules::{Matched, Rule};
 use super::wire::{self, Exit, Exits, raw};
@@ -25,15 +26,12 @@ pub(super) struct Program {
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The kernel rejects the program.
-    #[error(
-        "{0} (the BPF program of an intercepting relay needs Linux 6.6 or newer, and CAP_BPF with \
-         CAP_NET_ADMIN and CAP_PERFMON, or root)"
-    )]
+    #[error("{0}{hint}", hint = load_hint(.0))]
     Load(#[from] Error),
     /// The program cannot be attached to a device.
     #[error(
-        "the BPF program cannot be attached to {device}: {source} (it needs tcx, Linux 6.6, and \
-         CAP_NET_ADMIN)"
+        "the BPF program cannot be attached to {device}: {source}{hint}",
+        hint = attach_hint(.source)
     )]
     Attach {
         /// The device.
@@ -41,6 +39,23 @@ pub enum ProgramError {
         /// The kernel's error.
         source: std::io::Error,
     },
+}
+
+fn load_hint(source: &Error) -> String {
+    let needed = [Capability::Bpf, Capability::NetAdmin, Capability::Perfmon];
+    privileges::program_hint(
+        source.kind() == libbpf_rs::ErrorKind::PermissionDenied,
+        &needed,
+        "the BPF program of an intercepting relay needs Linux 6.6 or newer",
+    )
+}
+
+fn attach_hint(source: &std::io::Error) -> String {
+    privileges::program_hint(
+        source.kind() == std::io::ErrorKind::PermissionDenied,
+        &[Capability::NetAdmin],
+        "it needs tcx (Linux 6.6)",
+    )
 }
 
 // === impl Program ===

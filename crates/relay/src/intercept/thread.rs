@@ -90,11 +90,10 @@ impl Drop for Interception {
     }
 }
 
-/// The state of the thread. The order of the fields is the order of dropping: first packets are no
-/// longer marked, then the mark loses its meaning.
+/// The state of the thread. The order of dropping: first packets are no longer marked, then the mark loses
+/// its meaning.
 struct Work {
     hook: Hook,
-    #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
     policy: PolicyRoute,
     #[expect(dead_code, reason = "it is held, and released when it is dropped")]
     lock: NetnsLock,
@@ -104,10 +103,7 @@ struct Work {
 
 enum Hook {
     Program(Box<Program>),
-    Table {
-        #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
-        table: nft::Table,
-    },
+    Table,
 }
 
 // === impl Work ===
@@ -142,14 +138,14 @@ impl Work {
             }
             refused => {
                 let policy = PolicyRoute::set_up(plan.mark, Method::Nft)?;
-                let table = match (nft::Table::put(&plan), refused) {
-                    (Ok(table), _) => table,
+                match (nft::put_table(&plan), refused) {
+                    (Ok(()), _) => {}
                     (Err(nft), Some(Err(InterceptError::Program(program)))) => {
                         return Err(InterceptError::Neither { program, nft });
                     }
                     (Err(nft), _) => return Err(nft.into()),
-                };
-                (Hook::Table { table }, policy)
+                }
+                (Hook::Table, policy)
             }
         };
         let mut work = Self {
@@ -171,7 +167,7 @@ impl Work {
     fn method(&self) -> Method {
         match self.hook {
             Hook::Program(_) => Method::Bpf,
-            Hook::Table { .. } => Method::Nft,
+            Hook::Table => Method::Nft,
         }
     }
 
@@ -192,6 +188,21 @@ impl Work {
             exits = program.exits().unwrap_or_default();
         }
         self.status.set(self.method(), exits);
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Hook::Table = self.hook
+            && let Err(error) = nft::remove_table()
+        {
+            tracing::warn!(
+                %error,
+                "the table `{}` stays; `taut doctor --repair` removes it, with the policy route",
+                nft::NAME
+            );
+            self.policy.leave();
+        }
     }
 }
 
@@ -256,7 +267,7 @@ pub fn remove_abandoned() -> Result<(), InterceptError> {
 
 fn remove_stale() -> Result<(), InterceptError> {
     if PolicyRoute::stale()?.contains(&Method::Nft) {
-        nft::Table::remove_stale()?;
+        nft::remove_table()?;
     }
     Ok(PolicyRoute::remove_stale()?)
 }

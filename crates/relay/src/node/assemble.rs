@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use taut_mesh::members::{Member, MemberName, Members};
 use taut_mesh::plan::{LegSettings, Options};
 use taut_sys::Errno;
+use taut_sys::privileges::{self, Capability};
 use taut_sys::socket::{LegOptions, PathOptions, is_local};
 
 use super::StartError;
@@ -384,11 +385,11 @@ pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, 
 
 /// Checks that the kernel accepts the way in which packets to a destination are sent.
 fn check_path(path: &PathOptions, plain: &LegOptions) -> Result<(), StartError> {
-    let refused = |what, hint| {
-        move |source: Errno| StartError::Path {
-            what,
-            source: source.into(),
-            hint,
+    let refused = |what, hint: fn(&std::io::Error) -> String| {
+        move |source: Errno| {
+            let source = source.into();
+            let hint = hint(&source);
+            StartError::Path { what, source, hint }
         }
     };
     let only = |path: PathOptions| LegOptions {
@@ -399,7 +400,7 @@ fn check_path(path: &PathOptions, plain: &LegOptions) -> Result<(), StartError> 
         mark: path.mark,
         ..PathOptions::default()
     };
-    let needs = "it needs CAP_NET_ADMIN or root";
+    let needs = |error: &_| privileges::hint(error, &[Capability::NetAdmin]);
     only(mark)
         .probe()
         .map_err(refused("upstream_mark", needs))?;
@@ -407,16 +408,15 @@ fn check_path(path: &PathOptions, plain: &LegOptions) -> Result<(), StartError> 
         device: path.device.clone(),
         ..PathOptions::default()
     };
-    let shows = "`ip link` shows the devices";
+    let shows = |_: &_| "; `ip link` shows the devices".to_owned();
     only(device)
         .probe()
         .map_err(refused("upstream_device", shows))?;
     match path.sources.addrs().iter().find(|ip| !is_local(**ip)) {
         None => Ok(()),
-        Some(_) => Err(refused(
-            "upstream_address",
-            "`ip address` shows the addresses of this machine",
-        )(Errno::ADDRNOTAVAIL)),
+        Some(_) => Err(refused("upstream_address", |_| {
+            "; `ip address` shows the addresses of this machine".to_owned()
+        })(Errno::ADDRNOTAVAIL)),
     }
 }
 

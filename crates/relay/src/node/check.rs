@@ -9,6 +9,7 @@ use taut_sys::socket::{Listener, is_local};
 
 use super::StartError;
 use super::assemble::{check_mesh_legs, legs_of, names_of};
+use super::at_once::at_once;
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
 use super::kernel_tls::TlsPlace;
@@ -213,20 +214,12 @@ fn look_up_all(mut names: Vec<Destination>) -> (Vec<(Destination, Addrs)>, Vec<S
     names.dedup();
     let (mut addresses, mut errors) = (Vec::new(), Vec::new());
     for names in names.chunks(LOOK_UPS) {
-        std::thread::scope(|scope| {
-            let started = names
-                .iter()
-                .map(|name| (name, scope.spawn(|| look_up(name))));
-            for (name, look_up) in started.collect::<Vec<_>>() {
-                let found = look_up
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                match found {
-                    Ok(found) => addresses.push((name.clone(), found)),
-                    Err(error) => errors.push(StartError::from(error).to_string()),
-                }
+        for (name, found) in names.iter().zip(at_once(names, look_up)) {
+            match found {
+                Ok(found) => addresses.push((name.clone(), found)),
+                Err(error) => errors.push(StartError::from(error).to_string()),
             }
-        });
+        }
     }
     (addresses, errors)
 }

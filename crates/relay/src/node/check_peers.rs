@@ -9,6 +9,7 @@ use taut_mesh::dialler::{Dialler, Rejection};
 use taut_mesh::members::Member;
 use taut_mesh::tls::DialTls;
 
+use super::at_once::at_once;
 use super::check::check_list;
 use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
@@ -66,20 +67,11 @@ pub fn check_peers(config: &Config) -> Vec<PeerCheck> {
     }
     let patience = config.timeouts.connect;
     for dials in dials.chunks(DIALS) {
-        std::thread::scope(|scope| {
-            let started = dials.iter().map(|(relay, addr)| {
-                let (identity, mesh) = (&identity, mesh);
-                scope.spawn(move || PeerCheck {
-                    name: relay.name.to_string(),
-                    address: addr.to_string(),
-                    outcome: dial(relay, *addr, identity, mesh, patience),
-                })
-            });
-            for dial in started.collect::<Vec<_>>() {
-                let found = dial.join();
-                checks.push(found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            }
-        });
+        checks.extend(at_once(dials, |(relay, addr)| PeerCheck {
+            name: relay.name.to_string(),
+            address: addr.to_string(),
+            outcome: dial(relay, *addr, &identity, mesh, patience),
+        }));
     }
     checks
 }

@@ -60,14 +60,14 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The kernel refuses the mark, the device or the source address of upstream legs.
-    #[error("cannot use relay.forward, {what}: {source}; {hint}")]
+    #[error("cannot use relay.forward, {what}: {source}{hint}")]
     Path {
         /// The setting.
         what: &'static str,
         /// The kernel's error.
         source: std::io::Error,
         /// What to do.
-        hint: &'static str,
+        hint: String,
     },
     /// A forward leads back to itself.
     #[error(

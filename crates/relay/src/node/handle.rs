@@ -191,7 +191,7 @@ impl SharedHandle {
     }
 
     /// Reopens the session log by its path.
-    pub(super) fn reopen_log(&self) {
+    pub(crate) fn reopen_log(&self) {
         if let Some(log) = &*self.log() {
             log.reopen();
         }

@@ -1,10 +1,10 @@
 //! Looks up the names of destinations and of relays.
 
 use std::sync::Arc;
-use std::thread::ScopedJoinHandle;
 
 use taut_mesh::members::{Member, MemberName};
 
+use super::at_once::at_once;
 use super::holdings::Holdings;
 use crate::config::{Config, Forward};
 use crate::net::addr::Destination;
@@ -110,18 +110,7 @@ fn look_up_each(
     let mut found = Vec::with_capacity(wanted.len());
     for some in wanted.chunks(AT_ONCE) {
         let look_up = |to: &Destination| Targets::resolve(to.clone(), table).map(Arc::new);
-        let some: Result<Vec<_>, _> = std::thread::scope(|scope| {
-            let begun: Vec<_> = some
-                .iter()
-                .map(|to| scope.spawn(move || look_up(to)))
-                .collect();
-            let join = |thread: ScopedJoinHandle<'_, _>| {
-                thread
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            begun.into_iter().map(join).collect()
-        });
+        let some: Result<Vec<_>, _> = at_once(some, look_up).into_iter().collect();
         found.extend(some?);
     }
     Ok(found)

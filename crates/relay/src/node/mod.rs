@@ -16,6 +16,7 @@ use crate::turbo::route_metrics::RouteMetrics;
 use crate::worker::Order;
 
 mod assemble;
+mod at_once;
 mod bind;
 mod check;
 mod check_peers;

@@ -106,14 +106,14 @@ impl Work {
     }
 
     fn rtts(&self, limit: usize, which: Which, known: Option<&str>) -> RttRows {
-        let version = self.version();
-        let unchanged = known == Some(version.as_str());
+        let revision = self.revision();
+        let unchanged = known == Some(revision.as_str());
         let (paths, left_out) = match unchanged {
             true => (Vec::new(), 0),
             false => self.paths(limit.min(MAX_RTTS), which),
         };
         RttRows {
-            version,
+            revision,
             unchanged,
             paths,
             left_out,
@@ -121,7 +121,7 @@ impl Work {
     }
 
     /// Returns a text that changes when a row does.
-    fn version(&self) -> String {
+    fn revision(&self) -> String {
         let rows = self.table.rows();
         let mut rows: Vec<_> = rows.map(|(name, row)| (name, row.version)).collect();
         rows.sort_unstable();

@@ -11,6 +11,7 @@ use taut_sys::socket::{LegOptions, Stream};
 
 use super::link::{Advance, Link, PATIENCE, State};
 use super::thread::{LINK, Work};
+use crate::counters::log_limit::{Line, UNWATCHED};
 use crate::forwarding::direction::Scratch;
 use crate::rows_mailbox::RowLink;
 use crate::worker::Order;
@@ -84,7 +85,9 @@ impl Work {
                 Some(place)
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot watch a row link");
+                if let Some(Line { left_out }) = UNWATCHED.line(self.now) {
+                    tracing::warn!(%error, left_out, "cannot watch a connection of the mesh");
+                }
                 None
             }
         }

@@ -10,13 +10,13 @@ use rtnetlink::MulticastGroup;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout};
 
 use taut_sys::control_socket::ControlError;
 
 use crate::admin;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::etcd::{self, FirstListError};
 use crate::handover::{HandoverError, Passed};
 use crate::metrics::Metrics;
@@ -34,6 +34,10 @@ use takeover::{Offer, Takeover};
 
 /// The interval at which a draining node logs the number of remaining sessions.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// How long a relay that is asked to stop during its start may take to finish starting. Opening
+/// listeners takes no time; looking up names may take long.
+const START_GRACE: Duration = Duration::from_secs(1);
 
 /// The interval at which the file of members is checked for a change.
 const MEMBERS_EVERY: Duration = Duration::from_secs(1);
@@ -84,8 +88,8 @@ pub enum ServeError {
 /// Reloads the configuration; see [`reload`].
 type Reload = Arc<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
-/// Reads the configuration file again.
-pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+/// Reads the configuration file again. The error is a sentence.
+pub type Reread = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
 
 /// Runs a node until SIGTERM or SIGINT has drained it. A second signal, or `timeouts.drain`, resets
 /// the remaining sessions. At SIGHUP, the node adopts the result of `reread`.
@@ -102,11 +106,8 @@ pub fn run(
     control: Option<ControlSocket>,
     reread: Reread,
 ) -> Result<(), ServeError> {
-    // The workers have their own threads; this runtime has little to do.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(LOOK_UPS)
-        .build()?;
+    // The workers have their own threads; this one has little to do.
+    let runtime = taut_exposition::runtime::start(LOOK_UPS)?;
     let result = runtime.block_on(serve(config, inherited, control, reread));
     // A look-up that hangs must not delay the exit.
     runtime.shutdown_background();
@@ -147,14 +148,22 @@ async fn serve(
         }
     }
     // The start looks up names, which may take long.
-    let start = tokio::task::spawn_blocking({
+    let mut start = tokio::task::spawn_blocking({
         let config = config.clone();
         move || Node::start_with(&config, inherited)
     });
-    let mut node = tokio::select! {
-        started = start => started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?,
-        () = stop.asked() => return Ok(()),
+    let started = tokio::select! {
+        started = &mut start => started,
+        () = stop.asked() => {
+            // Its listeners may be open already, and the sessions that it has accepted are drained.
+            let Ok(started) = timeout(START_GRACE, start).await else {
+                return Ok(());
+            };
+            let mut node = node_of(started)?;
+            return drain(&mut node, config.timeouts.drain, stop.asked()).await;
+        }
     };
+    let mut node = node_of(started)?;
     let mut served = Vec::new();
     let mut offered = Vec::new();
     if let Some(listener) = metrics {
@@ -240,6 +249,10 @@ async fn serve(
     // A remaining offer would keep ports open although no process accepts.
     offer.end();
     drain(&mut node, config.timeouts.drain, stop.asked()).await
+}
+
+fn node_of(started: Result<Result<Node, StartError>, JoinError>) -> Result<Node, StartError> {
+    started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
 }
 
 /// Returns an inherited listener at `addr`, or a new one.
@@ -332,8 +345,14 @@ async fn reload_at(mut hangup: Signal, reload: Reload) {
 /// Reads the configuration again and adopts it. Returns the sentences on settings that need a
 /// restart, or on what prevents the reload.
 fn reload(node: &SharedHandle, reread: &Reread) -> Result<Vec<String>, String> {
-    let config = reread().map_err(|error| error.to_string())?;
-    node.reload(&config).map_err(|error| error.to_string())
+    match reread() {
+        Ok(config) => node.reload(&config).map_err(|error| error.to_string()),
+        Err(error) => {
+            // It may have been rotated, whatever the configuration says.
+            node.reopen_log();
+            Err(error)
+        }
+    }
 }
 
 async fn drain(

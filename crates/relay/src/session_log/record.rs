@@ -15,6 +15,8 @@ pub struct SessionId(pub u128);
 /// The record of a session. Every field is always written; a missing value is `null`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SessionRecord {
+    /// Taut's version.
+    pub version: &'static str,
     /// The time at which the session ended, in UTC.
     #[serde(serialize_with = "rfc3339")]
     pub time: SystemTime,
@@ -34,7 +36,7 @@ pub struct SessionRecord {
     pub relay: Option<Arc<str>>,
     /// The connection attempts to addresses of the destination; `None` if this relay dialled none.
     pub attempts: Option<usize>,
-    /// The cause of the end: a label of [`crate::outcome::session_end::End`].
+    /// The cause of the end: a value of the label `cause` of `taut_relay_ended_total`.
     pub cause: &'static str,
     /// From accept until the upstream leg was ready; `None` if it never was.
     #[serde(rename = "setup_us", serialize_with = "micros_if_any")]

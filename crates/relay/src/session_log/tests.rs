@@ -12,6 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn record(n: u128) -> Box<SessionRecord> {
     Box::new(SessionRecord {
+        version: "1.2.3",
         time: SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
         session: SessionId(n),
         forward: "web".into(),

@@ -207,6 +207,7 @@ impl PendingRecord {
             spliced,
         };
         SessionRecord {
+            version: env!("CARGO_PKG_VERSION"),
             time: SystemTime::now(),
             session: self.session,
             forward: self.forward,

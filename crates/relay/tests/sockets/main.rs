@@ -17,4 +17,5 @@ mod reload;
 mod rig;
 mod server_names;
 mod session_log;
+mod sockmap;
 mod ways;

@@ -1,18 +1,20 @@
 //! A served tap: its state, the trust in its peers, and retransmission to its guest.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taut_sys::packet::PacketSocket;
 
 use super::{Counts, IDLE, IDLE_SHORT, LEASE, State, Status};
 use crate::device::Device;
 use crate::error::ProgramError;
+use crate::foreign_hooks::Hooks;
 use crate::frame::retransmission;
-use crate::program::{FILTER_PRIORITY, Program};
+use crate::log_limits;
+use crate::program::Program;
 use crate::qmp::policy::{HoldReason, Restriction};
 use crate::retransmit::{Due, News, Retained};
-use crate::tap::{self, Prepared};
+use crate::tap::Prepared;
 use crate::trust::{REST, TIMES, Trust};
 use crate::wire::{Bypass, Config, Flow, Key, Mode, Prefix};
 
@@ -146,32 +148,36 @@ impl Served {
         }
     }
 
-    /// Makes the tap unfit if a queue or a filter is in front of the ring, where a frame may be
-    /// lost after its ACK.
-    pub(super) fn look_before_the_ring(&mut self, config: Config, device: &Device) {
+    /// Makes the tap unfit if a queue is in front of the ring, where a frame may be lost after its ACK,
+    /// or programs of others see its packets.
+    pub(super) fn look_before_the_ring(
+        &mut self,
+        config: Config,
+        device: &Device,
+        hooks: &mut Hooks,
+    ) {
         if self.state != State::On {
             return;
         }
         let name = &device.name;
-        let own = self.program.egress_links();
+        let own = self.program.links();
         let why = if device.has_queue() {
             format!(
                 "there is a queue before the ring: run `tc qdisc replace dev {name} root noqueue`"
             )
         } else {
-            match tap::is_filtered(device, own, FILTER_PRIORITY) {
-                Ok(false) => return,
-                Ok(true) => {
-                    "other filters at its egress may drop acknowledged segments: remove them"
-                        .to_owned()
-                }
+            match hooks.take(device, own) {
+                Ok(None) => return,
+                Ok(Some(hook)) => hook.sentence(name),
                 Err(error) => {
-                    tracing::warn!(tap = %name, "{error}");
+                    if let Some(line) = log_limits::HOOKS.line(Instant::now()) {
+                        tracing::warn!(tap = %name, left_out = line.left_out, "{error}");
+                    }
                     return;
                 }
             }
         };
-        tracing::warn!(tap = %name, "no early ACKs: {why}, then `taut snoop --on {name}`");
+        tracing::warn!(tap = %name, "no early ACKs: {why}. Afterwards run `taut snoop --on {name}`");
         self.set(config, State::Unfit(why));
     }
 
@@ -225,11 +231,14 @@ impl Served {
         self.program.distrust(&distrusted)?;
         let added = distrusted.iter().filter(|p| !self.distrusted.contains(p));
         for network in added {
-            tracing::warn!(
-                tap = %self.device.name,
-                "the guest lacked early-acknowledged bytes of {TIMES} flows from {network}; no early ACKs for that network for {} minutes",
-                REST.as_secs() / 60
-            );
+            if let Some(line) = log_limits::DISTRUST.line(Instant::now()) {
+                tracing::warn!(
+                    tap = %self.device.name, left_out = line.left_out,
+                    "the guest lacked early-acknowledged bytes of {TIMES} flows from {network}; no early ACKs for that network for {} \
+                     minutes",
+                    REST.as_secs() / 60
+                );
+            }
             for (key, flow) in self.program.flows()? {
                 let bypassed = matches!(flow.mode, Mode::Bypass(_));
                 if !bypassed && Prefix::of(key.peer.ip()) == *network {
@@ -272,10 +281,12 @@ impl Served {
         self.counts.exposure_most = self.counts.exposure_most.max(flow.exposed_most);
         match due.news {
             Some(News::Lacks(bytes)) => {
-                tracing::warn!(
-                    %tap, flow = %key, bytes,
-                    "the guest lacks early-acknowledged bytes; retransmitting them"
-                );
+                if let Some(line) = log_limits::LACKS.line(Instant::now()) {
+                    tracing::warn!(
+                        %tap, flow = %key, bytes, left_out = line.left_out,
+                        "the guest lacks early-acknowledged bytes; retransmitting them"
+                    );
+                }
                 self.counts.repaired += 1;
                 // A client can cause a doubt by itself, but cannot forge the guest's statement
                 // about its window.
@@ -287,20 +298,27 @@ impl Served {
                     _ => self.program.bypass(key, Bypass::Contradicted),
                 };
                 if let Err(error) = bypassed.and_then(|()| self.apply_distrust(config, now)) {
-                    tracing::warn!(%tap, "{error}");
+                    log_not_bypassed(&tap, &error);
                 }
             }
             Some(News::Repaired) => {
-                tracing::info!(%tap, flow = %key, "the guest now has everything that was acknowledged early");
+                if let Some(line) = log_limits::REPAIRED.line(Instant::now()) {
+                    tracing::info!(
+                        %tap, flow = %key, left_out = line.left_out,
+                        "the guest now has everything that was acknowledged early"
+                    );
+                }
             }
             Some(News::Lost(bytes)) => {
-                tracing::error!(
-                    %tap, flow = %key, bytes,
-                    "lost after early ACK: the guest has not taken these bytes for 15 minutes"
-                );
+                if let Some(line) = log_limits::LOST.line(Instant::now()) {
+                    tracing::error!(
+                        %tap, flow = %key, bytes, left_out = line.left_out,
+                        "lost after early ACK: the guest has not taken these bytes for 15 minutes"
+                    );
+                }
                 self.counts.lost += 1;
                 if let Err(error) = self.program.bypass(key, Bypass::LostAfterEarlyAck) {
-                    tracing::warn!(%tap, "{error}");
+                    log_not_bypassed(&tap, &error);
                 }
             }
             None => {}
@@ -350,6 +368,12 @@ impl Served {
             from_guest: self.program.from_guest()?,
             flows: self.program.flows()?,
         })
+    }
+}
+
+fn log_not_bypassed(tap: &str, error: &ProgramError) {
+    if let Some(line) = log_limits::BYPASS.line(Instant::now()) {
+        tracing::warn!(%tap, left_out = line.left_out, "{error}");
     }
 }
 

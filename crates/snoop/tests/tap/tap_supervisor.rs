@@ -1,6 +1,7 @@
 //! Taps that appear, vanish, and cannot be served.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use taut_snoop::records::Records;
@@ -83,6 +84,23 @@ fn a_queueing_discipline_is_restored_with_its_options() {
     assert!(rig.tc("qdisc show dev guest").contains("noqueue"));
     rig.within(|| drop(supervisor));
     assert!(rig.tc("qdisc show dev guest").contains("limit 77p"));
+}
+
+#[test]
+fn a_restoration_that_was_interrupted_is_completed() {
+    let rig = Rig::bare(100);
+    let before = rig.queues();
+    let supervisor = supervise(&rig, None);
+    // Its first step.
+    rig.tc("qdisc replace dev guest root handle 7461: pfifo");
+    rig.within(|| drop(supervisor));
+    assert_eq!(rig.queues(), before);
+    // Also by the next process, if the one that was interrupted has ended.
+    rig.tc("qdisc replace dev guest root handle 7461: pfifo");
+    let supervisor = supervise(&rig, None);
+    assert_eq!(states(&supervisor), on());
+    rig.within(|| drop(supervisor));
+    assert_eq!(rig.queues(), before);
 }
 
 #[test]
@@ -471,6 +489,86 @@ fn a_filter_before_the_ring_stops_early_acks() {
     rig.run("tc", &take);
     scan(&rig, &mut supervisor);
     assert!(matches!(&states(&supervisor)[0].1, State::Unfit(_)));
+}
+
+#[test]
+fn programs_of_others_at_any_hook_stop_early_acks() {
+    let rig = Rig::bare(100);
+    let run = |program: &str, args: &[&str]| {
+        let status = rig.within(|| Command::new(program).args(args).status());
+        assert!(status.unwrap().success(), "{program} {args:?}");
+    };
+    let nft = |text: &str| run("nft", &[text]);
+    let object = xdp_object(&rig.folder().with_extension("xdp"));
+    let add = |which: &str| match which {
+        "ingress" => {
+            rig.tc("qdisc replace dev guest clsact");
+            let line = "filter add dev guest ingress bpf bytecode";
+            let take: Vec<_> = line.split(' ').chain(["1,6 0 0 0,"]).collect();
+            rig.run("tc", &take);
+        }
+        "xdp" => {
+            let object = object.as_deref().unwrap();
+            rig.ip(&format!(
+                "link set dev guest xdpgeneric obj {object} sec xdp"
+            ));
+        }
+        family => nft(&format!(
+            "add table {family} t; add chain {family} t c {{ type filter hook ingress device guest priority 0; }}"
+        )),
+    };
+    let remove = |which: &str| match which {
+        "ingress" => drop(rig.tc("qdisc del dev guest clsact")),
+        "xdp" => drop(rig.ip("link set dev guest xdpgeneric off")),
+        family => nft(&format!("delete table {family} t")),
+    };
+    for (which, words) in [
+        ("ingress", "at its ingress"),
+        ("xdp", "an XDP program"),
+        ("netdev", "guest has chains of nftables"),
+        ("inet", "guest has chains of nftables"),
+    ] {
+        if which == "xdp" && object.is_none() {
+            println!("SKIPPED: XDP: there is no clang");
+            continue;
+        }
+        add(which);
+        assert_eq!(states(&supervise(&rig, None)), [], "{which}");
+        remove(which);
+        let mut supervisor = supervise(&rig, None);
+        assert_eq!(states(&supervisor), on(), "{which}");
+        // And if it comes later.
+        add(which);
+        scan(&rig, &mut supervisor);
+        let state = states(&supervisor).remove(0).1;
+        assert!(
+            matches!(&state, State::Unfit(why) if why.contains(words)),
+            "{which}: {state:?}"
+        );
+        rig.within(|| drop(supervisor));
+        remove(which);
+    }
+    if let Some(object) = object {
+        std::fs::remove_file(object).unwrap();
+    }
+}
+
+/// Compiles an XDP program that passes everything, below this path. Returns the object's path; `None`
+/// without clang.
+fn xdp_object(path: &Path) -> Option<String> {
+    let source = path.with_extension("c");
+    let text = "__attribute__((section(\"xdp\"), used)) int pass(void *frame) { return 2; }\n\
+                char _license[] __attribute__((section(\"license\"), used)) = \"GPL\";\n";
+    std::fs::write(&source, text).unwrap();
+    let object = path.with_extension("o");
+    let mut clang = Command::new("clang");
+    clang
+        .args(["-O2", "-g", "-target", "bpf", "-c", "-o"])
+        .args([&object, &source]);
+    let is_compiled = clang.status().ok()?.success();
+    std::fs::remove_file(source).unwrap();
+    assert!(is_compiled);
+    object.to_str().map(str::to_owned)
 }
 
 #[test]

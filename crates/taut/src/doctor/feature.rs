@@ -19,6 +19,9 @@ pub(crate) struct Feature {
     pub(crate) if_missing: &'static str,
     /// The severity of the feature's absence.
     pub(crate) absence: Severity,
+    /// The first version of Linux that has it, for the documentation: the probe decides.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only the reference shows it"))]
+    pub(crate) since: &'static str,
     pub(crate) probe: fn() -> Answer,
 }
 
@@ -62,15 +65,22 @@ pub(crate) enum State {
 /// The result for one feature.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
+    /// An identifier that does not change between versions.
     pub(crate) id: &'static str,
+    /// The use that it is listed under.
     pub(crate) group: Group,
+    /// The feature, in words.
     pub(crate) name: &'static str,
+    /// Whether the kernel has it.
     pub(crate) state: State,
+    /// How much its absence matters.
     pub(crate) severity: Severity,
     /// The probe's reason, unless the answer is a plain yes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<String>,
+    /// What Taut uses it for.
     pub(crate) used_for: &'static str,
+    /// What happens without it.
     pub(crate) if_missing: &'static str,
 }
 
@@ -120,6 +130,7 @@ mod tests {
         used_for: "everything",
         if_missing: "nothing works",
         absence: Severity::Blocks,
+        since: "6.1",
         probe: || Answer::Yes,
     };
 

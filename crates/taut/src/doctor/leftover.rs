@@ -19,6 +19,7 @@ use crate::{Failure, guest, tune};
 pub(crate) struct Leftover {
     /// A constant identifier.
     pub(crate) id: &'static str,
+    /// Whether something is left.
     pub(crate) state: State,
     /// What is left, or why it cannot be looked for.
     pub(crate) detail: String,
@@ -38,6 +39,9 @@ struct Kind {
     find: fn() -> Result<Option<String>, String>,
     remove: fn() -> Result<(), String>,
 }
+
+/// The number of kinds that are looked for.
+pub(crate) const LOOKED_FOR: usize = KINDS.len();
 
 const KINDS: [Kind; 5] = [
     Kind {

@@ -8,15 +8,15 @@ use super::{feature, leftover, setting};
 /// All findings and the overall verdict.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Taut's version.
-    pub(crate) version: &'static str,
     /// The running kernel's release.
     pub(crate) kernel: String,
     /// Whether the command ran as root. Without root, some features cannot be probed.
     pub(crate) root: bool,
     /// The highest severity of all findings.
     pub(crate) verdict: Severity,
+    /// What the kernel can do.
     pub(crate) features: Vec<feature::Finding>,
+    /// Settings and limits.
     pub(crate) settings: Vec<setting::Finding>,
     /// What killed processes have left; empty if nothing.
     pub(crate) leftovers: Vec<leftover::Leftover>,
@@ -39,7 +39,6 @@ impl Report {
             .chain(leftovers.iter().map(leftover::Leftover::severity));
         let verdict = severities.max().unwrap_or(Severity::Fine);
         Self {
-            version: env!("CARGO_PKG_VERSION"),
             kernel,
             root,
             verdict,
@@ -47,6 +46,11 @@ impl Report {
             settings,
             leftovers,
         }
+    }
+
+    /// Returns the number of things that were looked at, whatever was found.
+    pub(crate) fn looked_at(&self) -> usize {
+        self.features.len() + self.settings.len() + leftover::LOOKED_FOR
     }
 
     /// Returns the number of findings of this severity.

@@ -1,15 +1,16 @@
 //! `taut mesh dns`: an authoritative DNS server that leads clients to the nearest relay.
 
-use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use ipnet::IpNet;
+use serde::Serialize;
 use taut_dns::answer::{Answers, By, Client};
 use taut_dns::config::Config;
 use taut_dns::serve::{self, Bound};
 use taut_dns::zone::Family;
+use taut_observe::versioned::Versioned;
 use taut_sys::privileges;
 
 use crate::Failure;
@@ -21,28 +22,32 @@ const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
 /// Answer DNS queries with the relay that is nearest to the client
 #[derive(ClapArgs)]
 #[command(after_help = "\
-Reads the [mesh.dns] section of the configuration file:
-
-  taut mesh dns --check                      is the configuration right?
-  taut mesh dns                              run the server
-  taut mesh dns --explain 203.0.113.9        which relay would this client get, and why?
+Examples:
+  taut mesh dns                          run the server of [mesh.dns]
+  taut mesh dns --check                  is the configuration right?
+  taut mesh dns --explain 203.0.113.9    which relay does this client get?
 
 SIGTERM and SIGINT end it, SIGHUP makes it read the configuration again.")]
 pub(crate) struct Args {
     /// Configuration file
-    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG, help_heading = "Configuration")]
     config: PathBuf,
 
     /// Check the configuration and the file of round-trip times, and exit
-    #[arg(long)]
+    #[arg(long, help_heading = "Configuration")]
     check: bool,
 
     /// Print the relays in the order in which a client at this address or prefix would get them, and exit
-    #[arg(long, value_name = "CLIENT", conflicts_with = "check")]
+    #[arg(
+        long,
+        value_name = "CLIENT",
+        conflicts_with = "check",
+        help_heading = "Output"
+    )]
     explain: Option<String>,
 
     /// With --explain: print JSON
-    #[arg(long, requires = "explain")]
+    #[arg(long, requires = "explain", help_heading = "Output")]
     json: bool,
 
     #[command(flatten)]
@@ -98,7 +103,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
             notes.push(format!("a reload will fail: {error}"));
         }
         notes.push("the configuration is valid".to_owned());
-        return print(&(notes.join("\n") + "\n"));
+        return crate::print(&(notes.join("\n") + "\n"));
     };
     if let Some(confined) = confined {
         confined.log();
@@ -111,6 +116,28 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     }
     let reread = Box::new(move || Config::load(&args.config));
     serve::run(config, bound, reread).map_err(run)
+}
+
+/// The relays for a client, as JSON.
+#[derive(Serialize)]
+struct Explanation<'a> {
+    /// The client's address.
+    client: IpAddr,
+    /// The length of the prefix for which the order is the same.
+    scope: u8,
+    /// The relays in the order in which the client would get them.
+    relays: Vec<ExplainedRelay<'a>>,
+}
+
+/// A relay of an [`Explanation`].
+#[derive(Serialize)]
+struct ExplainedRelay<'a> {
+    /// The relay's name.
+    relay: &'a str,
+    /// The round-trip time that decides, in milliseconds; `None` without one.
+    rtt_ms: Option<f64>,
+    /// The prefix to which that time was measured; `None` without a time.
+    prefix: Option<String>,
 }
 
 /// Prints the order of preference of a client.
@@ -130,14 +157,19 @@ fn explain(config: &Config, client: &str, json: bool) -> Result<(), Failure> {
                 .as_ref()
                 .map(|(rtt, net)| (*rtt, net.to_string()))
                 .unzip();
-            serde_json::json!({"relay": relay, "rtt_ms": rtt, "prefix": prefix})
+            ExplainedRelay {
+                relay,
+                rtt_ms: rtt,
+                prefix,
+            }
         });
-        let relays: Vec<_> = relays.collect();
-        let scope = answers.nearness.find(address).scope;
-        return print(&format!(
-            "{}\n",
-            serde_json::json!({"client": address, "scope": scope, "relays": relays})
-        ));
+        let explanation = Explanation {
+            client: address,
+            scope: answers.nearness.find(address).scope,
+            relays: relays.collect(),
+        };
+        let text = Versioned::new(&explanation).line();
+        return crate::print(&text.map_err(|e| Failure::Run(e.to_string()))?);
     }
     let mut text = String::new();
     for (relay, why) in order {
@@ -148,7 +180,7 @@ fn explain(config: &Config, client: &str, json: bool) -> Result<(), Failure> {
             ),
         };
     }
-    print(&text)
+    crate::print(&text)
 }
 
 type Measured = (f64, IpNet);
@@ -180,9 +212,4 @@ fn order(answers: &Answers, address: IpAddr) -> Vec<(String, Option<Measured>)> 
         order.push((name, measured.filter(|_| by != By::Fallback)));
     }
     order
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|e| Failure::Run(format!("cannot print: {e}")))
 }

@@ -1,7 +1,6 @@
 //! `taut mesh keygen` and `taut mesh pubkey`: the keys by which a relay proves its identity.
 
 use std::fs::DirBuilder;
-use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
@@ -13,6 +12,8 @@ use crate::Failure;
 
 /// Write a new private key to FILE, for its owner only, and print its public key
 #[derive(ClapArgs)]
+#[command(after_help = "Example:
+  taut mesh keygen /etc/taut/mesh.key")]
 pub(super) struct KeygenArgs {
     /// The file; it must not exist. Missing directories are made, for their owner only
     file: PathBuf,
@@ -20,6 +21,8 @@ pub(super) struct KeygenArgs {
 
 /// Print the public key of the private key in FILE
 #[derive(ClapArgs)]
+#[command(after_help = "Example:
+  taut mesh pubkey /etc/taut/mesh.key")]
 pub(super) struct PubkeyArgs {
     /// The file with the private key
     file: PathBuf,
@@ -42,6 +45,5 @@ pub(super) fn pubkey(args: &PubkeyArgs) -> Result<(), Failure> {
 
 fn print(key: Result<PrivateKey, KeyError>) -> Result<(), Failure> {
     let key = key.map_err(|e| Failure::Run(e.to_string()))?;
-    writeln!(std::io::stdout(), "{}", key.public())
-        .map_err(|e| Failure::Run(format!("cannot print the public key: {e}")))
+    crate::print(&format!("{}\n", key.public()))
 }

@@ -6,7 +6,7 @@ mod text;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
@@ -23,7 +23,7 @@ use crate::Failure;
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   taut mesh plan --from 192.0.2.0/24 --to 198.51.100.7 --rtt rtt.txt
-  taut mesh plan --from fra1 --to 198.51.100.7 --rtt rtt.txt --members /etc/taut/members.toml
+  taut mesh plan --from fra1 --to 198.51.100.7 --rtt rtt.txt --max-relays 2
   taut mesh plan --for 'dport 443' --rtt rtt.txt
 
 A line of the file with the round trips is a path: FROM TO RTT_MS [LOSS_PERCENT] [RATE_MBIT]. FROM and TO \
@@ -31,11 +31,21 @@ are names of relays or prefixes; a line holds for both directions. `taut mesh rt
 file. docs/mesh-plan.md explains the prediction.")]
 pub(super) struct Args {
     /// Where sessions come from: the name of a relay that they are at, a prefix or an address
-    #[arg(long, value_name = "PLACE", required_unless_present = "running")]
+    #[arg(
+        long,
+        value_name = "PLACE",
+        required_unless_present = "running",
+        help_heading = "The session"
+    )]
     from: Option<Endpoint>,
 
     /// Where they go: an address, a prefix, or the name of a relay for its machine
-    #[arg(long, value_name = "PLACE", required_unless_present = "running")]
+    #[arg(
+        long,
+        value_name = "PLACE",
+        required_unless_present = "running",
+        help_heading = "The session"
+    )]
     to: Option<Endpoint>,
 
     /// Plan for the connections of this machine that FILTER matches instead, with their measured
@@ -44,17 +54,18 @@ pub(super) struct Args {
         long = "for",
         id = "running",
         value_name = "FILTER",
-        conflicts_with = "to"
+        conflicts_with = "to",
+        help_heading = "The session"
     )]
     running: Option<String>,
 
     /// The file with the round trips
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The mesh")]
     rtt: PathBuf,
 
     /// The list of members, for clouds and prices; without it, every relay in the file with the
     /// round trips may be used
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The mesh")]
     members: Option<PathBuf>,
 
     /// Use only relays of these clouds
@@ -62,44 +73,55 @@ pub(super) struct Args {
         long,
         value_name = "NAME,...",
         value_delimiter = ',',
-        requires = "members"
+        requires = "members",
+        help_heading = "Routes"
     )]
     clouds: Vec<String>,
 
     /// The largest number of relays of a route
-    #[arg(long, value_name = "COUNT", default_value_t = MAX_RELAYS, value_parser = relays)]
+    #[arg(long, value_name = "COUNT", default_value_t = MAX_RELAYS, value_parser = relays, help_heading = "Routes")]
     max_relays: usize,
 
     /// The highest price of a route per GB: the sum of its relays' prices
-    #[arg(long, value_name = "PRICE", requires = "members", value_parser = price)]
+    #[arg(long, value_name = "PRICE", requires = "members", value_parser = price, help_heading = "Routes")]
     max_price: Option<f64>,
 
     /// Size of the file whose transfer time is predicted
-    #[arg(long, value_name = "SIZE", default_value = "1MB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1MB",
+        help_heading = "The session"
+    )]
     size: ByteSize,
 
     /// The rate at which legs between relays begin, as `rate` of [relay.mesh], in Mbit/s
-    #[arg(long, value_name = "MBIT", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "MBIT", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000), help_heading = "The relays")]
     rate: u64,
 
     /// The window of legs between relays, as `window` of [relay.mesh]
-    #[arg(long, value_name = "SIZE", default_value = "4MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "4MiB",
+        help_heading = "The relays"
+    )]
     window: ByteSize,
 
     /// Relays have no turbo start between them
-    #[arg(long)]
+    #[arg(long, help_heading = "The relays")]
     no_turbo: bool,
 
     /// Relays hold no connections to each other ready
-    #[arg(long)]
+    #[arg(long, help_heading = "The relays")]
     no_pool: bool,
 
     /// Relays do not dial upstream at the client's SYN
-    #[arg(long)]
+    #[arg(long, help_heading = "The relays")]
     no_early_syn: bool,
 
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -133,11 +155,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         // clap requires both.
         _ => return Err(Failure::Usage("--from and --to are needed".into())),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // The reader is gone.
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(|e| Failure::Run(format!("cannot write: {e}"))),
-    }
+    crate::print(&text)
 }
 
 /// Plans for one pair of ends.

@@ -1,10 +1,10 @@
 //! `taut mesh rtt`: the round-trip times that all relays have measured.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use taut_observe::versioned::Versioned;
 use taut_relay::control;
 use taut_relay::control::protocol::{Answer, MemberState, PathStatus, Request, RttRows};
 
@@ -14,19 +14,22 @@ use crate::Failure;
 ///
 /// A running relay of the mesh answers, from the rows that all relays exchange.
 #[derive(Args)]
+#[command(after_help = "Examples:
+  taut mesh rtt                     every measured path
+  taut mesh rtt --table > rtt.txt   for taut mesh plan --rtt rtt.txt")]
 pub(crate) struct RttArgs {
     /// Print one path a line, as `taut mesh plan --rtt` and `rtt_file` of [mesh.dns] read it: from, to,
     /// milliseconds, loss in percent
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json", help_heading = "Output")]
     table: bool,
     /// Print the answer as JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
     /// Maximum number of paths, up to 300000
-    #[arg(long, default_value_t = 300_000)]
+    #[arg(long, default_value_t = 300_000, help_heading = "Output")]
     limit: usize,
     /// Control socket of the relay (relay.control)
-    #[arg(long, value_name = "PATH", default_value = control::PATH)]
+    #[arg(long, value_name = "PATH", default_value = control::PATH, help_heading = "The relay")]
     control: PathBuf,
 }
 
@@ -44,13 +47,11 @@ pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
         ));
     };
     let text = match (args.json, args.table) {
-        (true, _) => serde_json::to_string_pretty(&rows).map_err(|e| run(&e))? + "\n",
+        (true, _) => Versioned::new(&rows).pretty().map_err(|e| run(&e))?,
         (_, true) => table(&rows, &unreachable(&args.control)?),
         _ => in_words(&rows),
     };
-    // The reader may have closed the pipe.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
+    crate::print(&text)
 }
 
 /// Returns the members that the relay cannot reach: what they have measured says nothing about routes now.
@@ -131,7 +132,7 @@ mod tests {
             age_s: 3.0,
         };
         let rows = RttRows {
-            version: "1f".to_owned(),
+            revision: "1f".to_owned(),
             unchanged: false,
             paths: vec![path],
             left_out: 2,

@@ -1,11 +1,12 @@
 //! `taut mesh sign`: signs the list of members with the key of the mesh.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::Args as ClapArgs;
+use taut_observe::versioned::Versioned;
 use taut_relay::identity::{PrivateKey, PublicKey};
 use taut_relay::members::{Members, Statement, sign};
 
@@ -17,35 +18,41 @@ use crate::Failure;
 /// serial is the time in seconds, or one more than that of the list that is replaced: relays never go back to a
 /// list with a lower serial.
 #[derive(ClapArgs)]
+#[command(after_help = "Example:
+  taut mesh sign members.toml --key mesh.key --output /etc/taut/members.toml")]
 pub(super) struct SignArgs {
     /// The list: TOML with a table `member` for each relay
     list: PathBuf,
     /// The private key of the mesh, from `taut mesh keygen`; keep it off the relays
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The key")]
     key: PathBuf,
     /// Where the signed list goes; the list that is there is replaced
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The list")]
     output: PathBuf,
     /// Time after which relays report that the list should have been signed again
-    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = humantime::parse_duration, help_heading = "The list")]
     valid: Duration,
     /// The list is meant to have less than half of the members of the one before
-    #[arg(long)]
+    #[arg(long, help_heading = "The list")]
     smaller: bool,
     /// Serial of the list, instead of the time
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", help_heading = "The list")]
     serial: Option<u64>,
     /// Print what was signed as JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
 /// What was signed.
 #[derive(serde::Serialize)]
 struct Signed {
+    /// The file with the signed list.
     file: String,
+    /// Members in the list.
     members: usize,
+    /// The serial of the list.
     serial: u64,
+    /// The time at which the list expires, RFC 3339, UTC.
     expires: String,
 }
 
@@ -105,14 +112,15 @@ pub(super) fn run(args: &SignArgs) -> Result<(), Failure> {
         expires,
     };
     let text = match args.json {
-        true => serde_json::to_string_pretty(&report).map_err(|e| Failure::Run(e.to_string()))?,
+        true => Versioned::new(&report)
+            .pretty()
+            .map_err(|e| Failure::Run(e.to_string()))?,
         false => format!(
-            "{}: {} members, serial {serial}, expires {}",
+            "{}: {} members, serial {serial}, expires {}\n",
             report.file, report.members, report.expires
         ),
     };
-    writeln!(io::stdout(), "{text}")
-        .map_err(|e| Failure::Run(format!("cannot print the result: {e}")))
+    crate::print(&text)
 }
 
 /// Returns the signed list that is replaced, if there is one.

@@ -1,10 +1,10 @@
 //! `taut mesh status`: the mesh as a running relay knows it.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
+use taut_observe::versioned::Versioned;
 use taut_relay::control;
 use taut_relay::control::protocol::{
     Answer, MemberState, MemberStatus, MeshStatus, Request, RouteStatus,
@@ -14,12 +14,14 @@ use crate::Failure;
 
 /// Show the mesh as the running relay knows it: members, paths, automatic routes
 #[derive(Args)]
+#[command(after_help = "Example:
+  taut mesh status --json | jq .members")]
 pub(crate) struct StatusArgs {
     /// Print the answer as JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
     /// Control socket of the relay (relay.control)
-    #[arg(long, value_name = "PATH", default_value = control::PATH)]
+    #[arg(long, value_name = "PATH", default_value = control::PATH, help_heading = "The relay")]
     control: PathBuf,
 }
 
@@ -32,12 +34,10 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
         ));
     };
     let text = match args.json {
-        true => serde_json::to_string_pretty(&status).map_err(|e| run(&e))? + "\n",
+        true => Versioned::new(&status).pretty().map_err(|e| run(&e))?,
         false => in_words(&status),
     };
-    // The reader may have closed the pipe.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
+    crate::print(&text)
 }
 
 fn in_words(status: &MeshStatus) -> String {

@@ -1,11 +1,11 @@
 //! `taut relay status`, `sessions`, `end`, `drain` and `reload`: commands to a running relay.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
+use taut_observe::versioned::Versioned;
 use taut_relay::control::protocol::{
     Answer, Filter, MembersStatus, PeerStatus, Request, SessionRow, Status,
 };
@@ -17,18 +17,24 @@ use crate::Failure;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Show the state of the running relay: forwards, next relays, limits, and what is broken
+    #[command(after_help = "Example:
+  taut relay status --json | jq .")]
     Status(Socket),
     /// List the open sessions
+    #[command(after_help = "Example:
+  taut relay sessions --client 192.0.2.0/24")]
     Sessions {
         #[command(flatten)]
         which: Which,
         /// Maximum number of sessions to list, up to 10000
-        #[arg(long, default_value_t = 1000)]
+        #[arg(long, default_value_t = 1000, help_heading = "Output")]
         limit: usize,
         #[command(flatten)]
         socket: Socket,
     },
     /// Reset sessions; at least one of the filters is required
+    #[command(after_help = "Example:
+  taut relay end --forward web --client 192.0.2.7")]
     End {
         #[command(flatten)]
         which: Which,
@@ -40,20 +46,31 @@ pub(crate) enum Command {
     ///
     /// Without --forward and --peer the relay stops after its last session or relay.drain_timeout, as after
     /// SIGTERM.
+    #[command(after_help = "Examples:
+  taut relay drain                  before this machine goes down
+  taut relay drain --peer fra1      before that relay does
+  taut relay drain --peer fra1 --undo")]
     Drain {
         /// Forward, by its name; it stays drained until --undo or a restart
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, value_name = "NAME", help_heading = "What is drained")]
         forward: Option<String>,
         /// Next relay, by its name; it stays drained until --undo or a restart
-        #[arg(long, value_name = "NAME", conflicts_with = "forward")]
+        #[arg(
+            long,
+            value_name = "NAME",
+            conflicts_with = "forward",
+            help_heading = "What is drained"
+        )]
         peer: Option<String>,
         /// Accept connections at the forward, or route sessions through the relay, again
-        #[arg(long)]
+        #[arg(long, help_heading = "What is drained")]
         undo: bool,
         #[command(flatten)]
         socket: Socket,
     },
     /// Reload the configuration and show the result
+    #[command(after_help = "Example:
+  taut relay --check && taut relay reload")]
     Reload(Socket),
 }
 
@@ -61,10 +78,10 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct Socket {
     /// Control socket of the relay (relay.control)
-    #[arg(long, value_name = "PATH", default_value = control::PATH)]
+    #[arg(long, value_name = "PATH", default_value = control::PATH, help_heading = "The relay")]
     control: PathBuf,
     /// Print the answer as JSON
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -72,16 +89,16 @@ pub(crate) struct Socket {
 #[derive(Args)]
 pub(crate) struct Which {
     /// Session, by its number in the list
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "Sessions")]
     session: Option<String>,
     /// Sessions of this forward
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Sessions")]
     forward: Option<String>,
     /// Sessions through this next relay
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Sessions")]
     peer: Option<String>,
     /// Sessions of clients in this network, or with this address
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", help_heading = "Sessions")]
     client: Option<String>,
 }
 
@@ -129,12 +146,10 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
     let answer = control::ask(&socket.control, &request).map_err(|e| run(&e))?;
     let text = match socket.json {
-        true => serde_json::to_string_pretty(&answer).map_err(|e| run(&e))? + "\n",
+        true => Versioned::new(&answer).pretty().map_err(|e| run(&e))?,
         false => plain(&in_words(&answer)),
     };
-    // The reader may have closed the pipe.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(())
+    crate::print(&text)
 }
 
 fn in_words(answer: &Answer) -> String {

@@ -1,13 +1,13 @@
 //! Renders reports as lines of text or JSON.
 
+use taut_observe::versioned::Versioned;
 use taut_tune::report::{ChangeReport, Outcome};
 
 /// Returns a line of JSON for each report; or a text for each, in which equal changes of several
 /// namespaces are one.
-pub(super) fn lines(reports: &[ChangeReport], json: bool) -> Vec<String> {
+pub(super) fn lines(reports: &[ChangeReport], json: bool) -> serde_json::Result<Vec<String>> {
     if json {
-        // Serialising cannot fail: JSON has all types of a report.
-        let text = |report| serde_json::to_string(report).unwrap_or_default();
+        let text = |report| serde_json::to_string(&Versioned::new(report));
         return reports.iter().map(text).collect();
     }
     let mut groups: Vec<(&ChangeReport, Vec<&str>)> = Vec::new();
@@ -25,7 +25,7 @@ pub(super) fn lines(reports: &[ChangeReport], json: bool) -> Vec<String> {
         }
     }
     let line = |(report, namespaces): &(&ChangeReport, Vec<&str>)| line(report, namespaces);
-    groups.iter().map(line).collect()
+    Ok(groups.iter().map(line).collect())
 }
 
 /// The maximum number of namespaces that a line names.
@@ -88,7 +88,7 @@ mod tests {
         let reports = ["-", "a", "b", "c", "d"].map(|netns| report(netns, "x: 1 -> 2"));
         let mut reports = reports.to_vec();
         reports.insert(1, report("-", "y: 1 -> 2"));
-        let texts = lines(&reports, false);
+        let texts = lines(&reports, false).unwrap();
         assert_eq!(texts.len(), 2);
         assert!(
             texts[0]
@@ -99,6 +99,6 @@ mod tests {
             texts[1].starts_with("this machine: would change: y"),
             "{texts:?}"
         );
-        assert_eq!(lines(&reports, true).len(), 6);
+        assert_eq!(lines(&reports, true).unwrap().len(), 6);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
@@ -21,7 +21,7 @@ use crate::Failure;
 pub(crate) struct WithArgs {
     /// Observe the other end as well: a host for ssh, or a file or pipe (a path with a `/`) to which
     /// `taut why --json` writes there during the same time
-    #[arg(long, value_name = "HOST|FILE")]
+    #[arg(long, value_name = "HOST|FILE", help_heading = "The other end")]
     with: Option<String>,
 
     /// The command that runs taut on that host, such as `sudo taut`
@@ -29,7 +29,8 @@ pub(crate) struct WithArgs {
         long,
         value_name = "COMMAND",
         default_value = "taut",
-        requires = "with"
+        requires = "with",
+        help_heading = "The other end"
     )]
     with_command: String,
 }
@@ -134,25 +135,22 @@ impl WithArgs {
 
 impl Started {
     /// Starts the threads that read the report.
-    pub(crate) fn read(self) -> Other {
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub(crate) fn read(self) -> Result<Other, Failure> {
         let Self { name, from } = self;
         let source = match from {
-            Unread::File(path) => Source::File(path),
-            Unread::Pipe(path) => Source::Pipe(read_pipe(path)),
-            Unread::Ssh(mut ssh) => {
-                ssh.output =
-                    ssh.child.stdout.take().map(|mut stdout| {
-                        std::thread::spawn(move || read(&mut stdout, REPORT_MAX))
-                    });
-                if let Some(stderr) = ssh.child.stderr.take() {
-                    let name = name.clone();
-                    // Not joined: a connection that ssh shares with others keeps the pipe open.
-                    std::thread::spawn(move || pass_on(&name, stderr));
-                }
-                Source::Ssh(ssh)
-            }
+            Unread::File(path) => Ok(Source::File(path)),
+            Unread::Pipe(path) => read_pipe(path).map(Source::Pipe),
+            Unread::Ssh(ssh) => ssh.read(&name).map(Source::Ssh),
         };
-        Other { name, source }
+        match source {
+            Ok(source) => Ok(Other { name, source }),
+            Err(error) => Err(Failure::Run(format!(
+                "--with {name}: cannot start a thread that reads its report: {error}"
+            ))),
+        }
     }
 }
 
@@ -200,6 +198,20 @@ fn open_file(path: &Path) -> io::Result<File> {
 // === impl Ssh ===
 
 impl Ssh {
+    /// Starts the threads that read what ssh prints.
+    fn read(mut self, name: &str) -> io::Result<Self> {
+        if let Some(mut stdout) = self.child.stdout.take() {
+            let reading = move || read(&mut stdout, REPORT_MAX);
+            self.output = Some(Builder::new().spawn(reading)?);
+        }
+        if let Some(stderr) = self.child.stderr.take() {
+            let name = name.to_owned();
+            // Not joined: a connection that ssh shares with others keeps the pipe open.
+            Builder::new().spawn(move || pass_on(&name, stderr))?;
+        }
+        Ok(self)
+    }
+
     fn finish(mut self, name: &str) -> Result<Vec<u8>, String> {
         let until = Instant::now() + PATIENCE;
         let status = loop {
@@ -246,14 +258,14 @@ fn pass_on(name: &str, stderr: impl Read) {
 }
 
 /// Reads a report from a pipe on a thread: the program that writes it may not end in time.
-fn read_pipe(path: PathBuf) -> mpsc::Receiver<io::Result<Vec<u8>>> {
+fn read_pipe(path: PathBuf) -> io::Result<mpsc::Receiver<io::Result<Vec<u8>>>> {
     let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
+    Builder::new().spawn(move || {
         let bytes = File::open(path).and_then(|mut pipe| read(&mut pipe, REPORT_MAX));
         // This end may have given up.
         let _ = sender.send(bytes);
-    });
-    receiver
+    })?;
+    Ok(receiver)
 }
 
 /// Reads a report of at most `max` bytes.

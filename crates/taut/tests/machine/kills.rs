@@ -2,13 +2,15 @@
 //! `taut doctor` finds and `taut doctor --repair` removes.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::programs;
 use crate::rig::{Machine, TAUT, jobs, start};
 
-/// The number of kills of each job, unless `TAUT_KILLS` gives another one.
+/// The number of kills of each job, unless `TAUT_KILLS` gives another one. `TAUT_JOB` is the first word of
+/// the jobs that are killed, if not all are.
 const KILLS: u64 = 4;
-/// The last moment of a kill after the start of a process. Half of them are in the first quarter.
+/// The last moment of a kill of a job that does not say when it is ready.
 const LAST: Duration = Duration::from_secs(1);
 
 /// Starts a job and kills it at this moment. Returns what it has said.
@@ -26,6 +28,39 @@ fn kill(machine: &Machine, args: &[&str], at: Duration) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Returns the last moment of a kill: a little after the job is ready or has ended. (A job that changes
+/// nothing does not say so.)
+fn last(machine: &Machine, job: &[&str]) -> Duration {
+    if job[0] == "watch" {
+        return LAST;
+    }
+    prepare(machine, job);
+    let began = Instant::now();
+    kill_when_ready(machine, job);
+    let took = began.elapsed();
+    repair(machine, job);
+    took.mul_f64(1.25)
+}
+
+/// Makes what the job removes.
+fn prepare(machine: &Machine, job: &[&str]) {
+    if job == ["guest", "down"] {
+        let up = machine.run(TAUT, &["guest", "up"]);
+        assert!(up.status.success(), "{up:?}");
+    }
+}
+
+/// Removes all that a killed job has left, also the programs of `taut guest`, which stay until they are
+/// unloaded if they are complete.
+fn repair(machine: &Machine, job: &[&str]) {
+    let (left, output) = machine.left(&["--repair"]);
+    assert!(left.is_empty(), "{left:?} {output:?}");
+    if job[0] == "guest" {
+        let down = machine.run(TAUT, &["guest", "down"]);
+        assert!(down.status.success(), "{down:?}");
+    }
+}
+
 /// Starts a job and kills it when it is ready. Returns what it has said.
 fn kill_when_ready(machine: &Machine, args: &[&str]) -> String {
     let (mut job, said) = start(machine, args);
@@ -35,13 +70,13 @@ fn kill_when_ready(machine: &Machine, args: &[&str]) -> String {
 }
 
 /// Pseudo-random numbers (SplitMix64).
-struct Seed(u64);
+pub(crate) struct Seed(pub(crate) u64);
 
 // === impl Seed ===
 
 impl Seed {
     /// Returns a number of 0 to 1.
-    fn next(&mut self) -> f64 {
+    pub(crate) fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -50,7 +85,7 @@ impl Seed {
     }
 }
 
-fn number(name: &str, or: u64) -> u64 {
+pub(crate) fn number(name: &str, or: u64) -> u64 {
     std::env::var(name).map_or(or, |text| text.parse().unwrap())
 }
 
@@ -59,43 +94,51 @@ fn what_a_killed_job_leaves_is_found_and_removed() {
     let machine = Machine::new("kills");
     let seed = number("TAUT_SEED", 1);
     let mut moments = Seed(seed);
-    let clean = machine.state();
-    for job in jobs(&machine) {
+    let kills = number("TAUT_KILLS", KILLS);
+    let only = std::env::var("TAUT_JOB").ok();
+    let mut jobs = jobs(&machine);
+    jobs.retain(|job| only.as_ref().is_none_or(|only| job[0] == *only));
+    for job in jobs {
+        let began = Instant::now();
         let job: Vec<_> = job.iter().map(String::as_str).collect();
         let (mut found, mut changed) = (0, 0);
-        let kills = number("TAUT_KILLS", KILLS);
+        let state = || match job[0] {
+            "guest" => machine.state() + &machine.congestion_controls(),
+            _ => machine.state(),
+        };
+        let loads = (job[0] == "guest").then(programs::alone);
+        let clean = state();
+        let last = last(&machine, &job);
+        drop(loads);
         // The last one when the job has said that it is ready, if it has changed something by then.
         let changes = ["relay", "tune", "snoop"].contains(&job[0]);
         for turn in 0..kills + u64::from(changes) {
-            if job == ["guest", "down"] {
-                let up = machine.run(TAUT, &["guest", "up"]);
-                assert!(up.status.success(), "{up:?}");
-            }
-            let at = LAST.mul_f64(moments.next().powi(2));
+            let _loads = (job[0] == "guest").then(programs::alone);
+            prepare(&machine, &job);
+            let at = last.mul_f64(moments.next());
             let said = match turn == kills {
                 true => kill_when_ready(&machine, &job),
                 false => kill(&machine, &job, at),
             };
             let context = format!("{job:?}, kill {turn} at {at:?} (seed {seed}): {said}");
-            let state = machine.state();
+            let present = state();
             let (left, _) = machine.left(&[]);
             found += u64::from(!left.is_empty());
-            changed += u64::from(state != clean);
+            changed += u64::from(present != clean);
             let is_loaded = job[0] == "guest" && left.is_empty();
             assert!(
-                state == clean || !left.is_empty() || is_loaded,
-                "doctor finds nothing, but this is left: {state}\n{context}"
+                present == clean || !left.is_empty() || is_loaded,
+                "doctor finds nothing, but this is left: {present}\n{context}"
             );
             assert!(turn < kills || !left.is_empty(), "nothing left: {context}");
-            let (left, output) = machine.left(&["--repair"]);
-            assert!(left.is_empty(), "{left:?} {output:?} {context}");
-            if is_loaded {
-                // What is loaded completely stays until it is unloaded.
-                let down = machine.run(TAUT, &["guest", "down"]);
-                assert!(down.status.success(), "{down:?}");
+            if present != clean || !left.is_empty() {
+                repair(&machine, &job);
+                assert_eq!(state(), clean, "{context}");
             }
-            assert_eq!(machine.state(), clean, "{context}");
         }
-        println!("{job:?}: {changed} left something, {found} found");
+        println!(
+            "{job:?}: {kills} kills in the first {last:?}, {changed} left something, {found} found; {:?}",
+            began.elapsed()
+        );
     }
 }

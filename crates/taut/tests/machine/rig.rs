@@ -17,6 +17,20 @@ use crate::host::Host;
 
 pub(crate) const TAUT: &str = env!("CARGO_BIN_EXE_taut");
 
+/// Commands that show what a job may change.
+const STATE: [&str; 10] = [
+    "ip rule",
+    "ip -6 rule",
+    "ip route show table all",
+    "ip -6 route show table all",
+    "nft list ruleset",
+    "tc qdisc show",
+    "tc filter show dev vnet0 ingress",
+    "tc filter show dev vnet0 egress",
+    "find /sys/fs/bpf -mindepth 1",
+    "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv4.tcp_congestion_control",
+];
+
 /// Serialises the tests, because congestion controls are registered for the whole kernel.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -67,14 +81,20 @@ impl Machine {
             .unwrap();
         assert_eq!(line, "ready\n", "file systems can be mounted");
         let connection = host.connection(&host.listener());
-        Self {
+        let machine = Self {
             host,
             holder,
             dir: tempfile::tempdir().unwrap(),
             _tap: tap,
             connection,
             _alone: alone,
+        };
+        // A command that always fails would show no change.
+        for line in STATE {
+            let output = machine.run("sh", &["-c", line]);
+            assert!(output.status.success(), "{line}: {output:?}");
         }
+        machine
     }
 
     pub(crate) fn command(&self, program: &str, args: &[&str]) -> Command {
@@ -97,32 +117,26 @@ impl Machine {
         self.command(program, args).output().unwrap()
     }
 
-    /// Returns everything that a job may change.
+    /// Returns everything that a job may change, but for the kernel's congestion controls.
     pub(crate) fn state(&self) -> String {
-        let mut state = String::new();
-        for line in [
-            "ip rule",
-            "ip -6 rule",
-            "ip route show table all",
-            "ip -6 route show table all",
-            "nft list ruleset",
-            "tc qdisc show",
-            "tc filter show dev vnet0 ingress",
-            "tc filter show dev vnet0 egress",
-            "find /sys/fs/bpf -mindepth 1",
-            "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv4.tcp_congestion_control",
-            "sysctl net.ipv4.tcp_available_congestion_control",
-        ] {
-            let words: Vec<_> = line.split(' ').collect();
-            let output = self.run(words[0], &words[1..]);
-            let _ = writeln!(state, "{line}\n{}", String::from_utf8_lossy(&output.stdout));
-        }
+        let script = "for line; do echo \"$line\"; $line; done 2> /dev/null";
+        let output = self.run("sh", &[&["-c", script, "sh"], &STATE[..]].concat());
+        let mut state = String::from_utf8_lossy(&output.stdout).into_owned();
         for end in [&self.connection.0, &self.connection.1] {
             let send = sockopt::socket_send_buffer_size(end).unwrap();
             let receive = sockopt::socket_recv_buffer_size(end).unwrap();
             let _ = writeln!(state, "{send} {receive}");
         }
         state
+    }
+
+    /// Returns the congestion controls of `taut guest` that the kernel has. All namespaces share them.
+    pub(crate) fn congestion_controls(&self) -> String {
+        let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+        let text = fs::read_to_string(path).unwrap();
+        let ours = ["taut_bbr", "taut_cubic"];
+        let of_guest = |name: &&str| ours.iter().any(|ours| name.starts_with(ours));
+        text.split_whitespace().filter(of_guest).collect()
     }
 
     /// Returns what `taut doctor` says is left.

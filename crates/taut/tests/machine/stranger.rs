@@ -26,7 +26,7 @@ const TRIES: &str = r#"
 job=$1
 for directory in /run /run/taut /run/taut/guest /run/taut/snoop /sys/fs/bpf /sys/fs/bpf/taut /sys/fs/bpf/taut/guest; do
     [ -e "$directory" ] || continue
-    for name in guest snoop relay tune.journal tune.log snoop.sock taut planted; do
+    for name in guest snoop relay tune.journal tune.log snoop.sock snoop/snoop.sock taut planted; do
         ln -s /etc/passwd "$directory/$name" && echo "linked $directory/$name"
         mkdir "$directory/$name" && echo "made $directory/$name"
     done

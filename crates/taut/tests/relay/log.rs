@@ -75,7 +75,11 @@ fn a_dead_destination_is_one_warning_and_its_return_one_line_with_the_count() {
 #[test]
 fn clients_that_are_refused_are_one_warning_with_an_example() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(&file, format!("{FORWARD}not_from = \"127.0.0.0/8\"\n")).unwrap();
+    let (other, dead) = (free_port(), free_port());
+    let text = format!(
+        "{FORWARD}not_from = \"127.0.0.0/8\"\n[[relay.forward]]\nlisten = \"{other}\"\nto = \"{dead}\"\n"
+    );
+    fs::write(&file, text).unwrap();
     let mut relay = Running::with_config(file.path());
     let mut client = TcpStream::connect(relay.listen).unwrap();
     client.read(&mut [0]).unwrap_err();
@@ -89,9 +93,14 @@ fn clients_that_are_refused_are_one_warning_with_an_example() {
         let mut client = TcpStream::connect(listen).unwrap();
         client.read(&mut [0]).unwrap_err();
     }
+    // What breaks later is reported by a later look at the counters of both.
+    let mut client = TcpStream::connect(other).unwrap();
+    client.read(&mut [0]).unwrap_err();
+    let said = relay.wait_for_log(&format!("{dead} refuses connections"));
+    assert!(!said.contains("refuses clients"), "{said}");
     relay.signal(Signal::TERM);
     let (_, said) = relay.end();
-    assert!(!said.contains("refuse"), "{said}");
+    assert!(!said.contains("refuses clients"), "{said}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -59,6 +61,137 @@ fn sighup_reloads_the_configuration_and_sessions_continue() {
     let mut got = Vec::new();
     far.read_to_end(&mut got).unwrap();
     assert_eq!(got, b"still here");
+}
+
+#[test]
+fn a_reload_that_the_sandbox_refuses_is_one_sentence_and_sessions_go_on() {
+    let (server, addr) = server();
+    let files = MeshFiles::new();
+    let listen = free_port();
+    let mesh = fs::read_to_string(files.config()).unwrap();
+    let (_, mesh) = mesh.split_once("[relay.mesh]").unwrap();
+    let write = |routes: &str, to: SocketAddr| {
+        let routes = files.dir.path().join(routes);
+        let text = format!(
+            "[[relay.forward]]\nlisten = \"{listen}\"\nto = \"{to}\"\n[relay.mesh]{mesh}routes_file = {routes:?}\n"
+        );
+        fs::write(files.config(), text).unwrap();
+    };
+    write("one/routes", addr);
+    let mut relay = Running::with_config(&files.config());
+    let (mut client, mut far) = pair(&relay, &server);
+    for (routes, why) in [
+        ("two/routes", "restart the relay to change it"),
+        ("one/new/routes", "and reload again"),
+    ] {
+        write(routes, free_port());
+        relay.signal(Signal::HUP);
+        let said = relay.wait_for_log("keeping the former configuration");
+        let line = said.lines().last().unwrap();
+        assert!(line.contains("SIGHUP: relay.mesh.routes_file: "), "{line}");
+        assert!(line.contains(why), "{line}");
+        assert!(!files.dir.path().join(routes).parent().unwrap().exists());
+        // The session goes on, and new ones go where they went.
+        client.write_all(b"on").unwrap();
+        far.read_exact(&mut [0; 2]).unwrap();
+        drop(pair(&relay, &server));
+    }
+    write("one/other", addr);
+    relay.signal(Signal::HUP);
+    relay.wait_for_log("has been read again");
+}
+
+#[test]
+fn the_files_of_a_running_relay_are_restricted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, logs) = (dir.path().join("taut.toml"), dir.path().join("logs"));
+    let log = logs.join("log");
+    let text = format!("[relay]\ncontrol = \"off\"\nsession_log = {log:?}\n{FORWARD}");
+    fs::write(&config, text).unwrap();
+    let mut relay = Running::with_config(&config);
+    // Another directory at the same path is not the one that the sandbox allows.
+    fs::rename(&logs, dir.path().join("old")).unwrap();
+    fs::create_dir(&logs).unwrap();
+    relay.signal(Signal::HUP);
+    let said = relay.wait_for_log("has been read again");
+    relay.signal(Signal::TERM);
+    let (code, rest) = relay.end();
+    let said = said + &rest;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("cannot reopen the session log"), "{said}");
+    assert!(said.contains("Permission denied"), "{said}");
+    assert!(!log.exists());
+}
+
+/// Returns the user of a process.
+fn user_of(relay: &Running) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{}/status", relay.child.id())).unwrap();
+    let users = status.lines().find_map(|l| l.strip_prefix("Uid:")).unwrap();
+    users.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_control_socket_of_a_killed_relay_is_replaced_and_a_strangers_is_not() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test starts relays that become another user and must run as root; `make test` does"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(dir.path(), 0o755);
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("run/control"));
+    fs::write(
+        &config,
+        format!("[relay]\ncontrol = {control:?}\n{FORWARD}"),
+    )
+    .unwrap();
+    mode(&config, 0o644);
+    let wait_until_it_answers = || {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (code, said) = operate(&control, &["status", "--json"]);
+            if code == Some(0) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{said}");
+        }
+    };
+    let mut relay = Running::with_config(&config);
+    wait_until_it_answers();
+    assert_ne!(user_of(&relay), 0);
+    relay.child.kill().unwrap();
+    relay.child.wait().unwrap();
+    let left = fs::symlink_metadata(&control).unwrap().ino();
+
+    // The next one has another user.
+    let relay = Running::with_config(&config);
+    wait_until_it_answers();
+    assert_ne!(user_of(&relay), 0);
+    assert_ne!(fs::symlink_metadata(&control).unwrap().ino(), left);
+    drop(relay);
+
+    // Where everybody may place sockets, that of another user stays.
+    mode(control.parent().unwrap(), 0o1777);
+    chown(&control, Some(54_321), None).unwrap();
+    let left = fs::symlink_metadata(&control).unwrap().ino();
+    let mut command = taut();
+    command.args(["--no-sandbox", "--config"]).arg(&config);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_one_sentence(
+        &said,
+        "belongs to user 54321, and any user may place files in its directory",
+    );
+    let (code, said) = operate(&control, &["status"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert_one_sentence(
+        &said,
+        "belongs to user 54321, and any user may place files in its directory",
+    );
+    assert_eq!(fs::symlink_metadata(&control).unwrap().ino(), left);
 }
 
 #[test]

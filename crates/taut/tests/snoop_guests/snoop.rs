@@ -73,7 +73,8 @@ impl Snoop {
         command.args(["status", "--json", "--control"]);
         let output = command.arg(&self.control).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
+        let mut status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        serde_json::from_value(status["taps"].take()).unwrap()
     }
 
     /// The status of a tap.

@@ -14,9 +14,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use taut_sys::Errno;
+use taut_sys::file_lock;
 
 pub use self::entry::{Entry, Target, Value};
 use crate::trusted_file::{boot, is_ours, open_flags};
@@ -111,16 +110,18 @@ impl Journal {
         options.custom_flags(open_flags());
         let file = loop {
             let file = options.open(path).map_err(failed)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) => return Err(JournalError::Held(path.to_owned())),
-                other => other.map_err(|e| failed(e.into()))?,
+            match file_lock::try_lock(&file) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(JournalError::Held(path.to_owned()));
+                }
+                other => other.map_err(failed)?,
             }
-            // Between open and flock another process may have replaced or removed the file.
+            // Between open and lock another process may have replaced or removed the file.
             if file.metadata().map_err(failed)?.nlink() > 0 {
                 break file;
             }
         };
-        let mut journal = Self::locked(path, file)?;
+        let mut journal = Self::of(path, file)?;
         let boot = boot().map_err(failed)?;
         if !journal.read(&boot)? {
             journal.begin(&boot).map_err(failed)?;
@@ -144,17 +145,22 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             other => other.map_err(failed)?,
         };
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Err(Errno::WOULDBLOCK) => return Ok(0),
-            other => other.map_err(|e| failed(e.into()))?,
+        let is_locked = |file: &File| file_lock::is_locked(file).map_err(failed);
+        if is_locked(&file)? {
+            return Ok(0);
         }
-        let mut journal = Self::locked(path, file)?;
-        journal.read(&boot().map_err(failed)?)?;
+        let mut journal = Self::of(path, file)?;
+        let read = journal.read(&boot().map_err(failed)?);
+        // A process may have started meanwhile; then the file is its own.
+        if is_locked(&journal.file)? {
+            return Ok(0);
+        }
+        read?;
         Ok(journal.entries.len())
     }
 
-    /// Returns a journal without entries, of a file that this process has locked.
-    fn locked(path: &Path, file: File) -> Result<Self, JournalError> {
+    /// Returns a journal without entries, of a file that no other process has locked.
+    fn of(path: &Path, file: File) -> Result<Self, JournalError> {
         let is_ours = is_ours(path, &file).map_err(|error| JournalError::Io {
             path: path.to_owned(),
             error,
@@ -333,7 +339,7 @@ impl Journal {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create_new(true).mode(0o600);
         let mut file = options.open(&path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        file_lock::try_lock(&file)?;
         let mut text = serde_json::to_vec(&Line::Journal {
             version: VERSION,
             boot: boot()?,

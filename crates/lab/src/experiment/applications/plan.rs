@@ -189,7 +189,7 @@ impl Plan {
                     false => vec![1_000, 16_000, 64_000, 256_000],
                 },
                 times: if quick { 5 } else { 20 },
-                lasts: Duration::from_secs(if quick { 4 } else { 60 }),
+                lasts: Duration::from_secs(if quick { 4 } else { 30 }),
             },
             order: order.collect(),
         }

@@ -26,6 +26,12 @@ pub(super) struct Cost {
 /// Segments of each scenario in the short form.
 const SEGMENTS_QUICK: usize = 7_000;
 
+/// What `taut snoop cost --json` prints.
+#[derive(Deserialize)]
+struct Costs {
+    scenarios: Vec<Cost>,
+}
+
 // === impl Cost ===
 
 impl Cost {
@@ -66,5 +72,6 @@ pub(super) fn measure(request: &Request) -> io::Result<Vec<Cost>> {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(io::Error::other(said));
     }
-    Ok(serde_json::from_slice(&output.stdout)?)
+    let costs: Costs = serde_json::from_slice(&output.stdout)?;
+    Ok(costs.scenarios)
 }

@@ -68,6 +68,10 @@ pub(super) struct Ended {
 /// The key of a cell and configuration: the condition's name, the size in bytes, the configuration.
 type Key = (String, usize, Configuration);
 
+/// The number of transfers with each configuration below which a cell is not decided. Their rates have
+/// several modes, one for each number of the scheduler's rounds, and few transfers may miss one.
+const LEAST: usize = 40;
+
 /// All samples of a run.
 #[derive(Default)]
 pub(super) struct Measured {
@@ -143,6 +147,17 @@ impl Measured {
         stats::median(&self.samples(cell, configuration, |s| s.sender))
     }
 
+    /// Returns whether a cell has enough transfers: whether the 90 % interval of each configuration's
+    /// ratio to `tuned` is narrow, and each has [`LEAST`] transfers.
+    pub(super) fn is_decided(&self, cell: &Cell) -> bool {
+        let samples = |of| self.samples(cell, of, |s| s.sender);
+        let tuned = samples(Configuration::Tuned);
+        Configuration::ALL.into_iter().all(|configuration| {
+            let own = samples(configuration);
+            own.len().min(tuned.len()) >= LEAST && stats::is_narrow(&own, &tuned)
+        })
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = &Sample> {
         self.samples.values().flatten()
     }
@@ -150,7 +165,9 @@ impl Measured {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::Plan;
     use super::*;
+    use crate::experiment::Request;
     use crate::experiment::guests::guest::talk::Received;
 
     fn sent(at: u64) -> Sent {
@@ -179,6 +196,37 @@ mod tests {
         assert_eq!(sample.receiver, 500.0);
         assert_eq!(sample.receiver_handshake, 250.0);
         assert!((sample.sender_handshake - 1_000.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_cell_is_decided_when_all_its_ratios_are_narrow() {
+        let plan = Plan::of(&Request {
+            quick: true,
+            seed: 1,
+            runs: None,
+            only: None,
+            taut: "taut".into(),
+        });
+        let cell = plan.parts[0].blocks[0].transfers[0].0;
+        let mut measured = Measured::default();
+        let mut add = |configuration, rates: &[f64]| {
+            for rate in rates.iter().cycle().take(LEAST) {
+                let mut sample = Sample::of(1, &[sent(0)]);
+                sample.sender = *rate;
+                measured.add(&cell, configuration, sample);
+            }
+            measured.is_decided(&cell)
+        };
+        for configuration in Configuration::ALL {
+            let is_last = Some(&configuration) == Configuration::ALL.last();
+            assert!(!add(configuration, &[0.2, 0.6]) || is_last);
+        }
+        // The median of two modes that are equally frequent is anywhere between them.
+        assert!(!add(Configuration::Snoop, &[0.2, 0.6]));
+        for configuration in Configuration::ALL {
+            add(configuration, &[0.6, 0.6, 0.6, 0.6]);
+        }
+        assert!(add(Configuration::Tuned, &[0.6]));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::retry::Retry;
+use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 use stage::{FlowRun, Path, Stage};
@@ -21,6 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "descheduled",
     about: "throughput of a sending guest whose CPU is taken away in slices: Cubic, BBR, and both with `taut guest`",
     has_parts: true,
+    minutes: 21,
     run,
 };
 
@@ -39,8 +41,6 @@ const PATHS: [Path; 2] = [
 /// The shares of its core that the guest gets.
 const SHARES: [f64; 5] = [1.0, 0.7, 0.5, 0.35, 0.25];
 const SHARES_QUICK: [f64; 2] = [1.0, 0.25];
-/// Measurements of each configuration.
-const RUNS: usize = 3;
 /// The warm-up of a flow and the duration of its measurement. BBR's models cover 10 s.
 const TIMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 const TIMES_QUICK: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
@@ -104,7 +104,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let kernel =
         Kernel::find(KERNEL).map_err(ExperimentError::machine("find the guest's kernel"))?;
     let programs = program::versions(&[qemu::EMULATOR])?;
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let rounds = Rounds::of(request);
     let (paths, shares, senders, times) = match request.quick {
         true => (
             &PATHS[..1],
@@ -114,23 +114,21 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         ),
         false => (&PATHS[..], &SHARES[..], &Sender::ALL[..], TIMES),
     };
-    let takes = |name: &str| {
-        request
-            .only
-            .as_deref()
-            .is_none_or(|only| name.contains(only))
+    let takes = |path: Path, share: f64, sender: Sender| match &request.only {
+        Some(only) => name(path, percent(share), sender).contains(only),
+        None => is_by_default(path, share, sender),
     };
     let steps: Vec<(Path, f64, Sender)> = paths
         .iter()
         .flat_map(|path| shares.iter().map(move |share| (*path, *share)))
         .flat_map(|(path, share)| senders.iter().map(move |sender| (path, share, *sender)))
-        .filter(|(path, share, sender)| takes(&name(*path, percent(*share), *sender)))
+        .filter(|(path, share, sender)| takes(*path, *share, *sender))
         .collect();
     if let (true, Some(only)) = (steps.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
     let mut again = Retry::new(request.quick);
-    let progress = Progress::new("descheduled: flows", (runs * steps.len()) as u64);
+    let progress = Progress::new("descheduled: flows", (rounds.most * steps.len()) as u64);
     let mut all: BTreeMap<Key, Vec<FlowRun>> = BTreeMap::new();
     let mut fair: BTreeMap<(Path, Sender), Vec<FlowRun>> = BTreeMap::new();
     for path in paths {
@@ -143,19 +141,25 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             if here.iter().any(|(.., sender)| sender.is_ours()) {
                 stage.sender.taut(&["guest", "up"])?;
             }
-            for _ in 0..runs {
+            for _ in 0..rounds.most {
                 for (_, share, sender) in &here {
-                    let seen = measure(&mut again, &mut stage, &[*sender], *share)?;
-                    let key = (*path, percent(*share), *sender);
-                    all.entry(key).or_default().push(seen);
+                    let seen = all.entry((*path, percent(*share), *sender)).or_default();
+                    let goodputs: Vec<f64> = seen.iter().map(FlowRun::first).collect();
+                    if rounds.need_more(&goodputs) {
+                        seen.push(measure(&mut again, &mut stage, &[*sender], *share)?);
+                    }
                     progress.step();
                 }
                 if request.only.is_some() || request.quick {
                     continue;
                 }
                 for sender in [Sender::Bbr, Sender::TautBbr] {
-                    let seen = measure(&mut again, &mut stage, &[sender, Sender::Cubic], 1.0)?;
-                    fair.entry((*path, sender)).or_default().push(seen);
+                    let seen = fair.entry((*path, sender)).or_default();
+                    let parts: Vec<f64> = seen.iter().map(FlowRun::part).collect();
+                    if rounds.need_more(&parts) {
+                        let both = [sender, Sender::Cubic];
+                        seen.push(measure(&mut again, &mut stage, &both, 1.0)?);
+                    }
                 }
             }
             Ok(())
@@ -181,6 +185,13 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         );
     }
     Ok(outcome(request, environment, &all, &fair, again.count))
+}
+
+/// Returns whether the full form measures a cell. The second path shows the two ends, and the module
+/// every other share; `--only` selects the rest.
+fn is_by_default(path: Path, share: f64, sender: Sender) -> bool {
+    let is_end = [100, 25].contains(&percent(share));
+    is_end || path == PATHS[0] && (!sender.has_module() || percent(share) == 50)
 }
 
 /// Runs flows of these senders at once, and repeats the run if the link was late. Loads the module

@@ -32,6 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "failover",
     about: "sessions over two alternative relays while these are killed, drained, cut off and slowed down",
     has_parts: false,
+    minutes: 6,
     run,
 };
 
@@ -57,11 +58,11 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let listener = listener.map_err(machine("listen"))?;
     let mut faults = Faults::start(&rig)?;
 
-    eprintln!(
+    super::progress::say(&format!(
         "failover: {} s of {RATE} sessions/s, {} faults",
         plan.load.as_secs(),
         plan.events.len()
-    );
+    ));
     let traffic = Traffic {
         seed: plan.seed,
         longest: LONGEST,

@@ -111,14 +111,15 @@ impl Drop for Snooping {
     }
 }
 
-/// Returns the output of `taut snoop status --json`: an object for each tap.
+/// Returns what `taut snoop status --json` prints about each tap.
 pub(in crate::experiment) fn status(taut: &Path, control: &Path) -> io::Result<Vec<Value>> {
     let output = Command::new(taut)
         .args(["snoop", "status", "--json", "--control"])
         .arg(control)
         .stdin(Stdio::null())
         .output()?;
-    Ok(serde_json::from_slice(&output.stdout)?)
+    let mut status: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(serde_json::from_value(status["taps"].take())?)
 }
 
 /// Adds the counters of one direction (`to_guest` or `from_guest`) of a tap's status to `counts`.

@@ -14,12 +14,15 @@ use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
+#[cfg(test)]
+pub(in crate::experiment) use figures::paper;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "internet",
     about: "downloads of 10 kB to 100 MB over a lossy Internet path, with three congestion controls, and over two relays in a cloud",
     has_parts: false,
+    minutes: 20,
     run,
 };
 

@@ -6,10 +6,11 @@ mod stage;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
+use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 use stage::{Fixed, Settings, Stage, TransferRun};
@@ -19,6 +20,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "long-fat",
     about: "one connection over 1 Gbit/s x 1 to 200 ms, with and without buffers fixed at 64 kB, before and after `taut tune`",
     has_parts: false,
+    minutes: 15,
     run,
 };
 
@@ -32,8 +34,6 @@ const ROUND_TRIPS: [u64; 4] = [1, 20, 100, 200];
 const FIXED: u64 = 65_536;
 /// The windows of the thesis' figure 6.2, and larger ones, in bytes.
 const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
-/// Measurements of each configuration.
-const RUNS: usize = 3;
 
 /// The rates of one configuration in each run, in Mbit/s.
 #[derive(Default)]
@@ -45,7 +45,7 @@ struct Rates {
 }
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let rounds = Rounds::of(request);
     let round_trips: &[u64] = if request.quick { &[100] } else { &ROUND_TRIPS };
     let windows: &[u64] = if request.quick {
         &WINDOWS[1..2]
@@ -53,16 +53,19 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         &WINDOWS
     };
     let programs = program::versions(&[program::SOCAT])?;
-    let fixed_of = |settings| -> Vec<Fixed> {
+    let fixed_of = |millis, settings| -> Vec<Fixed> {
         let of = Fixed::ALL.into_iter();
-        of.filter(|fixed| !request.quick || is_in_short(settings, *fixed))
-            .collect()
+        of.filter(|fixed| match request.quick {
+            true => is_in_short(settings, *fixed),
+            false => is_in_full(millis, settings),
+        })
+        .collect()
     };
-    let transfers: usize = Settings::ALL
-        .map(|settings| fixed_of(settings).len())
+    let transfers: usize = round_trips
         .iter()
+        .flat_map(|millis| Settings::ALL.map(|settings| fixed_of(*millis, settings).len()))
         .sum();
-    let steps = runs * round_trips.len() * (transfers + windows.len());
+    let steps = rounds.most * (transfers + round_trips.len() * windows.len());
     let progress = Progress::new("long-fat: transfers", steps as u64);
     let mut all: BTreeMap<(u64, Settings, Fixed), Rates> = BTreeMap::new();
     let mut by_window: BTreeMap<(u64, u64), Vec<f64>> = BTreeMap::new();
@@ -70,30 +73,34 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
     for &millis in round_trips {
         for settings in Settings::ALL {
-            let some = fixed_of(settings);
+            let some = fixed_of(millis, settings);
             if some.is_empty() {
                 continue;
             }
             let stage = Stage::build(Duration::from_millis(millis), RATE, settings, request)?;
-            for _ in 0..runs {
+            for _ in 0..rounds.most {
                 for &fixed in &some {
-                    let seen = stage.transfer(fixed, FIXED)?;
+                    progress.step();
                     let rates = all.entry((millis, settings, fixed)).or_default();
+                    if !rounds.need_more(&rates.before) && !rounds.need_more(&rates.after) {
+                        continue;
+                    }
+                    let seen = stage.transfer(fixed, FIXED)?;
                     rates.add(&seen);
                     *overruns.entry(millis).or_default() += u64::from(seen.overrun);
-                    progress.step();
                 }
             }
             if settings == Settings::Kernel {
                 for &window in windows {
-                    for _ in 0..runs {
-                        let seen = stage.transfer(Fixed::ReceiverFromStart, window)?;
-                        by_window
-                            .entry((millis, window))
-                            .or_default()
-                            .push(seen.before);
-                        *overruns.entry(millis).or_default() += u64::from(seen.overrun);
+                    let rates = by_window.entry((millis, window)).or_default();
+                    for _ in 0..rounds.most {
                         progress.step();
+                        if !rounds.need_more(rates) {
+                            continue;
+                        }
+                        let seen = stage.transfer(Fixed::ReceiverFromStart, window)?;
+                        rates.push(seen.before);
+                        *overruns.entry(millis).or_default() += u64::from(seen.overrun);
                     }
                 }
             }
@@ -119,6 +126,12 @@ fn is_in_short(settings: Settings, fixed: Fixed) -> bool {
         Settings::Taut => matches!(fixed, Fixed::Receiver | Fixed::Sender),
         Settings::TautNarrow => fixed == Fixed::Receiver,
     }
+}
+
+/// Returns whether the full form measures settings on a path. Settings that `taut` is only compared
+/// with are measured on the path of the headline figures.
+fn is_in_full(millis: u64, settings: Settings) -> bool {
+    matches!(settings, Settings::Kernel | Settings::Taut) || u128::from(millis) == LONG.as_millis()
 }
 
 fn outcome(
@@ -166,10 +179,6 @@ fn outcome(
             vec![*overruns as f64],
         ));
     }
-    let paper = json!({
-        "throughput_mbit_s_window_16_kb": 132, "throughput_mbit_s_window_2_mb": 438,
-        "throughput_mbit_s_before": 150, "throughput_mbit_s_after": 580, "window_untuned_bytes": 2896,
-    });
     Outcome {
         environment,
         calibration: Calibration::of([
@@ -185,7 +194,7 @@ fn outcome(
             ("locked_rcvbuf_after_share_narrow".to_owned(), narrow),
         ]),
         series,
-        paper: paper.as_object().cloned().unwrap_or_default(),
+        paper: paper(),
         ideal: json!({"locked_rcvbuf_after_share": 1.0, "locked_sndbuf_after_share": 1.0})
             .as_object()
             .cloned()
@@ -225,4 +234,15 @@ impl Rates {
             self.windows.clone_from(&seen.windows);
         }
     }
+}
+
+/// The thesis's figures.
+pub(super) fn paper() -> Map<String, Value> {
+    json!({
+        "throughput_mbit_s_window_16_kb": 132, "throughput_mbit_s_window_2_mb": 438,
+        "throughput_mbit_s_before": 150, "throughput_mbit_s_after": 580, "window_untuned_bytes": 2896,
+    })
+    .as_object()
+    .cloned()
+    .unwrap_or_default()
 }

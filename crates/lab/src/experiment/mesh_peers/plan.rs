@@ -9,10 +9,6 @@ use super::contender::Contender;
 use crate::experiment::workload::measured::{Job, Times, shuffle};
 use crate::experiment::{Request, stats};
 
-/// The rounds of the full form end when the 90 % interval of each ratio is at most this wide, as a
-/// share of the ratio.
-const NARROW: f64 = 0.1;
-
 /// The plan of a run.
 pub(super) struct Plan {
     /// The contenders whose idle sessions are measured, in this order.
@@ -78,14 +74,7 @@ impl Plan {
 
     /// Returns whether `rounds` rounds are enough, in which these ratios were measured.
     pub(super) fn is_enough(&self, rounds: usize, ratios: &[Vec<f64>]) -> bool {
-        let is_narrow = |samples: &Vec<f64>| {
-            let interval = stats::ratio_interval(samples, &[1.0]);
-            let middle = stats::median(samples);
-            match (interval, middle) {
-                (Some((low, high)), Some(middle)) => high - low <= NARROW * middle,
-                _ => false,
-            }
-        };
+        let is_narrow = |samples: &Vec<f64>| stats::is_narrow(samples, &[1.0]);
         rounds >= self.most || rounds >= self.least && ratios.iter().all(is_narrow)
     }
 }

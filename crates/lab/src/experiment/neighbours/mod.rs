@@ -14,6 +14,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
+use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use case::{Case, Kind, Path};
@@ -24,6 +25,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "neighbours",
     about: "turbo flows between two relays beside Cubic flows of others on the same 100 Mbit/s link: how they share it",
     has_parts: true,
+    minutes: 12,
     run,
 };
 
@@ -32,20 +34,15 @@ const LANES: usize = 2;
 /// The bytes of all flows of a contest together.
 const BYTES: usize = 320_000_000;
 const BYTES_QUICK: usize = 240_000_000;
-/// Contests of each case.
-const RUNS: usize = 3;
 
 /// All contests of each case, in order.
 type Contests = BTreeMap<Case, Vec<Contest>>;
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let programs = program::versions(&[program::NGINX, program::CURL])?;
-    let (bytes, runs) = match request.quick {
-        true => (BYTES_QUICK, 1),
-        false => (BYTES, RUNS),
-    };
+    let bytes = if request.quick { BYTES_QUICK } else { BYTES };
     let cases = cases(request)?;
-    let jobs = plan(&cases, request.runs.unwrap_or(runs), request.seed);
+    let jobs = plan(&cases, Rounds::of(request).most, request.seed);
     let progress = Progress::new("neighbours: contests", jobs.len() as u64);
     let contests = measure(jobs, bytes, request, &progress)?;
     drop(progress);
@@ -112,6 +109,7 @@ fn measure(
     request: &Request,
     progress: &Progress,
 ) -> Result<Contests, ExperimentError> {
+    let rounds = Rounds::of(request);
     let lanes = LANES.min(jobs.len());
     let jobs = Mutex::new(jobs);
     let contests = Mutex::new(Contests::new());
@@ -123,6 +121,20 @@ fn measure(
         let Some((case, run)) = job else {
             return Ok(());
         };
+        // The last rounds begin when hardly a contest of the earlier ones is still going on.
+        let is_decided = {
+            let all = contests.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_case = all.get(&case).map(Vec::as_slice).unwrap_or_default();
+            let figures = [Contest::others_rate, Contest::jain];
+            !figures.iter().any(|figure| {
+                let samples: Vec<f64> = of_case.iter().filter_map(figure).collect();
+                rounds.need_more(&samples)
+            })
+        };
+        if is_decided {
+            progress.step();
+            continue;
+        }
         let contest = contest::hold(case, run, bytes, request)?;
         let mut all = contests.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(case).or_default().push(contest);

@@ -14,8 +14,11 @@ use super::route::Setting;
 use super::stage::Stage;
 use super::window;
 use crate::experiment::progress::Progress;
-use crate::experiment::{ExperimentError, Request};
+use crate::experiment::{ExperimentError, Request, stats};
 use crate::peer::curl::Times;
+
+/// The least number of downloads by each way.
+const LEAST: usize = 15;
 
 /// All downloads, in the order in which they were made.
 #[derive(Default)]
@@ -32,6 +35,18 @@ pub(super) struct Measured {
 impl Measured {
     pub(super) fn downloads(&self) -> usize {
         self.times.values().map(Vec::len).sum()
+    }
+
+    /// Returns whether a way has enough downloads of a size under a condition.
+    fn is_decided(&self, key: (Condition, Way, Size)) -> bool {
+        let times = self.times.get(&key).map(Vec::as_slice).unwrap_or_default();
+        let is_narrow = |quantity: fn(&Times) -> f64| {
+            let samples: Vec<f64> = times.iter().map(quantity).collect();
+            stats::is_narrow(&samples, &[1.0])
+        };
+        times.len() >= LEAST
+            && is_narrow(|times| times.first_byte)
+            && is_narrow(|times| times.total)
     }
 
     /// Returns a quantity of every download of one kind; empty if there was none.
@@ -133,8 +148,12 @@ impl Lane<'_> {
                 break;
             };
             drop(queue);
-            let (times, disturbed) = self.download(stage, way, size, run)?;
             let key = (self.batch.condition, way, size);
+            if self.request.runs.is_none() && self.measured().is_decided(key) {
+                self.progress.step();
+                continue;
+            }
+            let (times, disturbed) = self.download(stage, way, size, run)?;
             let mut measured = self.measured();
             measured.disturbed += usize::from(disturbed);
             measured.times.entry(key).or_default().push(times);

@@ -24,12 +24,15 @@ use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use figures::Found;
+#[cfg(test)]
+pub(in crate::experiment) use figures::paper;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pied-piper",
     about: "downloads over a 274 ms path: end to end, through ssh, and through two taut relays; two flows at a bottleneck",
     has_parts: false,
+    minutes: 8,
     run,
 };
 

@@ -18,12 +18,14 @@ pub(super) enum Contender {
     Socat,
     /// `ssh -L` through a local sshd, the only contender that also encrypts.
     Ssh,
+    /// `taut relay --no-sandbox`. It shows the cost of the sandbox.
+    TautNoSandbox,
 }
 
 // === impl Contender ===
 
 impl Contender {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Direct,
         Self::Taut,
         Self::Haproxy,
@@ -31,6 +33,7 @@ impl Contender {
         Self::Nginx,
         Self::Socat,
         Self::Ssh,
+        Self::TautNoSandbox,
     ];
 
     pub(super) fn label(self) -> &'static str {
@@ -42,6 +45,7 @@ impl Contender {
             Self::Nginx => "nginx",
             Self::Socat => "socat",
             Self::Ssh => "ssh",
+            Self::TautNoSandbox => "taut-no-sandbox",
         }
     }
 

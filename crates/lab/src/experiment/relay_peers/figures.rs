@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::contender::Contender::{self, Direct, Haproxy, HaproxySplice, Nginx, Taut};
+use super::contender::Contender::{
+    self, Direct, Haproxy, HaproxySplice, Nginx, Taut, TautNoSandbox,
+};
 use super::plan::Plan;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::workload::echo::{Beside, Echo};
@@ -113,6 +115,8 @@ fn headline(m: &Measured) -> BTreeMap<String, f64> {
     let cheapest = cheapest.into_iter().min_by(by_middle).unwrap_or_default();
     let over_haproxy =
         |samples: &dyn Fn(Contender) -> Vec<f64>| ratio(&samples(Taut), &samples(Haproxy));
+    let over_no_sandbox =
+        |samples: &dyn Fn(Contender) -> Vec<f64>| ratio(&samples(Taut), &samples(TautNoSandbox));
     // Compare whole round trips. The delay that two relays add can be less than the noise, and the
     // ratio of two such delays can be anything, even negative.
     let echo = |beside, quantile| over_haproxy(&|of| m.echo(beside, of, quantile));
@@ -144,6 +148,23 @@ fn headline(m: &Measured) -> BTreeMap<String, f64> {
         (
             "idle_kernel_memory_over_haproxy",
             over_haproxy(&|of| slab(m, of)),
+        ),
+        (
+            "bulk_throughput_over_no_sandbox",
+            over_no_sandbox(&throughput),
+        ),
+        ("cpu_per_gb_over_no_sandbox", over_no_sandbox(&cpu)),
+        (
+            "connections_over_no_sandbox",
+            over_no_sandbox(&|of| m.storm(of, |s| s.per_second())),
+        ),
+        (
+            "cpu_per_connection_over_no_sandbox",
+            over_no_sandbox(&|of| m.storm(of, |s| s.microseconds_each())),
+        ),
+        (
+            "echo_p50_over_no_sandbox",
+            over_no_sandbox(&|of| m.echo(Beside::Nothing, of, P50)),
         ),
     ]
     .into_iter()

@@ -82,6 +82,7 @@ impl Rig {
                 return Ok((addr, ids.to_vec(), Box::new(splitter)));
             }
             Contender::Taut => relay::relay(host, &self.taut, to, dir)?,
+            Contender::TautNoSandbox => relay::relay_without_sandbox(host, &self.taut, to, dir)?,
             Contender::Haproxy => haproxy::relay(host, to, Splice::Auto, cpus, dir)?,
             Contender::HaproxySplice => haproxy::relay(host, to, Splice::Always, cpus, dir)?,
             Contender::Nginx => nginx_stream::relay(host, to, cpus, dir)?,

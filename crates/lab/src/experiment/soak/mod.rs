@@ -38,6 +38,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "soak",
     about: "a mesh under load while relays are killed and revoked, links cut, keys rotated, and an outsider attacks",
     has_parts: false,
+    minutes: 11,
     run,
 };
 
@@ -85,12 +86,12 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     };
     let idle_kinds = kinds(&chaos)?;
 
-    eprintln!(
+    super::progress::say(&format!(
         "soak: {} s of {} sessions/s, {} events",
         plan.load.as_secs(),
         plan.rate,
         plan.events.len()
-    );
+    ));
     let traffic = Traffic {
         seed: plan.seed,
         longest: LONGEST,

@@ -43,6 +43,33 @@ fn a_folder_of_outcomes_becomes_a_page_in_it() {
 }
 
 #[test]
+fn experiments_without_an_outcome_are_listed_with_the_reason() {
+    let dir = folder(&[
+        ("pied-piper.json", PIED_PIPER),
+        ("incast.failed", "no guest\n<b>here</b>"),
+    ]);
+    let page = fs::read_to_string(write(dir.path()).unwrap()).unwrap();
+    let text = text(&xml(&page));
+    let after = text.split("Without an outcome").nth(1).unwrap();
+    let after = after.split("A long path, split at relays").next().unwrap();
+    let row = |experiment: &str| {
+        let command = format!("taut lab run {experiment}");
+        let squeezed = after.split_whitespace().collect::<Vec<_>>().join(" ");
+        squeezed
+            .split(&command)
+            .nth(1)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    assert!(
+        row("incast").starts_with(" no guest <b>here</b>"),
+        "{after}"
+    );
+    assert!(row("soak").starts_with(" not run"), "{after}");
+    assert!(row("pied-piper").is_empty(), "{after}");
+}
+
+#[test]
 fn a_folder_without_outcomes_is_said_to_be_one() {
     let dir = folder(&[("notes.txt", "")]);
     let error = write(dir.path()).unwrap_err();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::{experiment::outcome::Series, report::page::render};
+use crate::experiment::outcome::Series;
 
 #[test]
 fn hostile_strings_are_only_text() {

@@ -20,6 +20,11 @@ fn run(json: &str) -> Run {
     }
 }
 
+/// Returns the page of these runs, and of no experiments without an outcome.
+fn render(runs: &[Run]) -> String {
+    super::page::render(runs, &[])
+}
+
 fn with(json: &str, change: impl FnOnce(&mut Outcome)) -> Run {
     let mut run = run(json);
     change(&mut run.outcome);

@@ -3,7 +3,6 @@
 use roxmltree::Document;
 
 use super::*;
-use crate::report::page::render;
 
 fn sample() -> Vec<Run> {
     [PIED_PIPER, INCAST, UNKNOWN].map(run).into()
@@ -97,6 +96,46 @@ fn headline_figures_stand_beside_the_papers() {
 }
 
 #[test]
+fn the_page_opens_with_what_each_job_won_beside_the_papers_figure() {
+    let mut incast = run(INCAST);
+    incast
+        .outcome
+        .headline
+        .insert("timeouts_cut_1_sender".to_owned(), 0.98);
+    let mut pied_piper = run(PIED_PIPER);
+    pied_piper
+        .outcome
+        .paper
+        .insert("speedup_pied_piper_over_e2e_at_most".to_owned(), 3.into());
+    let document = xml(&render(&[pied_piper, incast]));
+    let text = text(&document)
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
+    let (cards, _) = text.split_once("All runs").unwrap();
+    let card = |job: &str, next: &str| {
+        let from = cards.find(job).unwrap();
+        cards[from..from + cards[from..].find(next).unwrap()].to_owned()
+    };
+    let relay = card("taut relay", "taut mesh");
+    assert!(
+        relay.contains("\u{d7} as fast: 1 MB") && relay.contains("up to 3\u{d7}"),
+        "{relay}"
+    );
+    // Its calibration failed.
+    let module = card("its module", "taut tune");
+    assert!(
+        module.contains("98 %") && module.contains("Proves nothing"),
+        "{module}"
+    );
+    let why = cards.split("taut why").nth(1).unwrap();
+    assert!(
+        why.contains("No figure") && why.contains("taut lab run verdicts"),
+        "{why}"
+    );
+}
+
+#[test]
 fn ideals_and_the_papers_figures_are_drawn() {
     let text = text(&xml(&render(&[run(PIED_PIPER)])));
     assert!(text.contains("ideal 306 ms"));
@@ -148,4 +187,33 @@ fn a_series_without_samples_keeps_its_row() {
         outcome.series[0].n = 0;
     });
     assert!(text(&xml(&render(&[bare]))).contains("steady"));
+}
+
+#[test]
+fn runs_of_different_trees_are_marked() {
+    let page = |trees: [Option<&str>; 2]| {
+        let mut runs = [run(PIED_PIPER), run(INCAST)];
+        for (run, tree) in runs.iter_mut().zip(trees) {
+            run.outcome.tree = tree.map(str::to_owned);
+        }
+        text(&xml(&render(&runs)))
+    };
+    let mixed = page([Some("1a2b3c4"), None]);
+    assert!(mixed.contains("not all of one tree"));
+    // In the list of runs, and in its section.
+    assert_eq!(mixed.matches("1a2b3c4").count(), 2);
+    assert_eq!(mixed.matches("not named").count(), 2);
+    let one = page([Some("1a2b3c4"); 2]);
+    assert_eq!(one.matches("1a2b3c4").count(), 1);
+    assert!(!one.contains("not all of one tree"));
+    assert!(!page([None; 2]).contains("not all of one tree"));
+}
+
+#[test]
+fn runs_are_listed_by_job() {
+    let page = text(&xml(&render(&[run(PIED_PIPER), run(INCAST)])));
+    let (_, list) = page.split_once("All runs").unwrap();
+    let place = |job: &str| list.find(job).unwrap();
+    assert!(place("taut relay, taut mesh") < place("A long path"));
+    assert!(place("A long path") < place("taut guest"));
 }

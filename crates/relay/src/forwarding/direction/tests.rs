@@ -159,6 +159,22 @@ fn a_pipe_is_held_only_while_bytes_are_in_it() {
 }
 
 #[test]
+fn what_splice_does_not_see_is_copied() {
+    let mut bench = Bench::new(Some(10), 1, 16);
+    bench.play(&Event::Room(1 << 20));
+    bench.play(&Event::Arrive(40));
+    assert!(bench.direction.spliced());
+    bench.from.hide_from_splice();
+    // More than a read takes at once.
+    bench.play(&Event::Arrive(100));
+    bench.play(&Event::Arrive(7));
+    assert_eq!(bench.to.sent(), bench.said);
+    bench.play(&Event::End);
+    assert!(bench.to.fin_sent());
+    assert_eq!(bench.io.lent, 0);
+}
+
+#[test]
 fn a_long_stream_yields_to_others() {
     let mut bench = Bench::new(None, 0, 64 << 10);
     bench.to.make_room(usize::MAX / 2);

@@ -15,13 +15,17 @@
 //! |---|---|---|
 //! | addresses | [`MAX_ADDRESSES`] | further ones get no route; counted, and logged once |
 //! | checks of the routes | once in [`LOOK_AT_MOST`] | changes meanwhile are handled together |
+//! | the kernel's answers | 10 s for one check | logged; the next check is a second later |
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use taut_sys::privileges::{self, Capability};
 use tokio::sync::Notify;
+
+use crate::net::netlink::hint as netlink_hint;
 
 mod netlink;
 mod plan;
@@ -93,10 +97,15 @@ pub enum RouteMetricsError {
     /// The netlink socket cannot be opened.
     #[error("route metrics: cannot open a netlink socket: {0}")]
     Netlink(#[source] std::io::Error),
+    /// The kernel's answer did not arrive.
+    #[error(
+        "route metrics: the kernel's answer over netlink was lost; see whether this machine lacks memory (`free -m`)"
+    )]
+    Lost,
     /// The check for another process that keeps such routes failed.
     #[error(
-        "route metrics: cannot find out whether another relay here sets them: {0}; it needs CAP_NET_ADMIN, \
-         or root, and /proc/sys/net"
+        "route metrics: cannot find out whether another relay here sets them, by a lock in /proc/sys/net: {0}{hint}",
+        hint = privileges::hint(.0, &[Capability::NetAdmin])
     )]
     Lock(#[source] std::io::Error),
     /// Another process keeps such routes.
@@ -104,8 +113,11 @@ pub enum RouteMetricsError {
     Taken,
     /// The kernel rejected the policy rule.
     #[error(
-        "route metrics: cannot add the policy rule: {0}; it needs CAP_NET_ADMIN, or root, and a kernel \
-         in which `ip rule add iif lo ipproto tcp priority {PRIORITY} lookup {TABLE}` works"
+        "route metrics: cannot add the policy rule: {0}{hint}",
+        hint = netlink_hint(
+            .0,
+            &format!("see whether `ip rule add iif lo ipproto tcp priority {PRIORITY} lookup {TABLE}` works")
+        )
     )]
     Rule(#[source] Box<rtnetlink::Error>),
     /// The thread panicked.

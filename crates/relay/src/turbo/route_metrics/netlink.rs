@@ -9,10 +9,11 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
 use rtnetlink::{Handle, IpVersion, MulticastGroup};
+use tokio::task::AbortHandle;
 
 use super::plan::{address, family, host_route, is_ours, prefix_length};
 use super::{PRIORITY, PROTOCOL, RouteMetricsError, TABLE};
-use crate::net::netlink::is_unsupported;
+use crate::net::netlink::{answered, is_unsupported};
 
 /// The notifications of changes that may affect the route to a relay. Devices are included, because
 /// the kernel does not report every route that disappears with a device.
@@ -31,6 +32,41 @@ const FAMILIES: [(IpVersion, AddressFamily); 2] = [
     (IpVersion::V4, AddressFamily::Inet),
     (IpVersion::V6, AddressFamily::Inet6),
 ];
+
+/// A netlink connection.
+#[derive(Clone)]
+pub(super) struct Netlink {
+    pub(super) handle: Handle,
+    connection: AbortHandle,
+}
+
+// === impl Netlink ===
+
+impl Netlink {
+    /// Connects in the network namespace of the calling thread.
+    pub(super) fn connect() -> Result<Self, RouteMetricsError> {
+        let (connection, handle, _) =
+            rtnetlink::new_connection_with_strict_check().map_err(RouteMetricsError::Netlink)?;
+        Ok(Self {
+            handle,
+            connection: tokio::spawn(connection).abort_handle(),
+        })
+    }
+
+    /// Runs a job that makes requests over this connection. If an answer is lost, the connection ends.
+    pub(super) async fn run<T>(
+        &self,
+        job: impl Future<Output = Result<T, RouteMetricsError>>,
+    ) -> Result<T, RouteMetricsError> {
+        let done = answered(&self.connection, job).await;
+        done.unwrap_or(Err(RouteMetricsError::Lost))
+    }
+
+    /// Returns whether the connection has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.connection.is_finished()
+    }
+}
 
 /// Returns the route that the kernel would use to reach `address` without the relay's routes. The
 /// query names no protocol, or UDP; the relay's routes are for TCP only.

@@ -7,17 +7,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use rtnetlink::Handle;
 use rtnetlink::packet_route::route::RouteMessage;
 use taut_sys::netns_lock::{Exclusive, NetnsLock};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::netlink::{self, GROUPS};
+use super::netlink::{self, GROUPS, Netlink};
 use super::plan::{Plan, Without, choose, copy, plan};
 use super::{Job, LOOK_AT_LEAST, LOOK_AT_MOST, PROTOCOL, RouteMetricsError, TABLE};
-use crate::net::netlink::Changes;
+use crate::net::netlink::{ATTEMPTS, Changes};
 
 /// Keeps routes with an initial window until dropped.
 #[derive(Debug)]
@@ -89,10 +88,9 @@ pub fn is_abandoned() -> Result<bool, RouteMetricsError> {
         return Ok(false);
     }
     runtime()?.block_on(async {
-        let (connection, handle, _) =
-            rtnetlink::new_connection_with_strict_check().map_err(RouteMetricsError::Netlink)?;
-        tokio::spawn(connection);
-        Ok(netlink::is_any(&handle).await)
+        let netlink = Netlink::connect()?;
+        let is_any = async { Ok(netlink::is_any(&netlink.handle).await) };
+        netlink.run(is_any).await
     })
 }
 
@@ -131,12 +129,9 @@ async fn follow(
     tell: &SyncSender<Begun>,
 ) -> Result<(), RouteMetricsError> {
     let changes = Changes::listen(&GROUPS).map_err(RouteMetricsError::Netlink)?;
-    let (connection, handle, _) =
-        rtnetlink::new_connection_with_strict_check().map_err(RouteMetricsError::Netlink)?;
-    tokio::spawn(connection);
     let mut work = Work {
         job,
-        handle,
+        netlink: Netlink::connect()?,
         put: BTreeMap::new(),
         said: BTreeMap::new(),
         said_too_many: false,
@@ -147,11 +142,12 @@ async fn follow(
     loop {
         changes.drain();
         let looked = work.look(held).await;
+        let is_done = looked.is_ok();
         match looked {
             Err(error) if !begun => return Err(error),
             Err(error) => {
                 if !std::mem::replace(&mut work.said_error, true) {
-                    tracing::warn!("{error}");
+                    tracing::warn!("{error}; it is tried again every second");
                 }
             }
             Ok(()) => work.said_error = false,
@@ -159,7 +155,7 @@ async fn follow(
         if !std::mem::replace(&mut begun, true) {
             let _ = tell.send(Ok(()));
         }
-        let mut schedule = Schedule::new(Instant::now(), held.is_some());
+        let mut schedule = Schedule::new(Instant::now(), is_done && held.is_some());
         loop {
             // If a check is due anyway, notifications can wait in the socket.
             let waits = !schedule.is_asked;
@@ -182,12 +178,12 @@ struct Schedule {
 // === impl Schedule ===
 
 impl Schedule {
-    /// Records a check. If another process keeps the routes (`held` is false), the next check is
-    /// soon.
-    fn new(looked: Instant, held: bool) -> Self {
+    /// Records a check. If it failed, or another process keeps the routes (`is_done` is false), the next
+    /// check is soon.
+    fn new(looked: Instant, is_done: bool) -> Self {
         Self {
             looked,
-            is_asked: !held,
+            is_asked: !is_done,
         }
     }
 
@@ -209,7 +205,7 @@ impl Schedule {
 /// The state of the thread.
 struct Work {
     job: Job,
-    handle: Handle,
+    netlink: Netlink,
     /// The relay's routes as it requested them.
     put: BTreeMap<IpAddr, RouteMessage>,
     /// The reasons already logged for addresses without a route.
@@ -224,6 +220,14 @@ struct Work {
 impl Work {
     /// Checks all routes and corrects them.
     async fn look(&mut self, held: &mut Option<RouteLock>) -> Result<(), RouteMetricsError> {
+        if self.netlink.is_closed() {
+            self.netlink = Netlink::connect()?;
+        }
+        let netlink = self.netlink.clone();
+        netlink.run(self.correct(held)).await
+    }
+
+    async fn correct(&mut self, held: &mut Option<RouteLock>) -> Result<(), RouteMetricsError> {
         if held.is_none() {
             *held = RouteLock::take().map_err(RouteMetricsError::Lock)?;
             if held.is_none() {
@@ -233,14 +237,14 @@ impl Work {
                 return Ok(());
             }
             // A killed process may have left these behind.
-            netlink::remove_all(&self.handle).await;
+            netlink::remove_all(&self.netlink.handle).await;
         }
-        netlink::ensure_rules(&self.handle).await?;
+        netlink::ensure_rules(&self.netlink.handle).await?;
         let (chosen, too_many) = choose((self.job.wanted)());
         let mut copies = BTreeMap::new();
         let mut without = BTreeMap::new();
         for address in chosen {
-            let matched = netlink::matched(&self.handle, address).await;
+            let matched = netlink::matched(&self.netlink.handle, address).await;
             let copy = matched
                 .ok_or(Without::NoRoute)
                 .and_then(|matched| copy(address, &matched, self.job.segments));
@@ -249,7 +253,7 @@ impl Work {
                 Err(why) => drop(without.insert(address, why)),
             }
         }
-        let found = netlink::found(&self.handle).await;
+        let found = netlink::found(&self.netlink.handle).await;
         let Plan {
             put,
             remove,
@@ -262,7 +266,7 @@ impl Work {
         }
         for (address, route) in put {
             let is_new = !self.put.contains_key(&address);
-            match netlink::put(&self.handle, route.clone()).await {
+            match netlink::put(&self.netlink.handle, route.clone()).await {
                 Ok(()) => {
                     self.put.insert(address, route);
                     if is_new {
@@ -289,7 +293,7 @@ impl Work {
 
     async fn remove(&mut self, address: IpAddr) {
         self.put.remove(&address);
-        if let Err(error) = netlink::remove(&self.handle, address).await {
+        if let Err(error) = netlink::remove(&self.netlink.handle, address).await {
             // The route may have disappeared with its device.
             tracing::debug!(%error, %address, "cannot remove a route with an initial window");
         }
@@ -334,15 +338,23 @@ impl RouteLock {
 
 impl Drop for RouteLock {
     fn drop(&mut self) {
-        let removed = runtime().and_then(|runtime| {
-            runtime.block_on(async {
-                let (connection, handle, _) = rtnetlink::new_connection_with_strict_check()
-                    .map_err(RouteMetricsError::Netlink)?;
-                tokio::spawn(connection);
-                netlink::remove_all(&handle).await;
-                Ok(())
+        let remove = || {
+            runtime()?.block_on(async {
+                let netlink = Netlink::connect()?;
+                let remove = async {
+                    netlink::remove_all(&netlink.handle).await;
+                    Ok(())
+                };
+                netlink.run(remove).await
             })
-        });
+        };
+        let mut removed = Err(RouteMetricsError::Lost);
+        for _ in 0..ATTEMPTS {
+            removed = remove();
+            if !matches!(removed, Err(RouteMetricsError::Lost)) {
+                break;
+            }
+        }
         if let Err(error) = removed {
             tracing::warn!(
                 "{error}; the routes stay; `ip rule flush protocol {PROTOCOL}` and `ip route flush table \
@@ -353,10 +365,7 @@ impl Drop for RouteLock {
 }
 
 fn runtime() -> Result<Runtime, RouteMetricsError> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()
+    taut_exposition::runtime::build(Builder::new_current_thread().enable_io().enable_time())
         .map_err(RouteMetricsError::Netlink)
 }
 

@@ -54,11 +54,8 @@ fn open_files(host: &Host) -> Finding {
     if limit < FEWEST_DESCRIPTORS {
         let why = "too few descriptors for a relay or a lab world".to_owned();
         return Finding {
-            id: ID,
-            value: limit.to_string(),
             severity: Severity::Blocks,
-            why,
-            command: Some(command),
+            ..Finding::slows(ID, limit, why, command)
         };
     }
     let why = format!("a relay started here holds {sessions} sessions instead of {SESSIONS}");

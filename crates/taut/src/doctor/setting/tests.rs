@@ -7,6 +7,7 @@ fn stock() -> Host {
         ("fs.nr_open", "1048576"),
         ("fs.pipe-max-size", "1048576"),
         ("fs.pipe-user-pages-soft", "16384"),
+        ("net.core.default_qdisc", "fq_codel"),
         ("net.core.somaxconn", "4096"),
         ("net.ipv4.conf.all.rp_filter", "0"),
         ("net.ipv4.conf.all.src_valid_mark", "0"),
@@ -14,6 +15,8 @@ fn stock() -> Host {
         ("net.ipv4.ip_forward", "0"),
         ("net.ipv4.ip_local_port_range", "32768 60999"),
         ("net.ipv4.tcp_abort_on_overflow", "0"),
+        ("net.ipv4.tcp_available_congestion_control", "reno cubic"),
+        ("net.ipv4.tcp_congestion_control", "cubic"),
         ("net.ipv4.tcp_max_syn_backlog", "1024"),
         ("net.ipv4.tcp_moderate_rcvbuf", "1"),
         ("net.ipv4.tcp_mtu_probing", "0"),
@@ -31,7 +34,30 @@ fn stock() -> Host {
         open_files: 1_048_576,
         page: 4_096,
         root: true,
+        devices: vec![device("eth0", "fq_codel")],
+        lacks_fq: false,
+        running: Vec::new(),
+        sockmap_programs: Some(Vec::new()),
+        steal: Some(Stolen {
+            since_boot: 0.0,
+            lately: None,
+        }),
         intercepting: None,
+    }
+}
+
+fn device(name: &str, qdisc: &str) -> Device {
+    Device {
+        name: name.to_owned(),
+        qdisc: qdisc.to_owned(),
+        below: Vec::new(),
+    }
+}
+
+fn queues(name: &str, of: &[&str]) -> Device {
+    Device {
+        below: of.iter().map(|qdisc| (*qdisc).to_owned()).collect(),
+        ..device(name, "mq")
     }
 }
 
@@ -224,7 +250,7 @@ fn a_sysctl_that_the_kernel_lacks_is_left_out() {
     };
     assert_eq!(
         assess(&host).iter().map(|f| f.id).collect::<Vec<_>>(),
-        ["RLIMIT_NOFILE"]
+        ["RLIMIT_NOFILE", "bpftune", "sockmap"]
     );
 }
 
@@ -295,4 +321,119 @@ fn a_removed_policy_route_is_reported() {
         command(&host, ROUTE),
         "ip -6 route add local default dev lo table 29793"
     );
+}
+
+#[test]
+fn a_kernel_without_fq_is_not_told_to_use_it() {
+    const ID: &str = "net.core.default_qdisc";
+    let mut host = with("net.ipv4.tcp_congestion_control", "bbr");
+    assert_eq!(finding(&host, ID).severity, Severity::Slows);
+    host.lacks_fq = true;
+    let finding = finding(&host, ID);
+    assert_eq!((finding.severity, finding.command), (Severity::Fine, None));
+    assert!(
+        finding.why.contains("this kernel has no fq"),
+        "{}",
+        finding.why
+    );
+}
+
+#[test]
+fn a_sender_with_bbr_is_told_to_pace_by_fq_on_each_device() {
+    const ID: &str = "net.core.default_qdisc";
+    assert_eq!(finding(&stock(), ID).severity, Severity::Fine);
+    for control in ["bbr", "taut_bbr"] {
+        let mut host = with("net.ipv4.tcp_congestion_control", control);
+        host.devices.push(queues("eth1", &["fq_codel", "fq_codel"]));
+        assert_eq!(
+            command(&host, ID),
+            "sysctl -w net.core.default_qdisc=fq && tc qdisc replace dev eth0 root fq \
+             && tc qdisc replace dev eth1 root mq"
+        );
+        // Queues that were there before the default keep what they have.
+        host.sysctls.insert(ID.to_owned(), "fq".to_owned());
+        assert_eq!(
+            command(&host, ID),
+            "tc qdisc replace dev eth0 root fq && tc qdisc replace dev eth1 root mq"
+        );
+        host.devices[1] = queues("eth1", &["fq", "fq"]);
+        assert_eq!(command(&host, ID), "tc qdisc replace dev eth0 root fq");
+        assert_eq!(finding(&host, ID).value, "fq, fq_codel on eth0");
+        host.devices[0] = device("eth0", "fq");
+        assert_eq!(finding(&host, ID).severity, Severity::Fine);
+    }
+}
+
+#[test]
+fn what_an_administrator_has_chosen_for_a_device_is_named_and_not_replaced() {
+    const ID: &str = "net.core.default_qdisc";
+    let mut host = with("net.ipv4.tcp_congestion_control", "bbr");
+    host.sysctls.insert(ID.to_owned(), "fq".to_owned());
+    for chosen in [
+        device("eth0", "htb"),
+        device("eth0", "cake"),
+        device("eth0", "mq"),
+        queues("eth0", &["fq", "tbf"]),
+    ] {
+        host.devices = vec![chosen.clone()];
+        let finding = finding(&host, ID);
+        assert_eq!(finding.state, State::Unknown, "{chosen:?}: {finding:?}");
+        assert_eq!(finding.command, None, "{chosen:?}");
+        assert_eq!(finding.value, format!("fq, {} on eth0", chosen.qdisc));
+    }
+    host.devices = vec![device("eth0", "htb"), device("eth1", "pfifo_fast")];
+    assert_eq!(command(&host, ID), "tc qdisc replace dev eth1 root fq");
+    host.devices = vec![device("wlan0", "noqueue"), device("eth1", "noop")];
+    let without_queues = finding(&host, ID);
+    assert_eq!(without_queues.state, State::Known);
+    assert_eq!(without_queues.severity, Severity::Fine);
+}
+
+#[test]
+fn a_guest_with_bbr_that_is_taken_off_its_cpu_is_told_to_ask_how_often() {
+    const ID: &str = "steal";
+    assert!(assess(&stock()).iter().all(|f| f.id != ID));
+    let stolen = |since_boot, lately| Some(Stolen { since_boot, lately });
+    let mut host = stock();
+    host.steal = stolen(0.08, None);
+    assert_eq!(finding(&host, ID).severity, Severity::Fine, "cubic");
+    let mut host = with("net.ipv4.tcp_congestion_control", "bbr");
+    host.steal = stolen(0.002, None);
+    assert_eq!(finding(&host, ID).severity, Severity::Fine);
+    host.steal = stolen(0.08, Some(0.03));
+    assert_eq!(command(&host, ID), "taut guest status");
+    assert_eq!(
+        finding(&host, ID).value,
+        "3.0 % of the CPU time in the last second"
+    );
+    host.steal = stolen(0.08, Some(0.0));
+    assert_eq!(finding(&host, ID).severity, Severity::Fine, "not any more");
+    let mut host = with("net.ipv4.tcp_congestion_control", "taut_bbr");
+    host.steal = stolen(0.08, Some(0.03));
+    assert_eq!(finding(&host, ID).severity, Severity::Fine);
+}
+
+#[test]
+fn agents_that_conflict_with_taut_are_named() {
+    let mut host = stock();
+    assert_eq!(finding(&host, "bpftune").severity, Severity::Fine);
+    assert_eq!(finding(&host, "sockmap").severity, Severity::Fine);
+    host.running.push(("bpftune", 812));
+    host.sockmap_programs = Some(vec![("packet_ext".into(), 31), ("verdict".into(), 32)]);
+    assert_eq!(command(&host, "bpftune"), "systemctl disable --now bpftune");
+    assert_eq!(finding(&host, "bpftune").value, "running, process 812");
+    assert_eq!(command(&host, "sockmap"), "bpftool prog show id 31");
+    assert_eq!(
+        finding(&host, "sockmap").value,
+        "packet_ext (BPF program 31), verdict (BPF program 32)"
+    );
+}
+
+#[test]
+fn without_the_right_to_list_programs_it_is_unknown_whether_an_agent_is_there() {
+    let mut host = stock();
+    host.sockmap_programs = None;
+    let finding = finding(&host, "sockmap");
+    assert_eq!(finding.state, State::NeedsRoot);
+    assert_eq!(finding.command, None);
 }

@@ -3,43 +3,66 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_observe::versioned::Versioned;
 use taut_relay::plan::{Candidate, Change, Endpoint, Leg, LegEnd, Planner, Ranking, RelayId};
 
 use crate::Failure;
 
 #[derive(Serialize)]
 struct Plan<'a> {
+    /// The relay, address or prefix where a session begins.
     from: String,
+    /// The one where it ends.
     to: String,
+    /// The size of the file that a session carries.
     size_bytes: u64,
+    /// Whether every route was looked at, so that no better one exists.
     complete: bool,
-    /// The choice first.
+    /// The routes, the choice first.
     routes: Vec<Route<'a>>,
+    /// What would change the choice.
     changes: Vec<Condition<'a>>,
 }
 
 /// A route, and what is predicted of it.
 #[derive(Serialize)]
 pub(super) struct Route<'a> {
+    /// The relays in order; none for the direct path.
     relays: Vec<&'a str>,
+    /// `direct`, `single`, `baseline`, `two`, `three` or `four`.
     kind: &'static str,
+    /// The predicted time to the first byte, in milliseconds.
     first_byte_ms: f64,
+    /// The predicted time to the last byte, in milliseconds.
     finish_ms: f64,
+    /// Sum of the round-trip times of the legs, in milliseconds.
     total_rtt_ms: f64,
+    /// Sum of the relays' prices per GB.
     price_per_gb: f64,
+    /// The direct path's round-trip time over this sum; `None` if that is unknown.
     total_rtt_gain: Option<f64>,
+    /// For three relays or more: the round-trip time between the first and the last relay over that of the
+    /// slowest leg between relays.
     slowest_leg_gain: Option<f64>,
+    /// The legs from the one end to the other.
     legs: Vec<RouteLeg<'a>>,
 }
 
 #[derive(Serialize)]
 struct RouteLeg<'a> {
+    /// A relay or an end.
     from: &'a str,
+    /// The next relay or the other end.
     to: &'a str,
+    /// The round-trip time, in milliseconds.
     rtt_ms: f64,
+    /// The share of lost segments, from 0 to 1.
     loss: f64,
+    /// The rate of the path in bits a second; `None` if it is unknown.
     rate_bit_s: Option<u64>,
+    /// The predicted time that the file takes on this leg alone, in milliseconds.
     transfer_ms: f64,
+    /// Whether this leg decides how long the whole transfer takes.
     governs: bool,
 }
 
@@ -47,19 +70,31 @@ struct RouteLeg<'a> {
 #[derive(Serialize)]
 #[serde(tag = "change", rename_all = "snake_case")]
 enum Condition<'a> {
+    /// A round trip of the choice becomes longer.
     RttRises {
+        /// One end of the leg.
         from: &'a str,
+        /// The other end of the leg.
         to: &'a str,
+        /// The round-trip time from which on another route is better, in milliseconds.
         above_ms: f64,
+        /// The relays of the route that is better then.
         then: Vec<&'a str>,
     },
+    /// A round trip of another route becomes shorter.
     RttFalls {
+        /// One end of the leg.
         from: &'a str,
+        /// The other end of the leg.
         to: &'a str,
+        /// The round-trip time below which that route is better, in milliseconds.
         below_ms: f64,
     },
+    /// A relay of the choice is lost.
     RelayLost {
+        /// The relay.
         relay: &'a str,
+        /// The choice without it; `None` if there is no other route.
         then: Option<Route<'a>>,
     },
 }
@@ -88,9 +123,8 @@ pub(super) fn plan(
 
 /// Returns a line of JSON.
 pub(super) fn line(value: &impl Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string(value);
-    let text = text.map_err(|e| Failure::Run(format!("cannot write JSON: {e}")))?;
-    Ok(text + "\n")
+    let text = Versioned::new(value).line();
+    text.map_err(|e| Failure::Run(format!("cannot write JSON: {e}")))
 }
 
 /// The names of a planner's relays.

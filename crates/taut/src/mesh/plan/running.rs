@@ -39,11 +39,17 @@ struct Planned<'a> {
 
 #[derive(Serialize)]
 struct Line<'a> {
+    /// Address and port of this end.
     local: SocketAddr,
+    /// Address and port of the peer.
     remote: SocketAddr,
+    /// The process that has the connection, if it is known.
     process: Option<&'a str>,
+    /// That process's ID.
     pid: Option<u32>,
+    /// The connection's least round-trip time, in milliseconds.
     rtt_ms: f64,
+    /// The share of segments that were retransmitted, from 0 to 1.
     loss: f64,
     /// How many times as fast the file would arrive.
     gain: Option<f64>,

@@ -3,6 +3,8 @@
 mod calibration;
 mod headline;
 mod notes;
+#[cfg(test)]
+pub(in crate::experiment) use notes::paper;
 mod series;
 
 use super::download::{Condition, Size, Way};

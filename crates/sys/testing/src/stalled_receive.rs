@@ -41,7 +41,7 @@ impl StalledReceive {
         }
         let page = Page::new()?;
         let faults = page.stall()?;
-        let thread = std::thread::spawn(move || page.receive(&socket));
+        let thread = std::thread::Builder::new().spawn(move || page.receive(&socket))?;
         let mut stalled = Self {
             faults: Some(faults),
             thread: Some(thread),
