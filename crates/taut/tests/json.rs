@@ -8,7 +8,7 @@ mod host;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod jobs;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -317,6 +317,9 @@ impl Comparison<'_> {
     }
 }
 
+/// The number of connections that are open at a time until they end, the oldest first.
+const LASTING: usize = 12;
+
 /// Ends the connections when it is dropped.
 struct End<'a>(&'a AtomicBool);
 
@@ -390,6 +393,7 @@ impl World {
         let address = listener.local_addr().unwrap();
         let (mut sender, mut receiver) = self.jobs.host.connection(&self.jobs.host.listener());
         let host = self.jobs.host.0.clone();
+        let lasting = self.jobs.host.listener();
         let busy = || !ended.load(Ordering::Relaxed);
         thread::scope(|scope| {
             // Also if the comparison fails.
@@ -406,7 +410,15 @@ impl World {
                 host.run(|| {
                     // Connections that end, and some that are never accepted.
                     let mut dialled = Vec::new();
+                    // Connections that end as well, once several scans have found them.
+                    let mut open = VecDeque::new();
                     while busy() {
+                        let mut client = TcpStream::connect(lasting.local_addr().unwrap()).unwrap();
+                        client.write_all(b"GET").unwrap();
+                        open.push_back((client, lasting.accept().unwrap()));
+                        if open.len() > LASTING {
+                            open.pop_front();
+                        }
                         let web: SocketAddr = "127.0.0.1:8081".parse().unwrap();
                         let mut client = TcpStream::connect(web).unwrap();
                         client.write_all(b"GET").unwrap();
