@@ -42,7 +42,14 @@ pub const MAX_ROWS: usize = 10_000;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Carries out a request.
-pub(crate) type Handler = Arc<dyn Fn(Request) -> Answer + Send + Sync>;
+pub(crate) type Handler = Arc<dyn Fn(Request) -> Reply + Send + Sync>;
+
+/// What a request leads to.
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
+    /// What is done once the operator has the answer, or cannot get it: it may end the process.
+    pub(crate) then: Option<Box<dyn FnOnce() + Send>>,
+}
 
 /// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -118,11 +125,55 @@ fn answer_one(mut stream: UnixStream, handle: &Handler) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&stream).take(REQUEST_MAX)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
+    let reply = match serde_json::from_str(&line) {
         Ok(request) => handle(request),
-        Err(error) => Answer::Error(format!("the request is not understood: {error}")),
+        Err(error) => Answer::Error(format!("the request is not understood: {error}")).into(),
     };
-    let mut line = serde_json::to_string(&answer)?;
+    let written = write(&mut stream, &reply.answer);
+    if let Some(then) = reply.then {
+        then();
+    }
+    written
+}
+
+fn write(stream: &mut UnixStream, answer: &Answer) -> io::Result<()> {
+    let mut line = serde_json::to_string(answer)?;
     line.push('\n');
     stream.write_all(line.as_bytes())
+}
+
+// === impl Reply ===
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self { answer, then: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_end_the_process_waits_until_the_operator_has_the_answer() {
+        let (mut operator, ours) = UnixStream::pair().unwrap();
+        operator.write_all(b"{\"do\":\"status\"}\n").unwrap();
+        let seen = operator.try_clone().unwrap();
+        let (say, said) = std::sync::mpsc::channel();
+        let handle: Handler = Arc::new(move |_| {
+            let (seen, say) = (seen.try_clone().unwrap(), say.clone());
+            let then = move || {
+                seen.set_nonblocking(true).unwrap();
+                let mut answer = String::new();
+                let read = BufReader::new(seen).read_line(&mut answer);
+                say.send(read.map(|_| answer)).unwrap();
+            };
+            Reply {
+                answer: Answer::Done { notes: Vec::new() },
+                then: Some(Box::new(then)),
+            }
+        });
+        answer_one(ours, &handle).unwrap();
+        assert!(said.recv().unwrap().unwrap().ends_with("\n"));
+    }
 }

@@ -11,7 +11,7 @@ use super::takeover::Offer;
 use super::{Reload, ServeError};
 use crate::config::{Config, Control};
 use crate::control::protocol::{Answer, Filter, Request};
-use crate::control::{self, MAX_ROWS};
+use crate::control::{self, MAX_ROWS, Reply};
 use crate::metrics::Metrics;
 use crate::node::SharedHandle;
 use crate::rows_mailbox::Question;
@@ -79,8 +79,21 @@ pub(super) fn start(
 // === impl Commands ===
 
 impl Commands {
-    fn handle(&self, request: Request) -> Answer {
-        self.answer(request).unwrap_or_else(Answer::Error)
+    fn handle(&self, request: Request) -> Reply {
+        let drains_all = matches!(
+            request,
+            Request::Drain {
+                forward: None,
+                peer: None,
+                undo: false
+            }
+        );
+        let drain = self.drain.clone();
+        Reply {
+            answer: self.answer(request).unwrap_or_else(Answer::Error),
+            // Without sessions the relay then ends at once.
+            then: drains_all.then(|| Box::new(move || drain.notify_one()) as Box<_>),
+        }
     }
 
     fn answer(&self, request: Request) -> Result<Answer, String> {
@@ -133,7 +146,6 @@ impl Commands {
                 ..
             } => {
                 let sessions = self.metrics.sessions();
-                self.drain.notify_one();
                 done(format!(
                     "the relay drains: {sessions} sessions are open; it ends with the last, or after relay.drain_timeout"
                 ))
