@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::job_dir::denied;
 use crate::scm_rights::effective_uid;
 
 /// The length of the accept queue.
@@ -24,7 +25,7 @@ const STICKY: u32 = 0o1000;
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// A call failed.
-    #[error("control socket {path}: cannot {what}: {source}", path = path.display())]
+    #[error("control socket {path}: cannot {what}: {source}{}", denied(source), path = path.display())]
     Call {
         /// The path.
         path: PathBuf,

@@ -30,7 +30,7 @@ const NEW: &str = ".new";
 #[derive(Debug, thiserror::Error)]
 pub enum JobDirError {
     /// A call failed.
-    #[error("directory {path}: cannot {what}: {source}", path = path.display())]
+    #[error("directory {path}: cannot {what}: {source}{}", denied(source), path = path.display())]
     Call {
         /// The directory.
         path: PathBuf,
@@ -56,6 +56,14 @@ pub enum JobDirError {
     /// The path has too many symbolic links, or a part that is neither directory nor link.
     #[error("directory {path}: it is no directory", path = .0.display())]
     NotADirectory(PathBuf),
+}
+
+/// Returns what to add to an error of a call on a job's directory or socket.
+pub(crate) fn denied(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => "; only root or its owner may",
+        _ => "",
+    }
 }
 
 /// An open directory that only root and this process's user can write to.

@@ -39,7 +39,7 @@ use crate::confine::Confinement;
   taut top --help         the options and examples of a command
 
 Exit status of every command: 0 if it did what it was asked; 1 if it could not, or if a check has \
-found something; 2 if the command line or the configuration file has a mistake.
+found what keeps Taut from working; 2 if the command line or the configuration file has a mistake.
 
 TAUT_LOG sets what jobs log to standard error: error, warn, info (the default), debug, trace or off.")]
 struct Cli {

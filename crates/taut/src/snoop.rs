@@ -392,7 +392,10 @@ fn table(taps: &[TapStatus]) -> String {
         let counts = |counts: &[(String, u64)]| {
             let seen = counts.iter().filter(|(_, count)| *count > 0);
             let words: Vec<_> = seen.map(|(way, count)| format!("{way} {count}")).collect();
-            words.join(", ")
+            match words.is_empty() {
+                true => "nothing yet".to_owned(),
+                false => words.join(", "),
+            }
         };
         let why = tap
             .why
