@@ -108,12 +108,12 @@ lab: root release $(if $(filter incast descheduled,$(EXPERIMENT)),guests) ## one
 	@echo "taut: running the experiment $(EXPERIMENT)"
 	@$(TAUT) lab run $(EXPERIMENT) --json target/lab/$(EXPERIMENT).json $(ARGS)
 
-soak: root release ## ten minutes of sessions while relays are killed and revoked, links cut, keys changed (root)
+soak: root release ## five minutes of sessions while relays are killed and revoked, links cut, keys changed (root)
 	@mkdir -p target/lab
 	@echo "taut: running the experiment soak"
 	@$(TAUT) lab run soak --json target/lab/soak.json $(ARGS)
 
-soak-snoop: root release ## ten minutes of streams to a guest while taut snoop is killed and turned off (root)
+soak-snoop: root release ## 5,000 streams to a guest while taut snoop is killed and turned off (root)
 	@mkdir -p target/lab
 	@echo "taut: running the experiment snoop-soak"
 	@$(TAUT) lab run snoop-soak --json target/lab/snoop-soak.json $(ARGS)
@@ -135,7 +135,7 @@ fuzz: setup ## the parsers of what relays and strangers send, 200,000 inputs eac
 	@echo "taut: building the fuzz targets and running them (scripts/fuzz)"
 	@scripts/fuzz $(ARGS)
 
-report: root release guests ## every experiment into target/report, and one HTML page of all (root; some 4 hours, with ARGS=--quick half an hour; ARGS=--resume goes on)
+report: root release guests ## every experiment into target/report, and one HTML page of all (root; about 160 minutes, with ARGS=--quick half an hour; ARGS=--resume goes on)
 	@echo "taut: running every experiment; the outcomes and the page go to target/report"
 	@tree=$$(git describe --always --dirty 2>/dev/null) && set -- --tree "$$tree"; $(TAUT) lab all target/report "$$@" $(ARGS)
 

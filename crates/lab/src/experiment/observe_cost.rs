@@ -22,7 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "observe-cost",
     about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections, idle and busy, and at 100",
     has_parts: false,
-    minutes: 8,
+    minutes: 5,
     run,
 };
 
@@ -30,7 +30,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const CASES: [Case; 3] = [Case::idle(10_000), Case::idle(100), Case::busy(10_000)];
 const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2_000)];
 /// The number of scans in one measurement, one per second.
-const SCANS: u32 = 20;
+const SCANS: u32 = 10;
 const LOOKS_QUICK: u32 = 3;
 /// The interval between scans.
 const SECOND: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "tune-cost",
     about: "CPU of `taut tune` with 10,000 idle connections: advising, applying, with one busy connection, and with a budget",
     has_parts: false,
-    minutes: 11,
+    minutes: 6,
     run,
 };
 
@@ -34,7 +34,7 @@ const CONNECTIONS_QUICK: usize = 2_000;
 const WARM_UP: Duration = Duration::from_secs(15);
 const WARM_UP_QUICK: Duration = Duration::from_secs(3);
 /// How long to measure after the warm-up.
-const MEASURE: Duration = Duration::from_secs(60);
+const MEASURE: Duration = Duration::from_secs(30);
 const MEASURE_QUICK: Duration = Duration::from_secs(3);
 /// How long `taut tune` may take to undo its changes.
 const ENDS: Duration = Duration::from_secs(60);

@@ -180,7 +180,7 @@ impl Plan {
         Self {
             web: Web {
                 browsing,
-                lasts: Duration::from_secs(if quick { 6 } else { 8 }),
+                lasts: Duration::from_secs(6),
                 headline,
             },
             mpi: Mpi {
@@ -189,7 +189,7 @@ impl Plan {
                     false => vec![1_000, 16_000, 64_000, 256_000],
                 },
                 times: if quick { 5 } else { 20 },
-                lasts: Duration::from_secs(if quick { 4 } else { 30 }),
+                lasts: Duration::from_secs(if quick { 4 } else { 20 }),
             },
             order: order.collect(),
         }

@@ -18,14 +18,14 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "budget",
     about: "500 connections at 1 to 200 ms in 64 MB of memory: with `taut tune --budget`, with a tcp_mem of that size, and without a limit",
     has_parts: false,
-    minutes: 10,
+    minutes: 7,
     run,
 };
 
 /// The budget, in bytes.
 const BUDGET: u64 = 64_000_000;
 /// Measurements of each arm.
-const RUNS: usize = 3;
+const RUNS: usize = 2;
 const TIMES: Times = Times {
     begin: Duration::from_secs(15),
     warm_up: Duration::from_secs(10),

@@ -22,7 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "descheduled",
     about: "throughput of a sending guest whose CPU is taken away in slices: Cubic, BBR, and both with `taut guest`",
     has_parts: true,
-    minutes: 21,
+    minutes: 12,
     run,
 };
 
@@ -187,11 +187,15 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-/// Returns whether the full form measures a cell. The second path shows the two ends, and the module
-/// every other share; `--only` selects the rest.
+/// Returns whether the full form measures a cell. The second path shows the two ends without the
+/// module, and the module the two smallest shares; `--only` selects the rest.
 fn is_by_default(path: Path, share: f64, sender: Sender) -> bool {
-    let is_end = [100, 25].contains(&percent(share));
-    is_end || path == PATHS[0] && (!sender.has_module() || percent(share) == 50)
+    match (path == PATHS[0], sender.has_module()) {
+        (true, false) => [100, 50, 35, 25].contains(&percent(share)),
+        (true, true) => [50, 25].contains(&percent(share)),
+        (false, false) => [100, 25].contains(&percent(share)),
+        (false, true) => false,
+    }
 }
 
 /// Runs flows of these senders at once, and repeats the run if the link was late. Loads the module

@@ -79,7 +79,7 @@ impl Plan {
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let (rounds, fault, recovery) = match request.quick {
             true => (1, 4, 3),
-            false => (4, 8, 5),
+            false => (3, 8, 5),
         };
         let rounds = request.runs.unwrap_or(rounds);
         let (fault, recovery) = (Duration::from_secs(fault), Duration::from_secs(recovery));

@@ -45,22 +45,22 @@ const FULL: [Part; 4] = [
             (Size::MB10, 9),
             (Size::MB100, 5),
         ],
-        slow_lanes: 6,
+        slow_lanes: 9,
     },
     Part {
         path: Path::EuropeUsEastGood,
         sizes: &[(Size::MB4, 9), (Size::MB10, 5), (Size::MB100, 3)],
-        slow_lanes: 3,
+        slow_lanes: 5,
     },
     Part {
         path: Path::UsEastWest,
         sizes: &[(Size::MB4, 9), (Size::MB10, 5)],
-        slow_lanes: 3,
+        slow_lanes: 5,
     },
     Part {
         path: Path::IndiaUsWest,
         sizes: &[(Size::MB4, 9), (Size::MB10, 5)],
-        slow_lanes: 3,
+        slow_lanes: 5,
     },
 ];
 

@@ -34,7 +34,7 @@ impl Plan {
         let (least, most) = match (request.runs, request.quick) {
             (Some(runs), _) => (runs, runs),
             (None, true) => (3, 3),
-            (None, false) => (7, 15),
+            (None, false) => (5, 9),
         };
         let milliseconds =
             |quick, full| Duration::from_millis(if request.quick { quick } else { full });
@@ -112,11 +112,11 @@ mod tests {
         let plan = plan(false, None);
         let narrow = vec![1.5; 7];
         let wide: Vec<f64> = (0..7).map(f64::from).collect();
-        assert!(!plan.is_enough(6, std::slice::from_ref(&narrow)));
-        assert!(plan.is_enough(7, std::slice::from_ref(&narrow)));
-        assert!(!plan.is_enough(7, &[narrow.clone(), wide.clone()]));
-        assert!(!plan.is_enough(7, &[narrow, Vec::new()]));
-        assert!(plan.is_enough(15, &[wide]));
+        assert!(!plan.is_enough(plan.least - 1, std::slice::from_ref(&narrow)));
+        assert!(plan.is_enough(plan.least, std::slice::from_ref(&narrow)));
+        assert!(!plan.is_enough(plan.least, &[narrow.clone(), wide.clone()]));
+        assert!(!plan.is_enough(plan.least, &[narrow, Vec::new()]));
+        assert!(plan.is_enough(plan.most, &[wide]));
     }
 
     #[test]

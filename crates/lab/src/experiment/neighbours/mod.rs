@@ -25,12 +25,12 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "neighbours",
     about: "turbo flows between two relays beside Cubic flows of others on the same 100 Mbit/s link: how they share it",
     has_parts: true,
-    minutes: 12,
+    minutes: 8,
     run,
 };
 
 /// The number of worlds side by side. Each fills its link all the time.
-const LANES: usize = 2;
+const LANES: usize = 3;
 /// The bytes of all flows of a contest together.
 const BYTES: usize = 320_000_000;
 const BYTES_QUICK: usize = 240_000_000;

@@ -35,7 +35,7 @@ struct Part {
 const FULL: [Part; 3] = [
     Part {
         condition: Condition::Clean,
-        lanes: 3,
+        lanes: 4,
         runs: 50,
         ways: &[
             Way::EndToEnd,
@@ -50,14 +50,14 @@ const FULL: [Part; 3] = [
     },
     Part {
         condition: Condition::Lossy,
-        lanes: 2,
+        lanes: 4,
         runs: 20,
         ways: &[Way::EndToEnd, Way::Ssh, Way::Split, Way::Taut, Way::TautBbr],
         sizes: &[Size::Mb10],
     },
     Part {
         condition: Condition::Window,
-        lanes: 4,
+        lanes: 5,
         runs: 50,
         ways: &[Way::EndToEnd, Way::Pool, Way::Taut],
         sizes: &[Size::Kb10, Size::Mb1, Size::Mb10],

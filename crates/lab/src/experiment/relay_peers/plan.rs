@@ -33,7 +33,7 @@ impl Plan {
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let (rounds, idle_rounds) = match request.quick {
             true => (3, 1),
-            false => (7, 3),
+            false => (5, 2),
         };
         let rounds = request.runs.unwrap_or(rounds);
         let idle_rounds = request.runs.unwrap_or(idle_rounds).min(idle_rounds);

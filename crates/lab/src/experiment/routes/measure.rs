@@ -53,7 +53,7 @@ impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let (sites, pairs, runs, lanes) = match request.quick {
             true => (7, &PAIRS[..3], 1, 5),
-            false => (10, &PAIRS[..], 5, 3),
+            false => (10, &PAIRS[..], 5, 5),
         };
         let far = pairs.iter().filter(|pair| !pair.is_local());
         let mut worlds: Vec<_> = pairs.iter().map(|&pair| (pair, Mode::Turbo)).collect();

@@ -26,7 +26,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-hazards",
     about: "whether every transfer completes with taut snoop and guests that forward or lower SO_RCVBUF",
     has_parts: true,
-    minutes: 9,
+    minutes: 5,
     run,
 };
 

@@ -87,9 +87,9 @@ struct Form {
 }
 
 const FULL: Form = Form {
-    load: 580,
+    load: 280,
     pause: 9_000,
-    storms: 5,
+    storms: 4,
     storm: 20,
     connections: 5_000,
 };

@@ -20,7 +20,7 @@ fn every_set_of_options_meets_frames_of_both_kinds_and_all_transfers_are_planned
     let plan = plan(false);
     let kinds: BTreeSet<_> = plan.phases.iter().map(|p| (p.options, p.single)).collect();
     assert_eq!(kinds.len(), 2 * Options::ALL.len());
-    assert_eq!(plan.phases.iter().map(|p| p.transfers).sum::<u64>(), 10_000);
+    assert_eq!(plan.phases.iter().map(|p| p.transfers).sum::<u64>(), 5_000);
     for pair in plan.phases.windows(2) {
         assert_eq!(pair[0].first + pair[0].transfers, pair[1].first);
     }
