@@ -119,8 +119,8 @@ pub(super) struct Part {
 const KB: usize = 1_000;
 const MB: usize = 1_000_000;
 
-/// Sizes and numbers of transfers in figure 6. The largest takes most of the time; it is measured in the
-/// world of figure 5, and in the others if `--only` selects it.
+/// Sizes and numbers of transfers in figure 6. The largest takes longest; it is measured in the world of
+/// figure 5, and in the others if `--only` selects it.
 const SIZES: [(usize, usize); 5] = [
     (50 * KB, 7),
     (100 * KB, 7),

@@ -187,14 +187,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-/// Returns whether the full form measures a cell. The second path shows the two ends without the
-/// module, and the module the two smallest shares; `--only` selects the rest.
+/// Returns whether the full form measures a cell; `--only` selects the rest. The second path has the
+/// largest and the smallest share, and of the module's cells the one that a headline figure needs.
 fn is_by_default(path: Path, share: f64, sender: Sender) -> bool {
     match (path == PATHS[0], sender.has_module()) {
         (true, false) => [100, 50, 35, 25].contains(&percent(share)),
         (true, true) => [50, 25].contains(&percent(share)),
         (false, false) => [100, 25].contains(&percent(share)),
-        (false, true) => false,
+        (false, true) => sender == Sender::CubicModule && percent(share) == 25,
     }
 }
 
@@ -388,4 +388,21 @@ fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a FlowRun>, path: Path) -> f
     let samples: Vec<f64> = seen.into_iter().flat_map(srtts).collect();
     let beyond = samples.iter().filter(|srtt| **srtt > longest).count();
     beyond as f64 / samples.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_full_form_measures_what_the_headline_figures_need() {
+        let [long, short] = PATHS;
+        for sender in &Sender::ALL[..4] {
+            assert!(is_by_default(long, 0.25, *sender));
+        }
+        assert!(is_by_default(long, 1.0, Sender::Bbr) && is_by_default(long, 1.0, Sender::TautBbr));
+        for sender in [Sender::Cubic, Sender::CubicModule] {
+            assert!(is_by_default(short, 0.25, sender));
+        }
+    }
 }
