@@ -159,15 +159,21 @@ impl Plan {
         };
         let browsing = match quick {
             true => vec![headline],
-            false => [Connections::New, Connections::Kept]
-                .into_iter()
-                .flat_map(|connections| {
-                    [1, 8, 32].map(|browsers| Browsing {
-                        browsers,
-                        connections,
-                    })
-                })
-                .collect(),
+            false => vec![
+                Browsing {
+                    browsers: 1,
+                    ..headline
+                },
+                headline,
+                Browsing {
+                    browsers: 32,
+                    ..headline
+                },
+                Browsing {
+                    connections: Connections::Kept,
+                    ..headline
+                },
+            ],
         };
         let rounds = request.runs.unwrap_or(if quick { 1 } else { 2 });
         let arms: &[Arm] = if quick { &Arm::QUICK } else { &Arm::ALL };

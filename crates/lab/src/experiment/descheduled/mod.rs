@@ -187,13 +187,12 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-/// Returns whether the full form measures a cell; `--only` selects the rest. The second path has the
-/// largest and the smallest share, and of the module's cells the one that a headline figure needs.
+/// Returns whether the full form measures a cell; `--only` selects the rest. The module and the second path
+/// have the smallest share, and there the module only the cell that a headline figure needs.
 fn is_by_default(path: Path, share: f64, sender: Sender) -> bool {
     match (path == PATHS[0], sender.has_module()) {
-        (true, false) => [100, 50, 35, 25].contains(&percent(share)),
-        (true, true) => [50, 25].contains(&percent(share)),
-        (false, false) => [100, 25].contains(&percent(share)),
+        (true, false) => [100, 50, 25].contains(&percent(share)),
+        (true, true) | (false, false) => percent(share) == 25,
         (false, true) => sender == Sender::CubicModule && percent(share) == 25,
     }
 }

@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "pied-piper",
     about: "downloads over a 274 ms path: end to end, through ssh, and through two taut relays; two flows at a bottleneck",
     has_parts: false,
-    minutes: 6,
+    minutes: 7,
     run,
 };
 
