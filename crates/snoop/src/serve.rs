@@ -88,7 +88,7 @@ pub enum AskError {
         /// The system's error.
         source: io::Error,
     },
-    /// Another user's process may answer.
+    /// This user may not connect, or another user's process may answer.
     #[error(transparent)]
     Control(ControlError),
     /// The answer is not valid JSON.
@@ -342,9 +342,12 @@ pub fn ask(control: &Path, question: &Question, patience: Duration) -> Result<An
         path: control.to_owned(),
         source,
     };
-    let connected = control_socket::connect(control).map_err(|error| match error {
-        ControlError::Call { source, .. } => nobody(source),
-        error => AskError::Control(error),
+    let connected = control_socket::connect(control).map_err(|error| {
+        let is_absent = error.is_absent();
+        match error {
+            ControlError::Call { source, .. } if is_absent => nobody(source),
+            error => AskError::Control(error),
+        }
     });
     let mut stream = connected?;
     let mut line = serde_json::to_string(question).map_err(garbled)?;

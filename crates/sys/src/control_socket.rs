@@ -94,6 +94,16 @@ pub enum ControlError {
     },
 }
 
+// === impl ControlError ===
+
+impl ControlError {
+    /// Returns whether no process listens at the path, as far as this user can see.
+    pub fn is_absent(&self) -> bool {
+        use io::ErrorKind::{ConnectionRefused, NotFound};
+        matches!(self, Self::Call { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
+    }
+}
+
 /// Listens at `path` with mode 0600. Creates the directory if it is missing. Replaces a socket that
 /// no process answers at, whose process was killed; with `replace`, also one of a running process. In a
 /// directory that everybody may write to (/tmp), a socket of another user's is neither replaced nor asked.
@@ -301,6 +311,25 @@ mod tests {
         assert!(matches!(said, ControlError::Directory { .. }), "{said}");
         let said = listen(&path, true).unwrap_err();
         assert!(matches!(said, ControlError::Directory { .. }), "{said}");
+    }
+
+    #[test]
+    fn a_user_who_may_not_connect_is_not_told_that_no_process_listens() {
+        let dir = folder();
+        let path = dir.path().join("control");
+        let absent = connect(&path).unwrap_err();
+        assert!(absent.is_absent(), "{absent}");
+        let listener = listen(&path, false).unwrap();
+        for others in [0o700, 0o755] {
+            let mode = std::fs::Permissions::from_mode(others);
+            std::fs::set_permissions(dir.path(), mode).unwrap();
+            let denied = as_stranger(|| connect(&path).unwrap_err());
+            assert!(!denied.is_absent(), "{denied}");
+            assert!(denied.to_string().contains("only root"), "{denied}");
+        }
+        drop(listener);
+        let absent = connect(&path).unwrap_err();
+        assert!(absent.is_absent(), "{absent}");
     }
 
     /// Runs `call` on a thread of another user's.

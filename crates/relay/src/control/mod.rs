@@ -54,9 +54,12 @@ pub(crate) struct Reply {
 /// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// No relay answers, or it is not trusted.
+    /// No relay listens.
     #[error("{0}; is a relay with this control socket running? (relay.control, --control)")]
-    Connect(#[from] ControlError),
+    Absent(ControlError),
+    /// This user may not connect, or what listens is not trusted.
+    #[error(transparent)]
+    Control(ControlError),
     /// The conversation failed.
     #[error("the relay does not answer: {0}")]
     Io(#[from] io::Error),
@@ -73,7 +76,11 @@ pub enum AskError {
 /// # Errors
 /// [`AskError`]; [`Answer::Error`] becomes [`AskError::Refused`].
 pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
-    let mut stream = control_socket::connect_to_owner(path)?;
+    let connected = control_socket::connect_to_owner(path);
+    let mut stream = connected.map_err(|error| match error.is_absent() {
+        true => AskError::Absent(error),
+        false => AskError::Control(error),
+    })?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_read_timeout(Some(ANSWER))?;
     let mut line = serde_json::to_string(request)?;
