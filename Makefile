@@ -71,7 +71,7 @@ build: release ## the release binaries, target/release/taut and taut-lab
 deb: setup ## Debian packages for this machine's architecture, in target/packages
 	@scripts/package $(ARGS)
 
-package-short: root ## those of the unoptimised binaries, installed, upgraded and removed in a clean Debian (root, debootstrap)
+package-short: root ## those of the unoptimised binaries, installed, upgraded and removed in a clean Debian (root)
 	@echo "taut: building taut and taut-lab, and testing their packages (scripts/package-test)"
 	@$(CARGO) build --locked -p taut -p taut-lab
 	@scripts/package --binaries $(TARGET)/debug --compression none

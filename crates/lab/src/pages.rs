@@ -12,19 +12,20 @@ use crate::Cli;
 
 const NAME: &str = "taut-lab";
 
-/// Writes into the directory `TAUT_PAGES`, which scripts/package sets, or else into a temporary one.
+/// Writes below the directory `TAUT_PAGES`, which scripts/package sets, or else below a temporary one.
 #[test]
 fn every_command_has_a_manual_page_and_every_shell_its_completions() {
     let temporary = tempfile::tempdir().unwrap();
     let directory = std::env::var_os("TAUT_PAGES").map(PathBuf::from);
-    let directory = directory.as_deref().unwrap_or(temporary.path());
+    let directory = directory.as_deref().unwrap_or(temporary.path()).join(NAME);
+    std::fs::create_dir_all(&directory).unwrap();
 
-    clap_mangen::generate_to(Cli::command(), directory).unwrap();
+    clap_mangen::generate_to(Cli::command(), &directory).unwrap();
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-        clap_complete::generate_to(shell, &mut Cli::command(), NAME, directory).unwrap();
+        clap_complete::generate_to(shell, &mut Cli::command(), NAME, &directory).unwrap();
     }
 
-    require_pages(&Cli::command(), NAME, directory);
+    require_pages(&Cli::command(), NAME, &directory);
     for file in ["taut-lab.bash", "taut-lab.fish", "_taut-lab"] {
         assert!(directory.join(file).exists(), "{file}");
     }
