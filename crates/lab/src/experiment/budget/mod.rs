@@ -66,7 +66,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let programs = program::versions(&[program::NGINX, program::CURL])?;
     let progress = Progress::new("budget: runs", (runs * arms.len()) as u64);
     let mut all: BTreeMap<Arm, Vec<ArmRun>> = BTreeMap::new();
-    let mut again = Retry::new(request.quick);
+    let mut again = Retry::new(request.quick, runs * arms.len());
     for _ in 0..runs {
         for arm in arms {
             let world = || stage::run(*arm, BUDGET, times, request);

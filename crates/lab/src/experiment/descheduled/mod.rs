@@ -127,7 +127,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     if let (true, Some(only)) = (steps.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
-    let mut again = Retry::new(request.quick);
+    let mut again = Retry::new(request.quick, rounds.most * steps.len());
     let progress = Progress::new("descheduled: flows", (rounds.most * steps.len()) as u64);
     let mut all: BTreeMap<Key, Vec<FlowRun>> = BTreeMap::new();
     let mut fair: BTreeMap<(Path, Sender), Vec<FlowRun>> = BTreeMap::new();

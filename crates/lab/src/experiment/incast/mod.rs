@@ -84,7 +84,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut all: BTreeMap<Key, Vec<ReadRun>> = BTreeMap::new();
     let mut undisturbed = Vec::new();
     let mut stage = Stage::boot(&kernel, request)?;
-    let mut again = Retry::new(request.quick);
+    let mut again = Retry::new(request.quick, rounds.most * keys.len());
     for _ in 0..rounds.most {
         // For comparison, measure a guest that has its core to itself.
         stage.be(Tcp::LONG)?;

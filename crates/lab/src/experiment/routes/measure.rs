@@ -85,7 +85,7 @@ pub(super) fn measure(
     // A lane that keeps the machine busy holds it for writing, and downloads hold it for reading.
     let machine = RwLock::new(());
     let lane = || -> Result<(), ExperimentError> {
-        let mut retry = Retry::new(false);
+        let mut retry = Retry::new(false, plan.worlds.len() * plan.runs);
         while let Some((pair, mode)) = next() {
             let build = || Rig::build(pair, mode, plan.sites, request);
             let rig = alone(&machine, build).inspect_err(|_| stop(&queue))?;
