@@ -87,7 +87,7 @@ fn name(cell: &Cell, configuration: Configuration) -> String {
 /// The cell of figure 5.
 fn figure_5(measured: &Measured) -> Option<&Cell> {
     let mut cells = measured.cells.iter();
-    cells.find(|cell| cell.size == 100_000 && cell.condition.to_string().is_empty())
+    cells.find(|cell| cell.size == 100_000 && cell.condition.is_figure_5())
 }
 
 fn headline(measured: &Measured) -> BTreeMap<String, f64> {

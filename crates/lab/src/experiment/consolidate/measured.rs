@@ -70,7 +70,7 @@ type Key = (String, usize, Configuration);
 
 /// The number of transfers with each configuration below which a cell is not decided. Their rates have
 /// several modes, one for each number of the scheduler's rounds, and few transfers may miss one.
-const LEAST: usize = 40;
+pub(super) const LEAST: usize = 40;
 
 /// All samples of a run.
 #[derive(Default)]

@@ -52,7 +52,8 @@ const THREE: Machine = Machine {
 };
 
 impl Condition {
-    fn is_figure_5(&self) -> bool {
+    /// Returns whether this is the world of figure 5.
+    pub(super) fn is_figure_5(self) -> bool {
         self.machine == THREE && self.scenario == Scenario::Plain
     }
 }
@@ -266,6 +267,7 @@ impl Part {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
+    use super::super::measured::LEAST;
     use super::*;
 
     fn plan(quick: bool, runs: Option<usize>) -> Plan {
@@ -299,6 +301,7 @@ mod tests {
                 120
             };
             assert_eq!(counts[&(String::new(), 100 * KB, configuration)], often);
+            assert!(often > LEAST);
         }
     }
 

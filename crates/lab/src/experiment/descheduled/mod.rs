@@ -187,8 +187,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-/// Returns whether the full form measures a cell; `--only` selects the rest. The module and the second path
-/// have the smallest share, and there the module only the cell that a headline figure needs.
+/// Returns whether the full form measures a cell; `--only` selects the rest. The module and the second path are
+/// measured with the smallest share alone, and both together only where a headline figure needs it.
 fn is_by_default(path: Path, share: f64, sender: Sender) -> bool {
     match (path == PATHS[0], sender.has_module()) {
         (true, false) => [100, 50, 25].contains(&percent(share)),

@@ -85,14 +85,15 @@ pub(super) fn measure(
     // A lane that keeps the machine busy holds it for writing, and downloads hold it for reading.
     let machine = RwLock::new(());
     let lane = || -> Result<(), ExperimentError> {
-        let mut retry = Retry::new(false, plan.worlds.len() * plan.runs);
         while let Some((pair, mode)) = next() {
             let build = || Rig::build(pair, mode, plan.sites, request);
             let rig = alone(&machine, build).inspect_err(|_| stop(&queue))?;
+            let mut retry = Retry::new(false, plan.runs * rig.routes().count());
             let made = downloads(&rig, plan.runs, &mut retry, &machine);
             let (samples, late) = made.inspect_err(|_| stop(&queue))?;
             let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
             measured.late += late;
+            measured.repeated += retry.count;
             let routes = rig.routes().map(|route| samples.get(route));
             let counted = routes.map(|times| times.map_or(0, Vec::len));
             measured.too_few += counted.filter(|counted| 2 * counted < plan.runs).count() as u64;
@@ -105,8 +106,6 @@ pub(super) fn measure(
             alone(&machine, || drop(rig));
             progress.step();
         }
-        let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-        measured.repeated += retry.count;
         Ok(())
     };
     std::thread::scope(|scope| {
