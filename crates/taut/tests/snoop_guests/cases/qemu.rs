@@ -168,7 +168,8 @@ fn a_network_device_that_is_unplugged_and_plugged_in_again_receives_everything()
     rig.machine.monitor.execute(
         "device_add",
         json!({
-            "driver": "virtio-net-pci", "id": "nic", "netdev": "net", "mac": GUEST_MAC, "romfile": ""
+            "driver": "virtio-net-pci", "id": "nic", "netdev": "net", "mac": GUEST_MAC,
+            "event_idx": false, "romfile": ""
         }),
     );
     rig.machine
