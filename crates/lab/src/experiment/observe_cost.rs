@@ -22,7 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "observe-cost",
     about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections, idle and busy, and at 100",
     has_parts: false,
-    minutes: 5,
+    minutes: 3,
     run,
 };
 

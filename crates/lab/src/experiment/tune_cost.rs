@@ -23,7 +23,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "tune-cost",
     about: "CPU of `taut tune` with 10,000 idle connections: advising, applying, with one busy connection, and with a budget",
     has_parts: false,
-    minutes: 6,
+    minutes: 8,
     run,
 };
 

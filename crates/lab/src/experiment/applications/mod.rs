@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "applications",
     about: "a web server with its database and an MPI program, in guests that share a CPU core",
     has_parts: false,
-    minutes: 9,
+    minutes: 8,
     run,
 };
 

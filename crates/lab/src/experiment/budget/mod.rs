@@ -18,7 +18,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "budget",
     about: "500 connections at 1 to 200 ms in 64 MB of memory: with `taut tune --budget`, with a tcp_mem of that size, and without a limit",
     has_parts: false,
-    minutes: 7,
+    minutes: 6,
     run,
 };
 

@@ -30,7 +30,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "consolidate",
     about: "transfers to a guest that shares a CPU core: untuned, tuned, and with taut snoop",
     has_parts: true,
-    minutes: 16,
+    minutes: 15,
     run,
 };
 

@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "failover",
     about: "sessions over two alternative relays while these are killed, drained, cut off and slowed down",
     has_parts: false,
-    minutes: 5,
+    minutes: 4,
     run,
 };
 

@@ -23,7 +23,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "incast",
     about: "blocks read over 1 to 20 connections at once from a guest that waits for its CPU, with and without taut_pvtcp",
     has_parts: true,
-    minutes: 11,
+    minutes: 13,
     run,
 };
 

@@ -22,7 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "internet",
     about: "downloads of 10 kB to 100 MB over a lossy Internet path, with three congestion controls, and over two relays in a cloud",
     has_parts: false,
-    minutes: 9,
+    minutes: 10,
     run,
 };
 

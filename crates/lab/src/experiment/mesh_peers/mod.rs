@@ -30,7 +30,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "mesh-peers",
     about: "two taut relay with a protected leg beside two HAProxy, nginx and stunnel with TLS between them",
     has_parts: false,
-    minutes: 6,
+    minutes: 5,
     run,
 };
 

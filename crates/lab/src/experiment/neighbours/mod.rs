@@ -25,7 +25,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "neighbours",
     about: "turbo flows between two relays beside Cubic flows of others on the same 100 Mbit/s link: how they share it",
     has_parts: true,
-    minutes: 11,
+    minutes: 10,
     run,
 };
 

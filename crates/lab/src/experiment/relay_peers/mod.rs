@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "relay-peers",
     about: "taut relay beside HAProxy, nginx, socat and ssh: bulk, new connections, latency, idle memory",
     has_parts: false,
-    minutes: 6,
+    minutes: 3,
     run,
 };
 

@@ -25,7 +25,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "routes",
     about: "every route between clients and servers in other cities, beside the one that `taut mesh plan` chooses",
     has_parts: false,
-    minutes: 6,
+    minutes: 13,
     run,
 };
 

@@ -39,7 +39,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-soak",
     about: "whether every byte arrives with taut snoop under loss, reordering, full rings, paused guests, kills and --off",
     has_parts: true,
-    minutes: 6,
+    minutes: 5,
     run,
 };
 

@@ -38,7 +38,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "soak",
     about: "a mesh under load while relays are killed and revoked, links cut, keys rotated, and an outsider attacks",
     has_parts: false,
-    minutes: 6,
+    minutes: 5,
     run,
 };
 

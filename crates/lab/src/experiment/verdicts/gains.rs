@@ -19,7 +19,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "gains",
     about: "whether removing a limit gains what `taut why` predicts",
     has_parts: true,
-    minutes: 8,
+    minutes: 6,
     run,
 };
 

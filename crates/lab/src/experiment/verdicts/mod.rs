@@ -31,7 +31,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "verdicts",
     about: "whether `taut why`, `taut top` and `taut watch` name what was made to limit a connection",
     has_parts: true,
-    minutes: 19,
+    minutes: 11,
     run,
 };
 
