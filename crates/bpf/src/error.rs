@@ -2,6 +2,8 @@
 
 use libbpf_rs::ErrorKind;
 
+use crate::kernel::VMLINUX;
+
 /// Why a BPF object, or a part of it, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -28,6 +30,12 @@ pub enum Error {
         /// Bytes of the Rust type.
         expected: usize,
     },
+    /// The kernel does not export its types.
+    #[error(
+        "the kernel has no BTF ({VMLINUX}, CONFIG_DEBUG_INFO_BTF), which these BPF programs need; the kernels of \
+         Debian 11, Ubuntu 20.10, RHEL 8.2 and newer have it, and a container needs /sys"
+    )]
+    NoBtf,
     /// The kernel or libbpf refused a call.
     #[error("cannot {action}: {source}")]
     Kernel {
@@ -41,10 +49,10 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
-    /// The kind of the kernel's error; `NotFound` for a part that the object lacks.
+    /// The kind of the kernel's error; `NotFound` for what the object or the kernel lacks.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Missing { .. } => ErrorKind::NotFound,
+            Self::Missing { .. } | Self::NoBtf => ErrorKind::NotFound,
             Self::Layout { .. } => ErrorKind::InvalidData,
             Self::Kernel { source, .. } => source.kind(),
         }

@@ -5,7 +5,7 @@ use libbpf_rs::{
     PrintLevel, ProgramInput, ProgramMut, RingBuffer, RingBufferBuilder,
 };
 
-use crate::{CEnum, CounterMap, Error, Map, PerCpu, Plain};
+use crate::{CEnum, CounterMap, Error, Map, PerCpu, Plain, kernel};
 
 /// Bytes of an Ethernet header and what the kernel asks of a packet beside it.
 const SHORTEST_PACKET: usize = 64;
@@ -83,12 +83,16 @@ impl Open {
     /// Loads it into the kernel.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: no privileges, or the kernel lacks what a program needs.
+    /// [`Error::NoBtf`], or [`Error::Kernel`]: no privileges, or the kernel lacks what a program needs.
     pub fn load(self) -> Result<Object, Error> {
         self.0
             .load()
             .map(Object)
-            .map_err(Error::during("load the BPF programs"))
+            .map_err(|source| match kernel::require_btf() {
+                // libbpf only says ESRCH.
+                Err(missing) => missing,
+                Ok(()) => Error::during("load the BPF programs")(source),
+            })
     }
 }
 

@@ -16,11 +16,8 @@ pub enum LoadError {
     #[error("run this as root: it loads BPF programs")]
     NotRoot,
     /// The kernel does not export its types.
-    #[error(
-        "the kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF), which these BPF programs need; the kernels of \
-         Debian 11, Ubuntu 20.10, RHEL 8.2 and newer have it"
-    )]
-    NoBtf,
+    #[error(transparent)]
+    NoBtf(taut_bpf::Error),
     /// There is no BPF file system to pin the programs in.
     #[error(
         "/sys/fs/bpf is not a BPF file system, and the programs are pinned there; run `mount -t bpf bpf /sys/fs/bpf`"

@@ -147,10 +147,7 @@ pub(crate) fn check() -> Result<(), LoadError> {
     if !taut_sys::probe::is_root() {
         return Err(LoadError::NotRoot);
     }
-    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
-        return Err(LoadError::NoBtf);
-    }
-    Ok(())
+    taut_bpf::kernel::require_btf().map_err(LoadError::NoBtf)
 }
 
 fn load_all(pins: &Pins) -> Result<Up, LoadError> {

@@ -513,6 +513,22 @@ fn without_root_what_is_missing_is_said_once() {
 }
 
 #[test]
+fn without_the_kernels_types_the_reason_is_said() {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-c"])
+        .arg(format!(
+            "mount -t tmpfs none /sys/kernel/btf && exec {} top --batch -n 1 --own-netns",
+            env!("CARGO_BIN_EXE_taut")
+        ))
+        .env_remove("TAUT_LOG");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the kernel has no BTF"), "{said}");
+}
+
+#[test]
 fn what_happens_between_looks_is_counted_unless_that_is_not_wanted() {
     let host = Host::new("events");
     let (mut client, mut server) = host.connection(&host.listener());
