@@ -2,8 +2,6 @@
 
 use libbpf_rs::ErrorKind;
 
-use crate::kernel::VMLINUX;
-
 /// Why a BPF object, or a part of it, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,8 +30,8 @@ pub enum Error {
     },
     /// The kernel does not export its types.
     #[error(
-        "the kernel has no BTF ({VMLINUX}, CONFIG_DEBUG_INFO_BTF), which these BPF programs need; the kernels of \
-         Debian 11, Ubuntu 20.10, RHEL 8.2 and newer have it, and a container needs /sys"
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF), which these BPF programs need; mount /sys if it is \
+         not mounted, or use a kernel that has BTF, such as those of Debian 11, Ubuntu 20.10, RHEL 8.2 and newer"
     )]
     NoBtf,
     /// The kernel or libbpf refused a call.

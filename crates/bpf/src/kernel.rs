@@ -1,23 +1,20 @@
 //! What the running kernel's own types (BTF) say of it.
 
-use std::path::Path;
-
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{FuncProto, Ptr, Struct};
 
-use crate::Error;
+use taut_sys::probe::{self, Answer};
 
-/// Where the kernel exports its types.
-pub(crate) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+use crate::Error;
 
 /// Fails if the kernel does not export its types, which a program needs that refers to them (CO-RE).
 ///
 /// # Errors
 /// [`Error::NoBtf`].
 pub fn require_btf() -> Result<(), Error> {
-    match Path::new(VMLINUX).exists() {
-        true => Ok(()),
-        false => Err(Error::NoBtf),
+    match probe::bpf::btf() {
+        Answer::No(_) => Err(Error::NoBtf),
+        _ => Ok(()),
     }
 }
 

@@ -62,11 +62,11 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         })
         .collect()
     };
-    let transfers: usize = round_trips
-        .iter()
-        .flat_map(|millis| Settings::ALL.map(|settings| fixed_of(*millis, settings).len()))
-        .sum();
-    let steps = rounds.most * transfers + round_trips.len() * windows.len();
+    let planned = |millis| {
+        let cells = Settings::ALL.map(|settings| fixed_of(millis, settings).len());
+        rounds.most * cells.iter().sum::<usize>() + windows.len()
+    };
+    let steps: usize = round_trips.iter().map(|millis| planned(*millis)).sum();
     let progress = Progress::new("long-fat: transfers", steps as u64);
     let mut all: BTreeMap<(u64, Settings, Fixed), Rates> = BTreeMap::new();
     let mut by_window: BTreeMap<(u64, u64), f64> = BTreeMap::new();
@@ -74,9 +74,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
     let mut repeated = 0;
     for &millis in round_trips {
-        let cells = Settings::ALL.map(|settings| fixed_of(millis, settings).len());
-        let planned = rounds.most * cells.iter().sum::<usize>() + windows.len();
-        let mut again = Retry::new(request.quick, planned);
+        let mut again = Retry::new(request.quick, planned(millis));
         for settings in Settings::ALL {
             let some = fixed_of(millis, settings);
             if some.is_empty() {
@@ -225,8 +223,8 @@ fn outcome(
              when a connection starts, so that no window can exceed 8,388,480 bytes, or 671 Mbit/s \
              at 100 ms, whatever changes later."
                 .to_owned(),
-            "A share above 1 in a single second: slow start ended in losses, and what had arrived \
-             behind them counts from the moment when they were repaired."
+            "A share can be above 1: `after` is one second, and if losses are repaired in it, it also \
+             counts the segments that arrived earlier, behind the lost ones."
                 .to_owned(),
             format!(
                 "{repeated} transfers were repeated because the link was late; their measurements \
