@@ -1,10 +1,15 @@
 //! `idle-sessions`: the memory of an idle session in a relay, and the memory that remains after the
 //! session has ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+use rustix::fs::getxattr;
 
 use super::descriptors::enough_descriptors;
 use super::outcome::{Calibration, Check, Outcome, Series};
@@ -28,12 +33,14 @@ const SESSIONS_QUICK: usize = 2_000;
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
 /// How long the relay may take to remove sessions whose ends have been closed.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two reads of the relay's metrics.
+/// The pause between two looks at the relay.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The resources that the relay and the kernel use at one moment.
 #[derive(Clone, Copy)]
 struct Holding {
+    /// Connections of the relay that have a descriptor.
+    connections: usize,
     /// Open descriptors of the relay.
     descriptors: usize,
     /// Resident memory of the relay, in bytes.
@@ -63,16 +70,16 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         // Drop the connection that tested whether the relay accepts.
         drop(server.accept()?);
         all_over()?;
-        let empty = Holding::of(&node)?;
+        let empty = Holding::of(&node, 0)?;
         let mut open = Vec::with_capacity(sessions);
         for _ in 0..sessions {
             open.push(session(node.addr, &server)?);
             progress.step();
         }
-        let full = Holding::of(&node)?;
+        let full = Holding::of(&node, 2 * sessions)?;
         drop(open);
         all_over()?;
-        Ok((empty, full, Holding::of(&node)?))
+        Ok((empty, full, Holding::of(&node, 0)?))
     })?;
     drop(progress);
     let (empty, full, after) = holdings.map_err(machine("open idle sessions"))?;
@@ -148,15 +155,18 @@ fn all_over() -> io::Result<()> {
 }
 
 impl Holding {
-    /// Waits until the figures are stable: the connection that read the metrics may still be
-    /// closing.
-    fn of(node: &Service) -> io::Result<Self> {
+    /// Returns what the relay holds once it has this many connections, or what it holds after
+    /// [`PATIENCE`]: when the client of a scrape has its answer, the relay may still have to close
+    /// the connection.
+    fn of(node: &Service, connections: usize) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Self::at_once(node)?;
         loop {
             std::thread::sleep(POLL_INTERVAL);
             let now = Self::at_once(node)?;
-            if now.descriptors == last.descriptors || Instant::now() > deadline {
+            // Descriptors that are not connections may be closed later.
+            let stable = now.descriptors == last.descriptors;
+            if now.connections == connections && stable || Instant::now() > deadline {
                 return Ok(now);
             }
             last = now;
@@ -164,14 +174,50 @@ impl Holding {
     }
 
     fn at_once(node: &Service) -> io::Result<Self> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", node.id()))?;
-        let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+        let status = fs::read_to_string(format!("/proc/{}/status", node.id()))?;
+        let meminfo = fs::read_to_string("/proc/meminfo")?;
+        // First: a connection that is not counted has no descriptor that is counted.
+        let connections = connections(node.id())?;
         Ok(Self {
+            connections,
             descriptors: node.descriptors()?,
             resident: kilobytes(&status, "VmRSS:")? * 1024,
             slab: kilobytes(&meminfo, "Slab:")? * 1024,
         })
     }
+}
+
+/// Counts the connections of a process, TCP over IPv4, that have a descriptor.
+fn connections(process: u32) -> io::Result<usize> {
+    let listeners = listeners(process)?;
+    let descriptors = fs::read_dir(format!("/proc/{process}/fd"))?;
+    Ok(descriptors
+        .filter_map(|entry| is_connection(&entry.ok()?.path(), &listeners))
+        .filter(|connection| *connection)
+        .count())
+}
+
+/// Whether a descriptor, a file such as `/proc/PID/fd/5`, is a connection; `None` if it has been
+/// closed or is no socket. The kernel's list of connections would not do: it leaves out those that
+/// have ended before the process closes them.
+fn is_connection(descriptor: &Path, listeners: &HashSet<u64>) -> Option<bool> {
+    let mut protocol = [0; 16];
+    let len = getxattr(descriptor, "system.sockprotoname", &mut protocol).ok()?;
+    let inode = fs::metadata(descriptor).ok()?.ino();
+    Some(&protocol[..len] == b"TCP\0" && !listeners.contains(&inode))
+}
+
+/// Returns the inodes of the sockets that listen in the process's network namespace.
+fn listeners(process: u32) -> io::Result<HashSet<u64>> {
+    Ok(fs::read_to_string(format!("/proc/{process}/net/tcp"))?
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace().skip(3);
+            let listens = fields.next()? == "0A";
+            let inode = fields.nth(5)?.parse().ok()?;
+            listens.then_some(inode)
+        })
+        .collect())
 }
 
 /// Returns the number in a line such as `VmRSS:     1234 kB`.
@@ -189,6 +235,10 @@ fn kilobytes(text: &str, key: &str) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Shutdown;
+    use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
@@ -197,5 +247,28 @@ mod tests {
         assert_eq!(kilobytes(text, "VmRSS:").unwrap(), 1234);
         assert_eq!(kilobytes(text, "Slab:").unwrap(), 5);
         assert!(kilobytes(text, "VmSwap:").is_err());
+    }
+
+    #[test]
+    fn a_connection_is_one_until_its_descriptor_is_closed() {
+        let is_one = |socket: BorrowedFd<'_>| {
+            let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+            is_connection(Path::new(&path), &listeners(std::process::id()).unwrap())
+        };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(is_one(listener.as_fd()), Some(false));
+        assert_eq!(is_one(client.as_fd()), Some(true));
+
+        // The connection has ended, and its descriptor is open.
+        drop(server);
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        client.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(is_one(client.as_fd()), Some(true));
+
+        let (other, _) = UnixStream::pair().unwrap();
+        assert_eq!(is_one(other.as_fd()), Some(false));
+        assert_eq!(is_one(std::io::stderr().as_fd()), None);
     }
 }
