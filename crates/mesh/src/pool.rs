@@ -229,6 +229,12 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         self.waiting.pop_front()
     }
 
+    /// Records the end of a dial that says nothing about the peer, because the keys that it was made with have
+    /// changed meanwhile. The session that waited for it still waits.
+    pub fn on_dial_outdated(&mut self) {
+        self.dial_ended();
+    }
+
     /// Records that a dial has succeeded at `now`, `setup` after it began. If the connection is of use,
     /// [`give`](Self::give) it.
     pub fn on_dial_succeeded(&mut self, setup: Duration, now: Instant) {

@@ -136,6 +136,19 @@ fn a_failed_dial_fails_the_session_that_has_waited_longest() {
 }
 
 #[test]
+fn an_outdated_dial_fails_no_session_and_says_nothing_about_the_peer() {
+    let now = Instant::now();
+    let mut pool = pool(now);
+    pool.wait("session");
+    pool.on_dial();
+    pool.on_dial_outdated();
+    assert!(!pool.is_broken(now));
+    assert_eq!(pool.retry_at(), None);
+    assert!(pool.is_dial_awaited());
+    assert_eq!(dial(&mut pool, 1, now), Given::To("session"));
+}
+
+#[test]
 fn a_peer_is_broken_from_a_failure_until_a_dial_has_succeeded_for_as_long_as_it_took() {
     let now = Instant::now();
     let mut pool = pool(now);

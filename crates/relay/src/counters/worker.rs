@@ -55,6 +55,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pool_dials_failed: Counter,
     pub(crate) pool_dials_slow: Counter,
     pub(crate) pool_dials_postponed: Counter,
+    pub(crate) pool_dials_outdated: Counter,
     pub(crate) pool_peers_rejected: Counter,
     pub(crate) early_begun: Counter,
     pub(crate) early_joined: Counter,

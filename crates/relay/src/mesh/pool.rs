@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use taut_mesh::dialler::{Dialler, Ready, Rejection};
 use taut_mesh::hello::Hello;
-use taut_mesh::identity::PublicKey;
 use taut_mesh::pool::{Bounds, Given, Pool, Wait, expiry};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
@@ -97,8 +96,8 @@ struct Conn {
     /// The number of the address, as the pool counts them.
     addr: usize,
     state: State,
-    /// The key of this relay when the connection was dialled.
-    own: PublicKey,
+    /// The peer as it was known when the dial began, or since then the handshake.
+    known: Arc<Peer>,
     begun: Instant,
     /// Its window, if that follows what the peer needs.
     window: Option<u32>,
@@ -343,6 +342,14 @@ impl Pools {
                 self.poll_at = Some(terms.now);
                 self.discard(slot, terms);
             }
+            Ok(Progress::Outdated) => {
+                if let Some(conn) = self.remove(slot) {
+                    terms.metrics.pool_dials_outdated.add(1);
+                    self.pools[conn.pool].pool.on_dial_outdated();
+                    self.poll_at = Some(terms.now);
+                    self.dial_for_waiters(conn.pool, terms);
+                }
+            }
             Err(error) => self.on_lost(slot, error, terms),
         }
     }
@@ -517,7 +524,7 @@ impl Pools {
                     pool: i,
                     addr: tried,
                     state: State::Connecting,
-                    own: peer.own,
+                    known: peer.clone(),
                     begun: terms.now,
                     window,
                     deadline: Some(deadline),
@@ -592,7 +599,8 @@ impl Pools {
             State::Ready(ready) => ready.peer(),
             _ => None,
         };
-        if key.is_some_and(|key| !peer.keys.contains(&key) || peer.own != conn.own) {
+        if key.is_some_and(|key| !peer.keys.contains(&key) || peer.own != conn.known.own) {
+            terms.metrics.pool_dials_outdated.add(1);
             self.remove(slot);
             self.dial_for_waiters(i, terms);
             return;
@@ -650,6 +658,8 @@ enum Progress {
     Done,
     /// The peer is draining, and the connection was not used.
     Withdrawn,
+    /// The handshake has failed, with keys that have changed since it began.
+    Outdated,
 }
 
 impl PeerPool {
@@ -675,7 +685,7 @@ impl Conn {
     /// Continues the handshake as far as the received bytes allow.
     fn advance(
         &mut self,
-        peer: &Peer,
+        peer: &Arc<Peer>,
         ready: Readiness,
         terms: &mut PoolTerms<'_>,
     ) -> Result<Progress, Errno> {
@@ -695,6 +705,7 @@ impl Conn {
             let dialler = Dialler::new(&peer.tls, terms.now, terms.timeout, &mut opening);
             let dialler = dialler.map_err(|_| Errno::PROTO)?;
             self.send_whole(&opening)?;
+            self.known = peer.clone();
             self.state = State::Handshaking(Box::new(dialler));
         }
         if !ready.readable() {
@@ -738,6 +749,7 @@ impl Conn {
                 Err(Rejection::Withdrawn) => return Ok(Progress::Withdrawn),
                 // The peer closed an idle connection in order.
                 Err(Rejection::ClosedEarly) => return Err(Errno::CONNRESET),
+                Err(_) if self.is_outdated(peer) => return Ok(Progress::Outdated),
                 Err(rejection) => {
                     tracing::debug!(peer = %peer.name, cause = rejection.label(), "{rejection}");
                     if rejection == Rejection::KeyRefused {
@@ -750,6 +762,13 @@ impl Conn {
         }
         // A handshake takes a few reads; a peer must not keep the worker.
         Err(Errno::PROTO)
+    }
+
+    /// Returns whether the handshake is under way with keys that have changed since it began: the list of
+    /// members, or the key of this relay, has been replaced.
+    fn is_outdated(&self, peer: &Peer) -> bool {
+        let Self { known, state, .. } = self;
+        matches!(state, State::Handshaking(_)) && (known.keys != peer.keys || known.own != peer.own)
     }
 
     /// Sends a whole message. A connection that has sent almost nothing has room in its send

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use taut_mesh::hello::Hello;
 use taut_mesh::members::Members;
 use taut_relay::access::Sources;
-use taut_relay::config::{PeerRule, Removed};
+use taut_relay::config::{Config, PeerRule, Removed};
 use taut_relay::node::Node;
 use taut_relay::outcome::session_end::End;
 
@@ -210,6 +210,94 @@ fn a_handshake_that_ends_after_its_key_was_removed_gives_no_connection_to_the_po
         assert!(!is_open, "the connection is kept");
     }
     wait_until("the end of its pool", || near.metrics().pool_ready() == 0);
+}
+
+/// A relay with one client whose next relay the test plays. The key of the next relay is changed while it is
+/// dialled.
+struct Overtaken {
+    near: Node,
+    next: TcpListener,
+    client: TcpStream,
+    members: Arc<Members>,
+    /// Connections to the next relay on which the near relay has begun the handshake. It has read the other
+    /// list since.
+    begun: Vec<TcpStream>,
+    _ids: Identities,
+}
+
+impl Overtaken {
+    fn new(begun: usize, adjust: impl FnOnce(&mut Config)) -> Self {
+        let ids = Identities::new();
+        let next = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = next.local_addr().unwrap();
+        let known = |keys: &[u8]| [member("near", &[NEAR]), member("far", keys).at(addr)];
+        let mesh = ids.mesh("near", NEAR, &known(&[FAR]));
+        let to = "127.0.0.1:9".parse().unwrap();
+        let config = near_config(mesh, &[&["far"]], to, adjust);
+        let near = Node::start(&config).unwrap();
+        let client = connect(&near);
+        let begun: Vec<_> = (0..begun).map(|_| accept_at(&next)).collect();
+        for stream in &begun {
+            stream.peek(&mut [0]).unwrap();
+        }
+        let both = known(&[FAR, NEW_FAR]);
+        ids.write_members("near.toml", &both);
+        near.reload(&config).unwrap();
+        let members = Members::parse(&both.map(|m| m.to_string()).concat());
+        Self {
+            near,
+            next,
+            client,
+            members: Arc::new(members.unwrap()),
+            begun,
+            _ids: ids,
+        }
+    }
+
+    /// Answers the next dial with this key.
+    fn answer(&self, key: u8) -> std::io::Result<Peer> {
+        self.answer_at(accept_at(&self.next), key)
+    }
+
+    fn answer_at(&self, stream: TcpStream, key: u8) -> std::io::Result<Peer> {
+        accept(stream, &private_key(key), self.members.clone())
+    }
+
+    /// Answers the handshakes that have begun with this key, which the near relay does not expect there.
+    fn answer_begun(&mut self, key: u8) {
+        for stream in std::mem::take(&mut self.begun) {
+            assert!(self.answer_at(stream, key).is_err());
+        }
+    }
+
+    /// Returns the dials that were made again, those that failed, and the peers that were rejected.
+    fn counts(&self) -> [u64; 3] {
+        ["dials_outdated", "dials_failed", "peers_rejected"]
+            .map(|name| count(&self.near, &format!("taut_relay_pool_{name}_total")))
+    }
+}
+
+#[test]
+fn a_session_survives_dials_that_began_before_the_new_key_was_listed() {
+    // Two for the pool and one for the session, which would fail with the second of them.
+    let mut mesh = Overtaken::new(3, |config| config.mesh.as_mut().unwrap().pool.max = 2);
+    mesh.answer_begun(NEW_FAR);
+    let mut again = mesh.answer(NEW_FAR).unwrap();
+    assert!(!again.read_some().unwrap().is_empty(), "no hello");
+    assert_eq!(mesh.counts(), [3, 0, 0]);
+    again.send(b"hello");
+    mesh.client.read_exact(&mut [0; 5]).unwrap();
+}
+
+#[test]
+fn a_relay_that_proves_none_of_the_listed_keys_is_rejected_from_the_second_time_on() {
+    let mut mesh = Overtaken::new(1, no_pool);
+    mesh.answer_begun(PLAYED);
+    // The session dials twice.
+    assert!(mesh.answer(PLAYED).is_err());
+    assert!(mesh.answer(PLAYED).is_err());
+    assert_eq!(read_to_rst(&mut mesh.client), b"");
+    assert_eq!(mesh.counts(), [1, 2, 2]);
 }
 
 // === rules ===

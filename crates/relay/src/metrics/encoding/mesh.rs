@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 22] = [
+        let counters: [(&str, &str, Of); 23] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -88,6 +88,11 @@ impl Metrics {
                 "taut_relay_pool_dials_postponed",
                 "Sessions for which no connection to another relay was dialled at once, because enough dials were in progress",
                 |w| &w.pool_dials_postponed,
+            ),
+            (
+                "taut_relay_pool_dials_outdated",
+                "Dials to other relays that were made again because a key had changed during the handshake",
+                |w| &w.pool_dials_outdated,
             ),
             (
                 "taut_relay_pool_peers_rejected",
