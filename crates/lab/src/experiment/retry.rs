@@ -1,4 +1,4 @@
-//! Repeats measurements during which a link was late.
+//! Repeats measurements during which a link was late, and leaves out those that stay late.
 
 /// The maximum number of attempts at a measurement. The short form makes one attempt.
 const TRIES: usize = 3;
@@ -44,6 +44,24 @@ impl Retry {
     }
 }
 
+/// Leaves out measurements of a cell during which a link was late, and returns their number. `least`
+/// measurements remain: a cell that has fewer others keeps some of these, which then fail the
+/// calibration. This does not select among results either.
+pub(super) fn leave_out_late<T>(
+    cell: &mut Vec<T>,
+    least: usize,
+    was_late: impl Fn(&T) -> bool,
+) -> u64 {
+    let before = cell.len();
+    let mut spare = before.saturating_sub(least);
+    cell.retain(|seen| {
+        let leave_out = spare > 0 && was_late(seen);
+        spare -= usize::from(leave_out);
+        !leave_out
+    });
+    (before - cell.len()) as u64
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
@@ -81,6 +99,22 @@ mod tests {
             again.measure(once, |()| true).unwrap();
         }
         assert_eq!((made, again.count), (10, 3));
+    }
+
+    #[test]
+    fn what_a_late_link_has_spoilt_is_left_out_of_a_cell_that_has_enough_others() {
+        let remains = |late: &[bool], least| {
+            let mut cell: Vec<(usize, bool)> = late.iter().copied().enumerate().collect();
+            let left_out = leave_out_late(&mut cell, least, |(_, late)| *late);
+            assert_eq!(left_out as usize + cell.len(), late.len());
+            cell.into_iter().map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        assert_eq!(remains(&[false, true, false], 2), [0, 2]);
+        assert_eq!(remains(&[true, true, false], 2), [1, 2]);
+        assert_eq!(remains(&[true, true, true], 1), [2]);
+        assert_eq!(remains(&[true], 1), [0]);
+        assert_eq!(remains(&[true], 2), [0]);
+        assert_eq!(remains(&[false, false, false], 2), [0, 1, 2]);
     }
 
     #[test]

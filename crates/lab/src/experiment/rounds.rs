@@ -10,7 +10,7 @@ use super::{Request, stats};
 /// The least and the greatest number of measurements of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounds {
-    least: usize,
+    pub(super) least: usize,
     /// The number of rounds. In each, every cell is measured once that still needs it.
     pub(super) most: usize,
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
-use super::retry::Retry;
+use super::retry::{Retry, leave_out_late};
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
@@ -144,8 +144,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             for _ in 0..rounds.most {
                 for (_, share, sender) in &here {
                     let seen = all.entry((*path, percent(*share), *sender)).or_default();
-                    let goodputs: Vec<f64> = seen.iter().map(FlowRun::first).collect();
-                    if rounds.need_more(&goodputs) {
+                    if rounds.need_more(&on_time(seen, FlowRun::first)) {
                         seen.push(measure(&mut again, &mut stage, &[*sender], *share)?);
                     }
                     progress.step();
@@ -155,8 +154,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
                 }
                 for sender in [Sender::Bbr, Sender::TautBbr] {
                     let seen = fair.entry((*path, sender)).or_default();
-                    let parts: Vec<f64> = seen.iter().map(FlowRun::part).collect();
-                    if rounds.need_more(&parts) {
+                    if rounds.need_more(&on_time(seen, FlowRun::part)) {
                         let both = [sender, Sender::Cubic];
                         seen.push(measure(&mut again, &mut stage, &both, 1.0)?);
                     }
@@ -170,6 +168,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
     drop(progress);
+    let cells = all.values_mut().chain(fair.values_mut());
+    let left_out = cells.map(|seen| leave_out_late(seen, rounds.least, |seen| seen.overrun));
+    let repeated = (again.count, left_out.sum());
     let mut environment = Environment::here();
     environment.programs = programs;
     let release = kernel
@@ -184,7 +185,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             "the queue holds as much as the path, and 250 kB at least".to_owned(),
         );
     }
-    Ok(outcome(request, environment, &all, &fair, again.count))
+    Ok(outcome(request, environment, &all, &fair, repeated))
 }
 
 /// Returns whether the full form measures a cell; `--only` selects the rest. The module and the second path are
@@ -232,7 +233,7 @@ fn outcome(
     environment: Environment,
     all: &BTreeMap<Key, Vec<FlowRun>>,
     fair: &BTreeMap<(Path, Sender), Vec<FlowRun>>,
-    again: u64,
+    (again, left_out): (u64, u64),
 ) -> Outcome {
     let [long, short] = PATHS;
     let of = |path, share, sender| {
@@ -306,10 +307,10 @@ fn outcome(
          the path's with a full queue; RTT samples that span a gap cause this."
             .to_owned(),
     ];
-    if again > 0 {
+    if again + left_out > 0 {
         notes.push(format!(
-            "{again} flows were repeated because the link was late; their measurements are \
-             discarded."
+            "{again} flows were repeated because the link was late, and {left_out} that were late each \
+             time are left out."
         ));
     }
     Outcome {
@@ -368,6 +369,11 @@ fn series(
         series.extend(Series::of(&name, "share of the path", "of 1", parts));
     }
     series
+}
+
+/// Returns a figure of the runs during which the link was not late.
+fn on_time(seen: &[FlowRun], of: fn(&FlowRun) -> f64) -> Vec<f64> {
+    seen.iter().filter(|seen| !seen.overrun).map(of).collect()
 }
 
 fn median(seen: &[FlowRun], of: fn(&FlowRun) -> f64) -> f64 {

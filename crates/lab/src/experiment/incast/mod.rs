@@ -12,7 +12,7 @@ use super::guests::hog::Share;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
-use super::retry::Retry;
+use super::retry::{Retry, leave_out_late};
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
@@ -92,7 +92,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         for key in &keys {
             let (block, connections, tcp) = *key;
             let seen = all.entry(*key).or_default();
-            if !rounds.need_more(&goodputs(seen)) {
+            if !rounds.need_more(&goodputs_on_time(seen)) {
                 progress.step();
                 continue;
             }
@@ -103,6 +103,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         }
     }
     drop((progress, stage));
+    let cells = all.values_mut();
+    let left_out = cells.map(|seen| leave_out_late(seen, rounds.least, |seen| seen.overrun));
+    let left_out = left_out.sum();
     let mut environment = Environment::here();
     environment.programs = programs;
     let release = kernel.release().map_err(failed("read the kernel's name"))?;
@@ -122,12 +125,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         environment,
         &all,
         &undisturbed,
-        again.count,
+        (again.count, left_out),
     ))
 }
 
-fn goodputs(seen: &[ReadRun]) -> Vec<f64> {
-    seen.iter().map(|seen| seen.goodput).collect()
+/// Returns the goodputs of readings during which the link was not late.
+fn goodputs_on_time(seen: &[ReadRun]) -> Vec<f64> {
+    let on_time = seen.iter().filter(|seen| !seen.overrun);
+    on_time.map(|seen| seen.goodput).collect()
 }
 
 fn name((block, connections, tcp): Key) -> String {
@@ -139,7 +144,7 @@ fn outcome(
     environment: Environment,
     all: &BTreeMap<Key, Vec<ReadRun>>,
     undisturbed: &[ReadRun],
-    again: u64,
+    (again, left_out): (u64, u64),
 ) -> Outcome {
     let median = |key: Key, of: fn(&ReadRun) -> f64| {
         let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
@@ -249,9 +254,11 @@ fn outcome(
             "`timeouts_cut_1_sender` compares time-outs per round of blocks.".to_owned(),
         ]
         .into_iter()
-        .chain((again > 0).then(|| {
-            format!("{again} readings were repeated because the link was late; their measurements are \
-                 discarded.")
+        .chain((again + left_out > 0).then(|| {
+            format!(
+                "{again} readings were repeated because the link was late, and {left_out} that were late \
+                 each time are left out."
+            )
         }))
         .collect(),
         ..Outcome::new(&EXPERIMENT, request)

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
-use super::retry::Retry;
+use super::retry::{Retry, leave_out_late};
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
@@ -36,14 +36,8 @@ const FIXED: u64 = 65_536;
 /// The windows of the thesis' figure 6.2, and larger ones, in bytes.
 const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
 
-/// The rates of one configuration in each run, in Mbit/s.
-#[derive(Default)]
-struct Rates {
-    before: Vec<f64>,
-    after: Vec<f64>,
-    /// All samples of the window in the first run.
-    windows: Vec<f64>,
-}
+/// The key of a figure: round-trip time in milliseconds, how buffers are set, and which end has fixed one.
+type Key = (u64, Settings, Fixed);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let rounds = Rounds::of(request);
@@ -68,10 +62,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     };
     let steps: usize = round_trips.iter().map(|millis| planned(*millis)).sum();
     let progress = Progress::new("long-fat: transfers", steps as u64);
-    let mut all: BTreeMap<(u64, Settings, Fixed), Rates> = BTreeMap::new();
-    let mut by_window: BTreeMap<(u64, u64), f64> = BTreeMap::new();
-    // Paths run one after the other, because the lateness that a link may have depends on its path.
-    let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut all: BTreeMap<Key, Vec<TransferRun>> = BTreeMap::new();
+    let mut by_window: BTreeMap<(u64, u64), TransferRun> = BTreeMap::new();
     let mut repeated = 0;
     for &millis in round_trips {
         let mut again = Retry::new(request.quick, planned(millis));
@@ -84,14 +76,12 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             for _ in 0..rounds.most {
                 for &fixed in &some {
                     progress.step();
-                    let rates = all.entry((millis, settings, fixed)).or_default();
-                    if !rounds.need_more(&rates.before) && !rounds.need_more(&rates.after) {
+                    let seen = all.entry((millis, settings, fixed)).or_default();
+                    if !need_more(rounds, seen) {
                         continue;
                     }
                     let transfer = || stage.transfer(fixed, FIXED);
-                    let seen = again.measure(transfer, |seen| seen.overrun)?;
-                    rates.add(&seen);
-                    *overruns.entry(millis).or_default() += u64::from(seen.overrun);
+                    seen.push(again.measure(transfer, |seen| seen.overrun)?);
                 }
             }
             if settings == Settings::Kernel {
@@ -100,14 +90,16 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
                     progress.step();
                     let transfer = || stage.transfer(Fixed::ReceiverFromStart, window);
                     let seen = again.measure(transfer, |seen| seen.overrun)?;
-                    by_window.insert((millis, window), seen.before);
-                    *overruns.entry(millis).or_default() += u64::from(seen.overrun);
+                    by_window.insert((millis, window), seen);
                 }
             }
         }
         repeated += again.count;
     }
     drop(progress);
+    let cells = all.values_mut();
+    let left_out = cells.map(|seen| leave_out_late(seen, rounds.least, |seen| seen.overrun));
+    let left_out = left_out.sum();
     let mut environment = Environment::here();
     environment.programs = programs;
     for millis in round_trips {
@@ -121,9 +113,16 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         environment,
         &all,
         &by_window,
-        &overruns,
-        repeated,
+        (repeated, left_out),
     ))
+}
+
+/// Returns whether a cell is measured again: transfers during which the link was late do not count.
+fn need_more(rounds: Rounds, seen: &[TransferRun]) -> bool {
+    let on_time = || seen.iter().filter(|seen| !seen.overrun);
+    let before: Vec<f64> = on_time().map(|seen| seen.before).collect();
+    let after: Vec<f64> = on_time().filter_map(|seen| seen.after).collect();
+    rounds.need_more(&before) || rounds.need_more(&after)
 }
 
 /// Returns whether the short form measures a configuration.
@@ -145,41 +144,47 @@ fn is_in_full(millis: u64, settings: Settings) -> bool {
 fn outcome(
     request: &Request,
     environment: Environment,
-    all: &BTreeMap<(u64, Settings, Fixed), Rates>,
-    by_window: &BTreeMap<(u64, u64), f64>,
-    overruns: &BTreeMap<u64, u64>,
-    repeated: u64,
+    all: &BTreeMap<Key, Vec<TransferRun>>,
+    by_window: &BTreeMap<(u64, u64), TransferRun>,
+    (repeated, left_out): (u64, u64),
 ) -> Outcome {
     let millis = LONG.as_millis() as u64;
-    let median = |settings, fixed, of: fn(&Rates) -> &Vec<f64>| {
-        let rates = all.get(&(millis, settings, fixed)).map(of);
-        rates
-            .and_then(|rates| stats::median(rates))
-            .unwrap_or(f64::NAN)
+    let before: fn(&TransferRun) -> Option<f64> = |seen| Some(seen.before);
+    let after: fn(&TransferRun) -> Option<f64> = |seen| seen.after;
+    let median = |settings, fixed, of| {
+        let seen = all.get(&(millis, settings, fixed));
+        let rates: Vec<f64> = seen.into_iter().flatten().filter_map(of).collect();
+        stats::median(&rates).unwrap_or(f64::NAN)
     };
     // The payload share of the link's bits on one connection; the rest is headers.
     let payload = RATE as f64 / 1e6 * 1448.0 / 1514.0;
-    let share = |fixed| median(Settings::Taut, fixed, |rates| &rates.after) / payload;
-    let narrow = median(Settings::TautNarrow, Fixed::Receiver, |rates| &rates.after) / payload;
-    let before = median(Settings::Taut, Fixed::Receiver, |rates| &rates.before);
-    let free = median(Settings::Kernel, Fixed::Nobody, |rates| &rates.after) / payload;
+    let share = |fixed| median(Settings::Taut, fixed, after) / payload;
+    let narrow = median(Settings::TautNarrow, Fixed::Receiver, after) / payload;
+    let fixed_before = median(Settings::Taut, Fixed::Receiver, before);
+    let free = median(Settings::Kernel, Fixed::Nobody, after) / payload;
     let mut series = Vec::new();
-    for ((millis, settings, fixed), rates) in all {
+    // The lateness that a link may have depends on its path, so each path has a count.
+    let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
+    for ((millis, settings, fixed), seen) in all {
         let name = format!("{}/{millis} ms/{}", settings.name(), fixed.name());
-        series.extend(Series::of(&name, "before", "Mbit/s", rates.before.clone()));
-        series.extend(Series::of(&name, "after", "Mbit/s", rates.after.clone()));
-        series.extend(Series::of(
-            &name,
-            "window, each 250 ms",
-            "kB",
-            rates.windows.clone(),
-        ));
+        let windows = seen.first().map(|seen| seen.windows.clone());
+        for (metric, unit, samples) in [
+            ("before", "Mbit/s", seen.iter().filter_map(before).collect()),
+            ("after", "Mbit/s", seen.iter().filter_map(after).collect()),
+            ("window, each 250 ms", "kB", windows.unwrap_or_default()),
+        ] {
+            series.extend(Series::of(&name, metric, unit, samples));
+        }
+        *overruns.entry(*millis).or_default() +=
+            seen.iter().filter(|seen| seen.overrun).count() as u64;
     }
-    for ((millis, window), rate) in by_window {
+    for ((millis, window), seen) in by_window {
         let name = format!("window/{millis} ms/{} KiB", window >> 10);
-        series.extend(Series::of(&name, "throughput", "Mbit/s", vec![*rate]));
+        let rate = vec![seen.before];
+        series.extend(Series::of(&name, "throughput", "Mbit/s", rate));
+        *overruns.entry(*millis).or_default() += u64::from(seen.overrun);
     }
-    for (millis, overruns) in overruns {
+    for (millis, overruns) in &overruns {
         let name = format!("path/{millis} ms");
         series.extend(Series::of(
             &name,
@@ -192,11 +197,11 @@ fn outcome(
         environment,
         calibration: Calibration::of([
             // Checks that the problem exists: about 64 kB in each 100 ms.
-            ("locked_rcvbuf_before_mbit", Check { measured: before, least: 3.0, most: Some(12.0) }),
+            ("locked_rcvbuf_before_mbit", Check { measured: fixed_before, least: 3.0, most: Some(12.0) }),
             ("link_overruns", Check::none(overruns.get(&millis).copied().unwrap_or(0))),
         ]),
         headline: BTreeMap::from([
-            ("locked_rcvbuf_before_mbit".to_owned(), before),
+            ("locked_rcvbuf_before_mbit".to_owned(), fixed_before),
             ("locked_rcvbuf_after_share".to_owned(), share(Fixed::Receiver)),
             ("locked_sndbuf_after_share".to_owned(), share(Fixed::Sender)),
             ("kernel_alone_share".to_owned(), free),
@@ -227,8 +232,8 @@ fn outcome(
              counts the segments that arrived earlier, behind the lost ones."
                 .to_owned(),
             format!(
-                "{repeated} transfers were repeated because the link was late; their measurements \
-                 are discarded."
+                "{repeated} transfers were repeated because the link was late, and {left_out} that were \
+                 late each time are left out."
             ),
             "`link_overruns` is that of the path of 100 ms, to which all headline figures belong; \
              the others' are in `path`: a gigabit in user space, with both ends beside it on two \
@@ -237,18 +242,6 @@ fn outcome(
             "The thesis measured on gigabit Ethernet without added delay, and kernels of 2008.".to_owned(),
         ],
         ..Outcome::new(&EXPERIMENT, request)
-    }
-}
-
-// === impl Rates ===
-
-impl Rates {
-    fn add(&mut self, seen: &TransferRun) {
-        self.before.push(seen.before);
-        self.after.extend(seen.after);
-        if self.windows.is_empty() {
-            self.windows.clone_from(&seen.windows);
-        }
     }
 }
 
