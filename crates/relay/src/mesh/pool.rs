@@ -96,7 +96,7 @@ struct Conn {
     /// The number of the address, as the pool counts them.
     addr: usize,
     state: State,
-    /// The peer as it was known when the dial began, or since then the handshake.
+    /// The peer as the handshake uses it; before the handshake, as it was when the dial began.
     known: Arc<Peer>,
     begun: Instant,
     /// Its window, if that follows what the peer needs.
@@ -343,12 +343,10 @@ impl Pools {
                 self.discard(slot, terms);
             }
             Ok(Progress::Outdated) => {
-                if let Some(conn) = self.remove(slot) {
-                    terms.metrics.pool_dials_outdated.add(1);
+                if let Some(conn) = self.conns.get(slot.0 as usize) {
                     self.pools[conn.pool].pool.on_dial_outdated();
-                    self.poll_at = Some(terms.now);
-                    self.dial_for_waiters(conn.pool, terms);
                 }
+                self.drop_outdated(slot, terms);
             }
             Err(error) => self.on_lost(slot, error, terms),
         }
@@ -600,9 +598,7 @@ impl Pools {
             _ => None,
         };
         if key.is_some_and(|key| !peer.keys.contains(&key) || peer.own != conn.known.own) {
-            terms.metrics.pool_dials_outdated.add(1);
-            self.remove(slot);
-            self.dial_for_waiters(i, terms);
+            self.drop_outdated(slot, terms);
             return;
         }
         match pool.give(slot) {
@@ -632,6 +628,18 @@ impl Pools {
         peer.stats.worker(terms.worker).ready.add(1);
     }
 
+    /// Closes a connection if a key has changed since its handshake began. If one is still needed, another
+    /// is dialled.
+    fn drop_outdated(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
+        if let Some(conn) = self.remove(slot) {
+            let peer = &conn.known.name;
+            tracing::debug!(%peer, "a key has changed during the handshake with a relay");
+            terms.metrics.pool_dials_outdated.add(1);
+            self.poll_at = Some(terms.now);
+            self.dial_for_waiters(conn.pool, terms);
+        }
+    }
+
     /// Removes a ready connection from its pool and closes it.
     fn discard(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
         if let Some(conn) = self.remove(slot) {
@@ -658,7 +666,8 @@ enum Progress {
     Done,
     /// The peer is draining, and the connection was not used.
     Withdrawn,
-    /// The handshake has failed, with keys that have changed since it began.
+    /// The peer has proven none of the keys that it had when the handshake began, and these have been
+    /// replaced since.
     Outdated,
 }
 
@@ -749,7 +758,9 @@ impl Conn {
                 Err(Rejection::Withdrawn) => return Ok(Progress::Withdrawn),
                 // The peer closed an idle connection in order.
                 Err(Rejection::ClosedEarly) => return Err(Errno::CONNRESET),
-                Err(_) if self.is_outdated(peer) => return Ok(Progress::Outdated),
+                Err(Rejection::UnknownKey) if self.known.keys != peer.keys => {
+                    return Ok(Progress::Outdated);
+                }
                 Err(rejection) => {
                     tracing::debug!(peer = %peer.name, cause = rejection.label(), "{rejection}");
                     if rejection == Rejection::KeyRefused {
@@ -762,13 +773,6 @@ impl Conn {
         }
         // A handshake takes a few reads; a peer must not keep the worker.
         Err(Errno::PROTO)
-    }
-
-    /// Returns whether the handshake is under way with keys that have changed since it began: the list of
-    /// members, or the key of this relay, has been replaced.
-    fn is_outdated(&self, peer: &Peer) -> bool {
-        let Self { known, state, .. } = self;
-        matches!(state, State::Handshaking(_)) && (known.keys != peer.keys || known.own != peer.own)
     }
 
     /// Sends a whole message. A connection that has sent almost nothing has room in its send

@@ -200,38 +200,51 @@ fn a_handshake_that_ends_after_its_key_was_removed_gives_no_connection_to_the_po
     let near = Node::start(&config).unwrap();
     let members = Members::parse(&known(FAR).map(|m| m.to_string()).concat()).unwrap();
     let late = accept_at(&port);
+    late.peek(&mut [0]).unwrap();
     // The list changes while the far relay's greeting is on its way.
     ids.write_members("near.toml", &known(NEW_FAR));
     near.reload(&config).unwrap();
     // The near relay may close the connection before this end has sent all of its part.
-    if let Ok(mut late) = accept(late, &private_key(FAR), Arc::new(members)) {
-        let waited = |e: std::io::Error| e.kind() == ErrorKind::WouldBlock;
-        let is_open = late.read_to_end().is_err_and(waited);
-        assert!(!is_open, "the connection is kept");
+    if let Ok(late) = accept(late, &private_key(FAR), Arc::new(members)) {
+        assert!(is_closed(late));
     }
-    wait_until("the end of its pool", || near.metrics().pool_ready() == 0);
+    wait_until("the end of the connection", || {
+        count(&near, "taut_relay_pool_dials_outdated_total") == 1
+    });
+    assert_eq!(near.metrics().pool_ready(), 0);
 }
 
-/// A relay with one client whose next relay the test plays. The key of the next relay is changed while it is
-/// dialled.
+/// Waits for the end of a connection to the near relay.
+fn is_closed(mut peer: Peer) -> bool {
+    let waited = |e: std::io::Error| e.kind() == ErrorKind::WouldBlock;
+    !peer.read_to_end().is_err_and(waited)
+}
+
+/// A relay with one client whose next relay the test plays. A key is changed while the next relay is dialled.
 struct Overtaken {
     near: Node,
     next: TcpListener,
     client: TcpStream,
+    /// The list of members after the change.
     members: Arc<Members>,
-    /// Connections to the next relay on which the near relay has begun the handshake. It has read the other
-    /// list since.
+    /// Connections to the next relay on which the near relay began the handshake before the change.
     begun: Vec<TcpStream>,
     _ids: Identities,
 }
 
+/// The relay whose key is changed.
+enum Changed {
+    OfNear,
+    OfNext,
+}
+
 impl Overtaken {
-    fn new(begun: usize, adjust: impl FnOnce(&mut Config)) -> Self {
+    fn new(key: Changed, begun: usize, adjust: impl FnOnce(&mut Config)) -> Self {
         let ids = Identities::new();
         let next = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = next.local_addr().unwrap();
-        let known = |keys: &[u8]| [member("near", &[NEAR]), member("far", keys).at(addr)];
-        let mesh = ids.mesh("near", NEAR, &known(&[FAR]));
+        let known = |near: &[u8], far: &[u8]| [member("near", near), member("far", far).at(addr)];
+        let mesh = ids.mesh("near", NEAR, &known(&[NEAR], &[FAR]));
         let to = "127.0.0.1:9".parse().unwrap();
         let config = near_config(mesh, &[&["far"]], to, adjust);
         let near = Node::start(&config).unwrap();
@@ -240,7 +253,13 @@ impl Overtaken {
         for stream in &begun {
             stream.peek(&mut [0]).unwrap();
         }
-        let both = known(&[FAR, NEW_FAR]);
+        let both = match key {
+            Changed::OfNear => {
+                ids.write_key("near.key", NEW_NEAR);
+                known(&[NEAR, NEW_NEAR], &[FAR])
+            }
+            Changed::OfNext => known(&[NEAR], &[FAR, NEW_FAR]),
+        };
         ids.write_members("near.toml", &both);
         near.reload(&config).unwrap();
         let members = Members::parse(&both.map(|m| m.to_string()).concat());
@@ -263,6 +282,14 @@ impl Overtaken {
         accept(stream, &private_key(key), self.members.clone())
     }
 
+    /// Answers the next dial with this key, and the client's session through it.
+    fn serve(&mut self, key: u8) {
+        let mut peer = self.answer(key).unwrap();
+        assert!(!peer.read_some().unwrap().is_empty(), "no hello");
+        peer.send(b"hello");
+        self.client.read_exact(&mut [0; 5]).unwrap();
+    }
+
     /// Answers the handshakes that have begun with this key, which the near relay does not expect there.
     fn answer_begun(&mut self, key: u8) {
         for stream in std::mem::take(&mut self.begun) {
@@ -270,7 +297,7 @@ impl Overtaken {
         }
     }
 
-    /// Returns the dials that were made again, those that failed, and the peers that were rejected.
+    /// Returns the dials that were outdated, those that failed, and the peers that were rejected.
     fn counts(&self) -> [u64; 3] {
         ["dials_outdated", "dials_failed", "peers_rejected"]
             .map(|name| count(&self.near, &format!("taut_relay_pool_{name}_total")))
@@ -280,18 +307,29 @@ impl Overtaken {
 #[test]
 fn a_session_survives_dials_that_began_before_the_new_key_was_listed() {
     // Two for the pool and one for the session, which would fail with the second of them.
-    let mut mesh = Overtaken::new(3, |config| config.mesh.as_mut().unwrap().pool.max = 2);
+    let mut mesh = Overtaken::new(Changed::OfNext, 3, |config| {
+        config.mesh.as_mut().unwrap().pool.max = 2;
+    });
     mesh.answer_begun(NEW_FAR);
-    let mut again = mesh.answer(NEW_FAR).unwrap();
-    assert!(!again.read_some().unwrap().is_empty(), "no hello");
+    mesh.serve(NEW_FAR);
     assert_eq!(mesh.counts(), [3, 0, 0]);
-    again.send(b"hello");
-    mesh.client.read_exact(&mut [0; 5]).unwrap();
+}
+
+#[test]
+fn a_session_survives_a_dial_that_began_with_the_former_key_of_its_relay() {
+    let mut mesh = Overtaken::new(Changed::OfNear, 1, no_pool);
+    let begun = mesh.begun.remove(0);
+    // The near relay may close the connection before this end has sent all of its part.
+    if let Ok(former) = mesh.answer_at(begun, FAR) {
+        assert!(is_closed(former));
+    }
+    mesh.serve(FAR);
+    assert_eq!(mesh.counts(), [1, 0, 0]);
 }
 
 #[test]
 fn a_relay_that_proves_none_of_the_listed_keys_is_rejected_from_the_second_time_on() {
-    let mut mesh = Overtaken::new(1, no_pool);
+    let mut mesh = Overtaken::new(Changed::OfNext, 1, no_pool);
     mesh.answer_begun(PLAYED);
     // The session dials twice.
     assert!(mesh.answer(PLAYED).is_err());

@@ -91,7 +91,7 @@ impl Metrics {
             ),
             (
                 "taut_relay_pool_dials_outdated",
-                "Dials to other relays that were made again because a key had changed during the handshake",
+                "Connections to other relays that were closed because a key had changed during the handshake, and dialled again if still needed",
                 |w| &w.pool_dials_outdated,
             ),
             (
