@@ -1,4 +1,7 @@
-//! Repeats measurements during which a link was late, and leaves out those that stay late.
+//! Repeats measurements during which a link was late, and leaves out those that are late all the same.
+//!
+//! Whether one is late is not judged by its result. It is not independent of it either: with fewer packets,
+//! fewer late ones are enough.
 
 /// The maximum number of attempts at a measurement. The short form makes one attempt.
 const TRIES: usize = 3;
@@ -25,8 +28,7 @@ impl Retry {
         }
     }
 
-    /// Returns the first measurement during which no link was late, or else the last one. Lateness
-    /// is a property of the link, so this does not select among results.
+    /// Returns the first measurement during which no link was late, or else the last one.
     pub(super) fn measure<T, E>(
         &mut self,
         mut once: impl FnMut() -> Result<T, E>,
@@ -44,22 +46,61 @@ impl Retry {
     }
 }
 
-/// Leaves out measurements of a cell during which a link was late, and returns their number. `least`
-/// measurements remain: a cell that has fewer others keeps some of these, which then fail the
-/// calibration. This does not select among results either.
-pub(super) fn leave_out_late<T>(
-    cell: &mut Vec<T>,
-    least: usize,
-    was_late: impl Fn(&T) -> bool,
-) -> u64 {
-    let before = cell.len();
-    let mut spare = before.saturating_sub(least);
-    cell.retain(|seen| {
-        let leave_out = spare > 0 && was_late(seen);
-        spare -= usize::from(leave_out);
-        !leave_out
-    });
-    (before - cell.len()) as u64
+/// The measurements that are left out because a link was late.
+#[derive(Default)]
+pub(super) struct LeftOut {
+    /// The number in each cell that has any.
+    cells: Vec<(String, usize)>,
+}
+
+// === impl LeftOut ===
+
+impl LeftOut {
+    /// Leaves out measurements of a cell during which a link was late. `enough` measurements remain: if
+    /// fewer were on time, late ones stay, and the calibration fails.
+    pub(super) fn take<T>(
+        &mut self,
+        name: String,
+        cell: &mut Vec<T>,
+        enough: usize,
+        was_late: impl Fn(&T) -> bool,
+    ) {
+        let before = cell.len();
+        let mut spare = before.saturating_sub(enough);
+        cell.retain(|seen| {
+            let leave_out = spare > 0 && was_late(seen);
+            spare -= usize::from(leave_out);
+            !leave_out
+        });
+        let left_out = before - cell.len();
+        if left_out > 0 {
+            self.cells.push((name, left_out));
+        }
+    }
+
+    /// Returns a note on what was repeated or left out, if anything was. `what` names measurements.
+    pub(super) fn note(&self, what: &str, repeated: u64) -> Option<String> {
+        let mut cells = self
+            .cells
+            .iter()
+            .map(|(name, n)| format!("{n} of `{name}`"));
+        let left_out = cells.next().map(|first| {
+            let cells = cells.fold(first, |all, cell| all + ", " + &cell);
+            format!("Because the link was late, these {what} are left out: {cells}.")
+        });
+        let sentences: Vec<String> = note(what, repeated).into_iter().chain(left_out).collect();
+        (!sentences.is_empty()).then(|| sentences.join(" "))
+    }
+}
+
+/// Returns a note on what was repeated, if anything was. `what` names measurements.
+pub(super) fn note(what: &str, repeated: u64) -> Option<String> {
+    (repeated > 0).then(|| {
+        format!(
+            "{repeated} {what} were repeated because the link was late; the figures of the late ones are \
+             discarded."
+        )
+    })
 }
 
 #[cfg(test)]
@@ -103,10 +144,9 @@ mod tests {
 
     #[test]
     fn what_a_late_link_has_spoilt_is_left_out_of_a_cell_that_has_enough_others() {
-        let remains = |late: &[bool], least| {
+        let remains = |late: &[bool], enough| {
             let mut cell: Vec<(usize, bool)> = late.iter().copied().enumerate().collect();
-            let left_out = leave_out_late(&mut cell, least, |(_, late)| *late);
-            assert_eq!(left_out as usize + cell.len(), late.len());
+            LeftOut::default().take(String::new(), &mut cell, enough, |(_, late)| *late);
             cell.into_iter().map(|(at, _)| at).collect::<Vec<_>>()
         };
         assert_eq!(remains(&[false, true, false], 2), [0, 2]);
@@ -115,6 +155,20 @@ mod tests {
         assert_eq!(remains(&[true], 1), [0]);
         assert_eq!(remains(&[true], 2), [0]);
         assert_eq!(remains(&[false, false, false], 2), [0, 1, 2]);
+    }
+
+    #[test]
+    fn the_note_names_the_cells_that_lack_measurements() {
+        let mut left_out = LeftOut::default();
+        assert_eq!(left_out.note("flows", 0), None);
+        let repeated = note("flows", 3).unwrap();
+        assert_eq!(left_out.note("flows", 3).as_ref(), Some(&repeated));
+        for (name, late) in [("a", [true, true, false]), ("b", [false; 3])] {
+            left_out.take(name.to_owned(), &mut late.to_vec(), 1, |late| *late);
+        }
+        let both = left_out.note("flows", 3).unwrap();
+        assert!(both.starts_with(&repeated));
+        assert!(both.ends_with("left out: 2 of `a`."));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{Request, stats};
 /// The least and the greatest number of measurements of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounds {
-    pub(super) least: usize,
+    least: usize,
     /// The number of rounds. In each, every cell is measured once that still needs it.
     pub(super) most: usize,
 }
@@ -35,6 +35,11 @@ impl Rounds {
             least: runs,
             most: runs,
         }
+    }
+
+    /// Returns the number of measurements of a cell from which on it may lack others.
+    pub(super) fn enough(self) -> usize {
+        self.least.min(Self::FULL.least)
     }
 
     /// Returns whether a cell with these samples is measured again.
@@ -73,5 +78,12 @@ mod tests {
         assert!(rounds(Some(4), true).need_more(&[5.0; 3]));
         assert!(!rounds(Some(4), false).need_more(&[1.0, 9.0, 3.0, 4.0]));
         assert!(!rounds(None, true).need_more(&[5.0]));
+    }
+
+    #[test]
+    fn two_measurements_are_enough_and_one_in_the_short_form() {
+        assert_eq!(rounds(None, false).enough(), 2);
+        assert_eq!(rounds(Some(5), false).enough(), 2);
+        assert_eq!(rounds(None, true).enough(), 1);
     }
 }

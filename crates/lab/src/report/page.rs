@@ -68,7 +68,7 @@ fn summary(runs: &[Run]) -> Markup {
         (trees(runs))
         p.aside {
             "Tables give the number of measurements (n) and their spread (10 % to 90 %). Some experiments measure again only what "
-            "varies: what has n = 2 was measured twice, because the two differ by at most a tenth. docs/lab.md has the rule of each."
+            "varies: what has n = 2 was measured twice, because the two differ by at most a tenth, or lacks one during which a link was late. docs/lab.md has the rule of each."
         }
         div.scroll {
             table.runs {

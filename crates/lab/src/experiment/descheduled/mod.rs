@@ -11,7 +11,7 @@ use serde_json::json;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
-use super::retry::{Retry, leave_out_late};
+use super::retry::{LeftOut, Retry};
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
@@ -168,9 +168,17 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
     drop(progress);
-    let cells = all.values_mut().chain(fair.values_mut());
-    let left_out = cells.map(|seen| leave_out_late(seen, rounds.least, |seen| seen.overrun));
-    let repeated = (again.count, left_out.sum());
+    let mut left_out = LeftOut::default();
+    let all_named = all
+        .iter_mut()
+        .map(|((path, share, sender), seen)| (name(*path, *share, *sender), seen));
+    let fair_named = fair
+        .iter_mut()
+        .map(|((path, sender), seen)| (fair_name(*path, *sender), seen));
+    for (name, seen) in all_named.chain(fair_named) {
+        left_out.take(name, seen, rounds.enough(), |seen| seen.overrun);
+    }
+    let late_note = left_out.note("flows", again.count);
     let mut environment = Environment::here();
     environment.programs = programs;
     let release = kernel
@@ -185,7 +193,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             "the queue holds as much as the path, and 250 kB at least".to_owned(),
         );
     }
-    Ok(outcome(request, environment, &all, &fair, repeated))
+    Ok(outcome(request, environment, &all, &fair, late_note))
 }
 
 /// Returns whether the full form measures a cell; `--only` selects the rest. The module and the second path are
@@ -228,12 +236,16 @@ fn name(path: Path, share: u32, sender: Sender) -> String {
     format!("{}/{share} %/{}", path.name(), sender.name())
 }
 
+fn fair_name(path: Path, sender: Sender) -> String {
+    format!("{}/{} beside cubic", path.name(), sender.name())
+}
+
 fn outcome(
     request: &Request,
     environment: Environment,
     all: &BTreeMap<Key, Vec<FlowRun>>,
     fair: &BTreeMap<(Path, Sender), Vec<FlowRun>>,
-    (again, left_out): (u64, u64),
+    late_note: Option<String>,
 ) -> Outcome {
     let [long, short] = PATHS;
     let of = |path, share, sender| {
@@ -307,12 +319,7 @@ fn outcome(
          the path's with a full queue; RTT samples that span a gap cause this."
             .to_owned(),
     ];
-    if again + left_out > 0 {
-        notes.push(format!(
-            "{again} flows were repeated because the link was late, and {left_out} that were late each \
-             time are left out."
-        ));
-    }
+    notes.extend(late_note);
     Outcome {
         environment,
         calibration: Calibration::of(checks),
@@ -364,7 +371,7 @@ fn series(
         }
     }
     for ((path, sender), seen) in fair {
-        let name = format!("{}/{} beside cubic", path.name(), sender.name());
+        let name = fair_name(*path, *sender);
         let parts = seen.iter().map(FlowRun::part).collect();
         series.extend(Series::of(&name, "share of the path", "of 1", parts));
     }

@@ -12,7 +12,7 @@ use super::guests::hog::Share;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
-use super::retry::{Retry, leave_out_late};
+use super::retry::{LeftOut, Retry};
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
@@ -103,9 +103,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         }
     }
     drop((progress, stage));
-    let cells = all.values_mut();
-    let left_out = cells.map(|seen| leave_out_late(seen, rounds.least, |seen| seen.overrun));
-    let left_out = left_out.sum();
+    let mut left_out = LeftOut::default();
+    for (key, seen) in &mut all {
+        left_out.take(name(*key), seen, rounds.enough(), |seen| seen.overrun);
+    }
     let mut environment = Environment::here();
     environment.programs = programs;
     let release = kernel.release().map_err(failed("read the kernel's name"))?;
@@ -125,7 +126,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         environment,
         &all,
         &undisturbed,
-        (again.count, left_out),
+        left_out.note("readings", again.count),
     ))
 }
 
@@ -144,7 +145,7 @@ fn outcome(
     environment: Environment,
     all: &BTreeMap<Key, Vec<ReadRun>>,
     undisturbed: &[ReadRun],
-    (again, left_out): (u64, u64),
+    late_note: Option<String>,
 ) -> Outcome {
     let median = |key: Key, of: fn(&ReadRun) -> f64| {
         let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
@@ -254,12 +255,7 @@ fn outcome(
             "`timeouts_cut_1_sender` compares time-outs per round of blocks.".to_owned(),
         ]
         .into_iter()
-        .chain((again + left_out > 0).then(|| {
-            format!(
-                "{again} readings were repeated because the link was late, and {left_out} that were late \
-                 each time are left out."
-            )
-        }))
+        .chain(late_note)
         .collect(),
         ..Outcome::new(&EXPERIMENT, request)
     }

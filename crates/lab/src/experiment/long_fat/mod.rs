@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
-use super::retry::{Retry, leave_out_late};
+use super::retry::{LeftOut, Retry};
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
@@ -36,7 +36,8 @@ const FIXED: u64 = 65_536;
 /// The windows of the thesis' figure 6.2, and larger ones, in bytes.
 const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
 
-/// The key of a figure: round-trip time in milliseconds, how buffers are set, and which end has fixed one.
+/// The key of a figure: round-trip time in milliseconds, how buffers are set, and which end has fixed its
+/// buffer.
 type Key = (u64, Settings, Fixed);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
@@ -97,9 +98,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         repeated += again.count;
     }
     drop(progress);
-    let cells = all.values_mut();
-    let left_out = cells.map(|seen| leave_out_late(seen, rounds.least, |seen| seen.overrun));
-    let left_out = left_out.sum();
+    let mut left_out = LeftOut::default();
+    for (key, seen) in &mut all {
+        left_out.take(name(*key), seen, rounds.enough(), |seen| seen.overrun);
+    }
     let mut environment = Environment::here();
     environment.programs = programs;
     for millis in round_trips {
@@ -113,8 +115,12 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         environment,
         &all,
         &by_window,
-        (repeated, left_out),
+        left_out.note("transfers", repeated),
     ))
+}
+
+fn name((millis, settings, fixed): Key) -> String {
+    format!("{}/{millis} ms/{}", settings.name(), fixed.name())
 }
 
 /// Returns whether a cell is measured again: transfers during which the link was late do not count.
@@ -146,7 +152,7 @@ fn outcome(
     environment: Environment,
     all: &BTreeMap<Key, Vec<TransferRun>>,
     by_window: &BTreeMap<(u64, u64), TransferRun>,
-    (repeated, left_out): (u64, u64),
+    late_note: Option<String>,
 ) -> Outcome {
     let millis = LONG.as_millis() as u64;
     let before: fn(&TransferRun) -> Option<f64> = |seen| Some(seen.before);
@@ -165,8 +171,8 @@ fn outcome(
     let mut series = Vec::new();
     // The lateness that a link may have depends on its path, so each path has a count.
     let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
-    for ((millis, settings, fixed), seen) in all {
-        let name = format!("{}/{millis} ms/{}", settings.name(), fixed.name());
+    for (key, seen) in all {
+        let name = name(*key);
         let windows = seen.first().map(|seen| seen.windows.clone());
         for (metric, unit, samples) in [
             ("before", "Mbit/s", seen.iter().filter_map(before).collect()),
@@ -175,7 +181,7 @@ fn outcome(
         ] {
             series.extend(Series::of(&name, metric, unit, samples));
         }
-        *overruns.entry(*millis).or_default() +=
+        *overruns.entry(key.0).or_default() +=
             seen.iter().filter(|seen| seen.overrun).count() as u64;
     }
     for ((millis, window), seen) in by_window {
@@ -231,16 +237,15 @@ fn outcome(
             "A share can be above 1: `after` is one second, and if losses are repaired in it, it also \
              counts the segments that arrived earlier, behind the lost ones."
                 .to_owned(),
-            format!(
-                "{repeated} transfers were repeated because the link was late, and {left_out} that were \
-                 late each time are left out."
-            ),
             "`link_overruns` is that of the path of 100 ms, to which all headline figures belong; \
              the others' are in `path`: a gigabit in user space, with both ends beside it on two \
              cores, is sometimes late by a millisecond, which matters if a round trip is as short."
                 .to_owned(),
             "The thesis measured on gigabit Ethernet without added delay, and kernels of 2008.".to_owned(),
-        ],
+        ]
+        .into_iter()
+        .chain(late_note)
+        .collect(),
         ..Outcome::new(&EXPERIMENT, request)
     }
 }

@@ -9,7 +9,7 @@ use super::Contests;
 use super::case::{Case, Kind, LINK, Path};
 use super::contest::{Contest, Side};
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
-use crate::experiment::{Request, stats};
+use crate::experiment::{Request, retry, stats};
 
 /// The number of flows of each side in the headline.
 const FLOWS: [usize; 2] = [4, 2];
@@ -28,7 +28,12 @@ const FIGURES: [Figure; 3] = [
     ("joined_flows", "Mbit/s", Contest::joined_rate),
 ];
 
-pub(super) fn outcome(contests: &Contests, environment: Environment, request: &Request) -> Outcome {
+pub(super) fn outcome(
+    contests: &Contests,
+    repeated: u64,
+    environment: Environment,
+    request: &Request,
+) -> Outcome {
     Outcome {
         environment,
         calibration: calibration(contests),
@@ -39,7 +44,7 @@ pub(super) fn outcome(contests: &Contests, environment: Environment, request: &R
             ("jain_turbo_beside_cubic".to_owned(), json!(1)),
             ("cubic_share_left".to_owned(), json!(1)),
         ]),
-        notes: notes(contests),
+        notes: notes(contests, repeated),
         ..Outcome::new(&super::EXPERIMENT, request)
     }
 }
@@ -185,7 +190,7 @@ fn paper() -> Map<String, Value> {
     )])
 }
 
-fn notes(contests: &Contests) -> Vec<String> {
+fn notes(contests: &Contests, repeated: u64) -> Vec<String> {
     let mut notes = vec![
         "n Cubic flows of others have the link between the relays' hosts for 3 s; then n flows of the mesh \
          join (turbo: `rate` is the link's; turbo-default-rate: ten times the link's), or n more Cubic flows \
@@ -207,5 +212,6 @@ fn notes(contests: &Contests) -> Vec<String> {
             all.count()
         ));
     }
+    notes.extend(retry::note("contests", repeated));
     notes
 }

@@ -7,13 +7,14 @@ mod figures;
 mod stage;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
+use super::retry::Retry;
 use super::rounds::Rounds;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
@@ -25,7 +26,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "neighbours",
     about: "turbo flows between two relays beside Cubic flows of others on the same 100 Mbit/s link: how they share it",
     has_parts: true,
-    minutes: 10,
+    minutes: 12,
     run,
 };
 
@@ -43,14 +44,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let cases = cases(request)?;
     let jobs = plan(&cases, Rounds::of(request).most, request.seed);
     let progress = Progress::new("neighbours: contests", jobs.len() as u64);
-    let contests = measure(jobs, request, &progress)?;
+    let (contests, repeated) = measure(jobs, request, &progress)?;
     drop(progress);
     let environment = Environment {
         links: links(&cases),
         programs,
         ..Environment::here()
     };
-    Ok(figures::outcome(&contests, environment, request))
+    Ok(figures::outcome(&contests, repeated, environment, request))
 }
 
 /// Returns the cases to run: those of the short or the long form; with `--only`, the selected ones
@@ -102,57 +103,57 @@ fn plan(cases: &[Case], runs: usize, seed: u64) -> VecDeque<(Case, u64)> {
     jobs
 }
 
+/// Returns the contests and the number of repeated ones.
 fn measure(
     jobs: VecDeque<(Case, u64)>,
     request: &Request,
     progress: &Progress,
-) -> Result<Contests, ExperimentError> {
+) -> Result<(Contests, u64), ExperimentError> {
     let rounds = Rounds::of(request);
-    let lanes = LANES.min(jobs.len());
+    let planned = jobs.len().div_ceil(LANES);
     let jobs = Mutex::new(jobs);
     let contests = Mutex::new(Contests::new());
-    let lane = || loop {
-        let job = jobs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop_front();
-        let Some((case, run)) = job else {
-            return Ok(());
-        };
-        // The last rounds begin when hardly a contest of the earlier ones is still going on.
-        let is_decided = {
-            let all = contests.lock().unwrap_or_else(PoisonError::into_inner);
-            let of_case = all.get(&case).map(Vec::as_slice).unwrap_or_default();
-            let figures = [Contest::others_rate, Contest::jain];
-            !figures.iter().any(|figure| {
-                let samples: Vec<f64> = of_case.iter().filter_map(figure).collect();
-                rounds.need_more(&samples)
-            })
-        };
-        if is_decided {
+    let next = || locked(&jobs).pop_front();
+    let lane = || {
+        let mut again = Retry::new(request.quick, planned);
+        while let Some((case, run)) = next() {
+            // The last rounds begin when hardly a contest of the earlier ones is still going on.
+            let is_decided = {
+                let all = locked(&contests);
+                let of_case = all.get(&case).map(Vec::as_slice).unwrap_or_default();
+                let figures = [Contest::others_rate, Contest::jain];
+                !figures.iter().any(|figure| {
+                    let samples: Vec<f64> = of_case.iter().filter_map(figure).collect();
+                    rounds.need_more(&samples)
+                })
+            };
+            if !is_decided {
+                let hold = || contest::hold(case, run, BYTES, request);
+                let contest = again.measure(hold, |contest| contest.disturbed)?;
+                locked(&contests).entry(case).or_default().push(contest);
+            }
             progress.step();
-            continue;
         }
-        let contest = contest::hold(case, run, BYTES, request)?;
-        let mut all = contests.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry(case).or_default().push(contest);
-        drop(all);
-        progress.step();
+        Ok::<_, ExperimentError>(again.count)
     };
-    std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
-        let results: Vec<Result<(), ExperimentError>> = lanes
+    let repeated = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        let results: Vec<Result<u64, ExperimentError>> = lanes
             .into_iter()
             .map(|lane| {
                 lane.join()
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             })
             .collect();
-        results.into_iter().collect::<Result<Vec<()>, _>>()
+        results.into_iter().sum::<Result<u64, _>>()
     })?;
-    Ok(contests
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner))
+    let contests = contests.into_inner();
+    let contests = contests.unwrap_or_else(PoisonError::into_inner);
+    Ok((contests, repeated))
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
