@@ -14,8 +14,8 @@ use crate::experiment::sessions::ends::Load;
 use crate::experiment::sessions::ledger::{Break, Sum};
 use crate::experiment::stats;
 
-/// The largest accepted ratio of a relay's resident memory at the end of the load to its memory in
-/// the middle. A leak of one session's memory per session gives several times that ratio even in
+/// The largest accepted ratio of a relay's resident memory at the end of the load to its memory
+/// soon after the middle. A leak of one session's memory per session gives several times that ratio even in
 /// the short form; the normal variation of pools and queues gives less.
 const GROWTH: f64 = 1.25;
 /// The least share of exact sessions. The faults break some sessions; with fewer exact ones, there
@@ -226,8 +226,9 @@ fn notes(found: &Found) -> Vec<String> {
 }
 
 /// Returns the larger ratio of the two relays: the memory in the last tenth of the load to the
-/// memory of the same process in the tenth after the middle. Returns `None` if a process did not
-/// live that long.
+/// memory of the same process three tenths before. Returns `None` if a process did not live that
+/// long. A process can be as young as the second half of the load: its first tenth is left out,
+/// because it still grows to what the load needs.
 fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
     let of = |side: Side| {
         let last = samples.iter().rfind(|s| s.side == side)?.process;
@@ -238,7 +239,7 @@ fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
             let during = own.filter(|s| (from..to).contains(&s.at));
             stats::median(&during.map(|s| s.resident).collect::<Vec<_>>())
         };
-        Some(median(load * 9 / 10, load)? / median(load / 2, load * 6 / 10)?)
+        Some(median(load * 9 / 10, load)? / median(load * 6 / 10, load * 7 / 10)?)
     };
     let ratios = Side::BOTH.map(of);
     // A ratio that cannot be computed must not pass.
@@ -281,14 +282,15 @@ mod tests {
         let load = Duration::from_secs(100);
         let mut samples = vec![
             sample(10, Side::Near, 1, 1.0),
-            sample(55, Side::Near, 2, 10.0),
-            sample(70, Side::Near, 2, 90.0),
+            sample(55, Side::Near, 2, 5.0),
+            sample(65, Side::Near, 2, 10.0),
+            sample(75, Side::Near, 2, 90.0),
             sample(95, Side::Near, 2, 11.0),
-            sample(55, Side::Far, 3, 10.0),
+            sample(65, Side::Far, 3, 10.0),
             sample(95, Side::Far, 3, 15.0),
         ];
         assert_eq!(growth(&samples, load), Some(1.5));
-        // This process did not exist in the middle.
+        // This process did not exist three tenths before.
         samples.push(sample(96, Side::Far, 4, 15.0));
         assert_eq!(growth(&samples, load), None);
         assert_eq!(growth(&[], load), None);
