@@ -33,7 +33,7 @@ const SESSIONS_QUICK: usize = 2_000;
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
 /// How long the relay may take to remove sessions whose ends have been closed.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two looks at the relay.
+/// The pause between two reads of the relay's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The resources that the relay and the kernel use at one moment.
@@ -176,7 +176,8 @@ impl Holding {
     fn at_once(node: &Service) -> io::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{}/status", node.id()))?;
         let meminfo = fs::read_to_string("/proc/meminfo")?;
-        // First: a connection that is not counted has no descriptor that is counted.
+        // Before the descriptors: no connection is made meanwhile, so one that is not counted here has no
+        // descriptor there.
         let connections = connections(node.id())?;
         Ok(Self {
             connections,
@@ -197,8 +198,8 @@ fn connections(process: u32) -> io::Result<usize> {
         .count())
 }
 
-/// Whether a descriptor, a file such as `/proc/PID/fd/5`, is a connection; `None` if it has been
-/// closed or is no socket. The kernel's list of connections would not do: it leaves out those that
+/// Returns whether a descriptor, a file such as `/proc/PID/fd/5`, is a connection; `None` if it has
+/// been closed or is no socket. The kernel's list of connections would not do: it leaves out those that
 /// have ended before the process closes them.
 fn is_connection(descriptor: &Path, listeners: &HashSet<u64>) -> Option<bool> {
     let mut protocol = [0; 16];
@@ -269,6 +270,7 @@ mod tests {
 
         let (other, _) = UnixStream::pair().unwrap();
         assert_eq!(is_one(other.as_fd()), Some(false));
-        assert_eq!(is_one(std::io::stderr().as_fd()), None);
+        let file = fs::File::open("/dev/null").unwrap();
+        assert_eq!(is_one(file.as_fd()), None);
     }
 }

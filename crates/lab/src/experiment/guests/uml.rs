@@ -147,14 +147,23 @@ impl Booting {
 
     fn failed(&self, how: &str) -> io::Error {
         let text = std::fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .collect();
-        let end = lines[lines.len().saturating_sub(5)..].join(" | ");
+        let end = end_of_console(&String::from_utf8_lossy(&text));
         io::Error::other(format!("the guest {how}; the end of its console: {end}"))
     }
+}
+
+/// Returns the last lines of a console up to the panic, if there was one: the stack that follows it does
+/// not tell what happened.
+fn end_of_console(text: &str) -> String {
+    const LINES: usize = 5;
+    let mut lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    if let Some(panic) = lines.iter().position(|line| line.contains("Kernel panic")) {
+        lines.truncate(panic + 1);
+    }
+    lines[lines.len().saturating_sub(LINES)..].join(" | ")
 }
 
 // === impl Uml ===
@@ -268,4 +277,19 @@ impl Uml {
 
 fn unexpected(answer: &Answer) -> io::Error {
     io::Error::other(format!("the guest answered another request: {answer:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_console_is_what_precedes_the_stack_of_a_panic() {
+        assert_eq!(end_of_console("booted\n\nready\n"), "booted | ready");
+        let panicked =
+            "1\n2\n3\n4\nno device\nKernel panic - not syncing: init\nCPU: 0\n [<0>] x\n";
+        let end = "2 | 3 | 4 | no device | Kernel panic - not syncing: init";
+        assert_eq!(end_of_console(panicked), end);
+        assert_eq!(end_of_console(""), "");
+    }
 }
