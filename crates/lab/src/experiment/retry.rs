@@ -1,7 +1,7 @@
 //! Repeats measurements during which a link was late, and leaves out those that are late all the same.
 //!
-//! Whether one is late is not judged by its result. It is not independent of it either: with fewer packets,
-//! fewer late ones are enough.
+//! The result does not decide whether a measurement is late, but one with fewer packets tolerates
+//! fewer late ones.
 
 /// The maximum number of attempts at a measurement. The short form makes one attempt.
 const TRIES: usize = 3;
@@ -49,8 +49,8 @@ impl Retry {
 /// The measurements that are left out because a link was late.
 #[derive(Default)]
 pub(super) struct LeftOut {
-    /// The number in each cell that has any.
-    cells: Vec<(String, usize)>,
+    /// The cells that have any, each with their number, as in the note.
+    cells: Vec<String>,
 }
 
 // === impl LeftOut ===
@@ -74,21 +74,17 @@ impl LeftOut {
         });
         let left_out = before - cell.len();
         if left_out > 0 {
-            self.cells.push((name, left_out));
+            self.cells.push(format!("{left_out} of `{name}`"));
         }
     }
 
     /// Returns a note on what was repeated or left out, if anything was. `what` names measurements.
     pub(super) fn note(&self, what: &str, repeated: u64) -> Option<String> {
-        let mut cells = self
-            .cells
-            .iter()
-            .map(|(name, n)| format!("{n} of `{name}`"));
-        let left_out = cells.next().map(|first| {
-            let cells = cells.fold(first, |all, cell| all + ", " + &cell);
-            format!("Because the link was late, these {what} are left out: {cells}.")
-        });
-        let sentences: Vec<String> = note(what, repeated).into_iter().chain(left_out).collect();
+        let cells = self.cells.join(", ");
+        let left_out = (!cells.is_empty())
+            .then(|| format!("Because the link was late, these {what} are left out: {cells}."));
+        let sentences = [note(what, repeated), left_out].into_iter().flatten();
+        let sentences: Vec<String> = sentences.collect();
         (!sentences.is_empty()).then(|| sentences.join(" "))
     }
 }
@@ -97,7 +93,7 @@ impl LeftOut {
 pub(super) fn note(what: &str, repeated: u64) -> Option<String> {
     (repeated > 0).then(|| {
         format!(
-            "{repeated} {what} were repeated because the link was late; the figures of the late ones are \
+            "Repeated because the link was late: {repeated} of the {what}; the figures of the late ones are \
              discarded."
         )
     })

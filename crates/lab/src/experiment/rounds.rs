@@ -37,7 +37,7 @@ impl Rounds {
         }
     }
 
-    /// Returns the number of measurements of a cell from which on it may lack others.
+    /// Returns how many measurements of a cell suffice if others are left out.
     pub(super) fn enough(self) -> usize {
         self.least.min(Self::FULL.least)
     }

@@ -36,8 +36,7 @@ const FIXED: u64 = 65_536;
 /// The windows of the thesis' figure 6.2, and larger ones, in bytes.
 const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
 
-/// The key of a figure: round-trip time in milliseconds, how buffers are set, and which end has fixed its
-/// buffer.
+/// A cell: round-trip time in milliseconds, how buffers are set, and the end whose buffer is fixed.
 type Key = (u64, Settings, Fixed);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {

@@ -15,8 +15,8 @@ use crate::experiment::sessions::ledger::{Break, Sum};
 use crate::experiment::stats;
 
 /// The largest accepted ratio of a relay's resident memory at the end of the load to its memory
-/// soon after the middle. A leak of one session's memory per session gives several times that ratio even in
-/// the short form; the normal variation of pools and queues gives less.
+/// soon after the middle. A leak of one session's memory per session gives several times that ratio
+/// even in the short form; the normal variation of pools and queues gives less.
 const GROWTH: f64 = 1.25;
 /// The least share of exact sessions. The faults break some sessions; with fewer exact ones, there
 /// would have been few sessions left for later faults to break.
@@ -227,8 +227,8 @@ fn notes(found: &Found) -> Vec<String> {
 
 /// Returns the larger ratio of the two relays: the memory in the last tenth of the load to the
 /// memory of the same process three tenths before. Returns `None` if a process did not live that
-/// long. A process can be as young as the second half of the load: its first tenth is left out,
-/// because it still grows to what the load needs.
+/// long. A process may have been started just before the second half of the load, and still grows
+/// in the tenth that follows.
 fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
     let of = |side: Side| {
         let last = samples.iter().rfind(|s| s.side == side)?.process;
