@@ -135,7 +135,7 @@ fuzz: setup ## the parsers of what relays and strangers send, 200,000 inputs eac
 	@echo "taut: building the fuzz targets and running them (scripts/fuzz)"
 	@scripts/fuzz $(ARGS)
 
-report: root release guests ## every experiment into target/report, and one HTML page of all (root; about 160 minutes, with ARGS=--quick half an hour; ARGS=--resume goes on)
+report: root release guests ## every experiment into target/report, and one HTML page of all (root; about 165 minutes, with ARGS=--quick half an hour; ARGS=--resume goes on)
 	@echo "taut: running every experiment; the outcomes and the page go to target/report"
 	@tree=$$(git describe --always --dirty 2>/dev/null) && set -- --tree "$$tree"; $(TAUT) lab all target/report "$$@" $(ARGS)
 

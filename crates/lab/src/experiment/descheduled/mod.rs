@@ -22,7 +22,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "descheduled",
     about: "throughput of a sending guest whose CPU is taken away in slices: Cubic, BBR, and both with `taut guest`",
     has_parts: true,
-    minutes: 9,
+    minutes: 12,
     run,
 };
 
