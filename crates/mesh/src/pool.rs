@@ -35,12 +35,20 @@ pub struct Pool<C, W> {
     dialling: u32,
     /// Of these, dials for clients whose handshake is still under way.
     ahead: u32,
-    waiting: VecDeque<W>,
+    waiting: VecDeque<Waiting<W>>,
     /// The next address of the peer to dial; counts up without end.
     next_address: usize,
     /// When a dial last succeeded.
     last_success: Option<Instant>,
     retired: bool,
+}
+
+/// A session that waits for a connection.
+#[derive(Debug)]
+struct Waiting<W> {
+    session: W,
+    /// The number of the address that was the next to dial when the session began to wait.
+    address: usize,
 }
 
 /// How a session that waits gets its connection.
@@ -164,7 +172,10 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
 
     /// Adds a session that waits for a connection.
     pub fn wait(&mut self, session: W) -> Wait {
-        self.waiting.push_back(session);
+        self.waiting.push_back(Waiting {
+            session,
+            address: self.next_address,
+        });
         if self.ahead > 0 {
             self.ahead -= 1;
             Wait::DialledAhead
@@ -177,7 +188,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
 
     /// Removes a session that no longer waits.
     pub fn forget(&mut self, session: W) {
-        self.waiting.retain(|&waiting| waiting != session);
+        self.waiting.retain(|waiting| waiting.session != session);
     }
 
     // === dials ===
@@ -217,7 +228,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     }
 
     /// Records that the dial of address number `tried` has failed at `now`. Returns the session that has
-    /// waited longest: the failure is its own.
+    /// waited longest, which has to try the next address; `None` if every session that waits does so already.
     pub fn on_dial_failed(&mut self, tried: usize, now: Instant) -> Option<W> {
         self.dial_ended();
         // Dials that failed together advance the address only once: a second step could lead back
@@ -226,7 +237,12 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
             self.next_address = tried.wrapping_add(1);
         }
         self.on_failure(now);
-        self.waiting.pop_front()
+        // A session may fail once for each address. Other dials of an address that it has given up must not count, too.
+        let longest = self.waiting.front()?;
+        if longest.address > tried {
+            return None;
+        }
+        self.waiting.pop_front().map(|waiting| waiting.session)
     }
 
     /// Records the end of a dial that says nothing about the peer, because the keys that it was made with have
@@ -253,8 +269,8 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     /// Gives a connection that has become ready to a session, or to the pool. More connections than the pool
     /// may hold become ready if the sessions that they were dialled for have left.
     pub fn give(&mut self, connection: C) -> Given<W> {
-        if let Some(session) = self.waiting.pop_front() {
-            return Given::To(session);
+        if let Some(waiting) = self.waiting.pop_front() {
+            return Given::To(waiting.session);
         }
         if self.retired || self.ready() >= self.most_ready() {
             return Given::Surplus;

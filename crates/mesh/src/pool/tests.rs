@@ -1,4 +1,7 @@
+use proptest::prelude::*;
+
 use super::*;
+use crate::ways::{Attempt, Prospect, Step};
 
 const SECOND: Duration = Duration::from_secs(1);
 const SETUP: Duration = Duration::from_millis(100);
@@ -133,6 +136,147 @@ fn a_failed_dial_fails_the_session_that_has_waited_longest() {
     pool.wait("second");
     assert_eq!(fail(&mut pool, now), Some("first"));
     assert!(pool.is_dial_awaited(), "the second still waits");
+}
+
+#[test]
+fn a_failed_dial_fails_no_session_that_waits_for_the_next_address() {
+    let now = Instant::now();
+    let mut pool = pool(now);
+    assert_eq!(pool.wait("session"), Wait::Dial);
+    let (its_own, of_the_pool) = (pool.on_dial(), pool.on_dial());
+    assert_eq!(pool.on_dial_failed(its_own, now), Some("session"));
+    assert_eq!(pool.wait("session"), Wait::Dial);
+    let next = pool.on_dial();
+    assert_eq!(pool.on_dial_failed(of_the_pool, now), None);
+    assert_eq!(pool.on_dial_failed(next, now), Some("session"));
+}
+
+/// What happens to a pool next. Places are taken modulo the number of sessions or dials.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Session,
+    ClientLeaves(usize),
+    PoolDials,
+    DialAhead,
+    DialEnds(usize),
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        3 => Just(Turn::Session),
+        1 => any::<usize>().prop_map(Turn::ClientLeaves),
+        1 => Just(Turn::PoolDials),
+        1 => Just(Turn::DialAhead),
+        6 => any::<usize>().prop_map(Turn::DialEnds),
+    ]
+}
+
+/// A pool to a peer whose first address refuses connections and whose second one accepts them.
+struct DeadAddress {
+    now: Instant,
+    pool: Pool<u32, usize>,
+    /// The addresses that are dialled.
+    dials: Vec<usize>,
+    sessions: Vec<Attempt>,
+    /// Those that have no connection yet.
+    without: Vec<usize>,
+    connections: u32,
+}
+
+impl DeadAddress {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            now,
+            pool: Pool::new(BOUNDS, now, 1),
+            dials: Vec::new(),
+            sessions: Vec::new(),
+            without: Vec::new(),
+            connections: 0,
+        }
+    }
+
+    fn take(&mut self, turn: Turn) {
+        match turn {
+            Turn::Session => {
+                self.sessions.push(Attempt::new(2));
+                self.without.push(self.sessions.len() - 1);
+                self.step(self.sessions.len() - 1, true);
+            }
+            Turn::ClientLeaves(place) => {
+                if let Some(place) = place.checked_rem(self.without.len()) {
+                    self.pool.forget(self.without.swap_remove(place));
+                }
+            }
+            Turn::PoolDials => {
+                for _ in 0..self.pool.dials_wanted(self.now) {
+                    self.dial();
+                }
+            }
+            Turn::DialAhead => {
+                if self.pool.may_dial_ahead(self.now) {
+                    self.dial();
+                }
+            }
+            Turn::DialEnds(place) => {
+                if let Some(place) = place.checked_rem(self.dials.len()) {
+                    let address = self.dials.swap_remove(place);
+                    self.dial_ends(address);
+                }
+            }
+        }
+    }
+
+    fn dial(&mut self) {
+        let address = self.pool.on_dial();
+        self.dials.push(address);
+    }
+
+    fn dial_ends(&mut self, address: usize) {
+        if address.is_multiple_of(2) {
+            if let Some(session) = self.pool.on_dial_failed(address, self.now) {
+                self.step(session, false);
+            }
+        } else {
+            self.pool.on_dial_succeeded(SETUP, self.now);
+            self.connections += 1;
+            if let Given::To(session) = self.pool.give(self.connections) {
+                self.without.retain(|&waiting| waiting != session);
+            }
+        }
+        while self.pool.is_dial_awaited() {
+            self.dial();
+        }
+    }
+
+    fn step(&mut self, session: usize, at_first: bool) {
+        let has_no_other_way = Prospect {
+            is_peer: true,
+            is_broken: false,
+            may_leave: false,
+        };
+        let step = self.sessions[session].step(at_first, has_no_other_way);
+        assert_ne!(step, Step::Leave, "session {session} fails");
+        if step == Step::Take && self.pool.take(self.now).is_some() {
+            self.without.retain(|&waiting| waiting != session);
+        } else if self.pool.wait(session) == Wait::Dial {
+            self.dial();
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_dead_address_costs_no_session(turns in prop::collection::vec(turn(), 1..400)) {
+        let mut peer = DeadAddress::new();
+        for turn in turns {
+            peer.take(turn);
+        }
+        while !peer.dials.is_empty() {
+            peer.take(Turn::DialEnds(0));
+        }
+        prop_assert!(peer.without.is_empty(), "{:?} wait for ever", peer.without);
+    }
 }
 
 #[test]
