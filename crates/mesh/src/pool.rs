@@ -228,7 +228,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     }
 
     /// Records that the dial of address number `tried` has failed at `now`. Returns the session that has
-    /// waited longest, which has to try the next address; `None` if every session that waits does so already.
+    /// waited longest, which must try the next address; `None` if all sessions that wait do so already.
     pub fn on_dial_failed(&mut self, tried: usize, now: Instant) -> Option<W> {
         self.dial_ended();
         // Dials that failed together advance the address only once: a second step could lead back
@@ -237,7 +237,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
             self.next_address = tried.wrapping_add(1);
         }
         self.on_failure(now);
-        // A session may fail once for each address. Other dials of an address that it has given up must not count, too.
+        // A session has one try for each address, so other dials of an address that it has left must not count for it.
         let longest = self.waiting.front()?;
         if longest.address > tried {
             return None;

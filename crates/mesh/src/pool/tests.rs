@@ -266,6 +266,7 @@ impl DeadAddress {
 }
 
 proptest! {
+    /// Each session has one try from the pool and one for each address.
     #[test]
     fn a_dead_address_costs_no_session(turns in prop::collection::vec(turn(), 1..400)) {
         let mut peer = DeadAddress::new();
