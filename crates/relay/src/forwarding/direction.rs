@@ -108,8 +108,9 @@ pub(crate) struct Direction<P> {
     chunk: Chunk<P>,
     /// There may be bytes to read: the poller reported an edge, and no `EAGAIN` has followed.
     readable: bool,
-    /// The poller has reported an edge, and nothing has been read since.
-    is_unread: bool,
+    /// The poller has reported an edge, and nothing has been spliced since: what it reported may be
+    /// something that splice does not see.
+    is_unspliced: bool,
     /// There may be room to write.
     writable: bool,
     /// A short read does not prove that the socket is empty, because the peer has ended its stream,
@@ -180,7 +181,7 @@ impl<P> Direction<P> {
         Self {
             chunk: Chunk::None,
             readable: false,
-            is_unread: false,
+            is_unspliced: false,
             writable: false,
             read_to_the_end: false,
             broken: false,
@@ -208,7 +209,7 @@ impl<P> Direction<P> {
     /// Handles readiness of the leg that the direction reads from.
     pub(crate) fn handle_source(&mut self, ready: Readiness) {
         self.readable |= ready.readable();
-        self.is_unread |= ready.readable();
+        self.is_unspliced |= ready.readable();
         self.read_to_the_end |= ready.short_read_is_inconclusive();
     }
 
@@ -257,7 +258,7 @@ impl<P> Direction<P> {
     /// Prepares for a different leg to read from.
     pub(crate) fn lose_source(&mut self) {
         self.readable = false;
-        self.is_unread = false;
+        self.is_unspliced = false;
         self.read_to_the_end = false;
         self.exhausted = false;
     }
@@ -480,10 +481,12 @@ impl<P> Direction<P> {
             Ok(n) => {
                 *left = n;
                 self.spliced = true;
-                self.is_unread = false;
+                self.is_unspliced = false;
             }
             // The pipe is empty, so the socket is empty, at an urgent mark, or in a sockmap.
-            Err(Errno::AGAIN) if !self.read_to_the_end && !self.is_unread => self.readable = false,
+            Err(Errno::AGAIN) if !self.read_to_the_end && !self.is_unspliced => {
+                self.readable = false
+            }
             Err(Errno::AGAIN) => return self.look_closer(from, to, io),
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
@@ -505,10 +508,7 @@ impl<P> Direction<P> {
                 self.read_to_the_end = true;
                 return self.collect_by_copy(from, to, io);
             }
-            Ok(None) => {
-                self.readable = false;
-                self.is_unread = false;
-            }
+            Ok(None) => self.readable = false,
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
         }
@@ -526,10 +526,7 @@ impl<P> Direction<P> {
                 self.end_of_stream();
                 return Ok(());
             }
-            Ok(received) => {
-                self.is_unread = false;
-                received
-            }
+            Ok(received) => received,
             Err(Errno::AGAIN) => {
                 self.readable = false;
                 return Ok(());

@@ -40,6 +40,7 @@ struct State {
     /// Written bytes that the peer's window has allowed out.
     let_out: usize,
     own_peer: bool,
+    in_sockmap: bool,
     /// Only reads find what has arrived.
     hides_from_splice: bool,
     /// The peer acknowledges nothing.
@@ -48,14 +49,17 @@ struct State {
 }
 
 impl SimLeg {
-    /// From now on only reads find what arrives, as in a sockmap.
-    pub(crate) fn hide_from_splice(&self) {
-        self.0.borrow_mut().hides_from_splice = true;
+    /// Puts the socket into a sockmap: once more data arrives, only reads find it, and what came before.
+    pub(crate) fn enter_sockmap(&self) {
+        self.0.borrow_mut().in_sockmap = true;
     }
 
     /// Delivers a segment from the peer.
     pub(crate) fn arrive(&self, segment: &[u8]) -> Readiness {
-        self.0.borrow_mut().receive.push_back(segment.to_vec());
+        let mut s = self.0.borrow_mut();
+        s.receive.push_back(segment.to_vec());
+        s.hides_from_splice = s.in_sockmap;
+        drop(s);
         self.readiness(Readiness::DATA)
     }
 

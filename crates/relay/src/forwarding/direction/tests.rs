@@ -9,6 +9,8 @@ use crate::forwarding::sim::{SimBuffers, SimLeg};
 enum Event {
     Arrive(usize),
     Urgent,
+    /// The source is put into a sockmap.
+    Sockmap,
     Room(usize),
     End,
     Reset,
@@ -20,6 +22,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         5 => (1usize..40).prop_map(Event::Arrive),
         1 => Just(Event::Urgent),
+        1 => Just(Event::Sockmap),
         4 => (1usize..40).prop_map(Event::Room),
         1 => Just(Event::Turn),
     ]
@@ -64,6 +67,7 @@ impl Bench {
                 let ready = self.from.mark_urgent();
                 self.direction.handle_source(ready);
             }
+            Event::Sockmap => self.from.enter_sockmap(),
             Event::Room(n) => {
                 let ready = self.to.make_room(*n);
                 self.direction.handle_sink(ready);
@@ -164,7 +168,7 @@ fn what_splice_does_not_see_is_copied() {
     bench.play(&Event::Room(1 << 20));
     bench.play(&Event::Arrive(40));
     assert!(bench.direction.spliced());
-    bench.from.hide_from_splice();
+    bench.play(&Event::Sockmap);
     // More than a read takes at once.
     bench.play(&Event::Arrive(100));
     bench.play(&Event::Arrive(7));
@@ -172,6 +176,17 @@ fn what_splice_does_not_see_is_copied() {
     bench.play(&Event::End);
     assert!(bench.to.fin_sent());
     assert_eq!(bench.io.lent, 0);
+}
+
+#[test]
+fn what_splice_does_not_see_is_copied_when_splice_takes_over() {
+    let mut bench = Bench::new(Some(32), 1, 16);
+    bench.play(&Event::Sockmap);
+    bench.play(&Event::Room(1 << 20));
+    // Two reads copy the first 32 bytes, and no other edge follows for the rest.
+    bench.play(&Event::Arrive(100));
+    assert_eq!(bench.to.sent(), bench.said);
+    assert!(!bench.direction.spliced());
 }
 
 #[test]
