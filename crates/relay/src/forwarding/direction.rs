@@ -114,8 +114,7 @@ pub(crate) struct Direction<P> {
     /// There may be room to write.
     writable: bool,
     /// A short read does not prove that the socket is empty, because the peer has ended its stream,
-    /// failed, or sent urgent data (reads stop at the urgent mark), or because splice does not see what
-    /// a read does (a socket that another program has put into a sockmap).
+    /// failed, or sent urgent data (reads stop at the urgent mark).
     read_to_the_end: bool,
     /// The source's connection broke. The bytes that it delivered are forwarded, but no FIN
     /// follows, because a FIN would make a partial stream look complete.
@@ -157,6 +156,14 @@ pub(crate) enum Turn {
     Yielded,
     /// The direction is done: it forwarded FIN, or everything that a broken source delivered.
     Ended,
+}
+
+/// What a read proves that returns less than was requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Short {
+    /// That the socket is empty.
+    IsTheLast,
+    ProvesNothing,
 }
 
 /// What sends FIN once the last byte has been written.
@@ -465,7 +472,12 @@ impl<P> Direction<P> {
             self.chunk = Chunk::Piped { pipe, left: 0 };
             return self.collect_by_splice(from, to, io);
         }
-        self.collect_by_copy(from, to, io)
+        let short = if self.read_to_the_end {
+            Short::ProvesNothing
+        } else {
+            Short::IsTheLast
+        };
+        self.collect_by_copy(from, to, io, short)
     }
 
     fn collect_by_splice<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
@@ -504,10 +516,8 @@ impl<P> Direction<P> {
     {
         match from.peek() {
             Ok(Some(false)) => self.end_of_stream(),
-            Ok(Some(true)) => {
-                self.read_to_the_end = true;
-                return self.collect_by_copy(from, to, io);
-            }
+            // Splice is asked again after this read, and then a peek tells whether this was all.
+            Ok(Some(true)) => return self.collect_by_copy(from, to, io, Short::ProvesNothing),
             Ok(None) => self.readable = false,
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
@@ -515,7 +525,13 @@ impl<P> Direction<P> {
         Ok(())
     }
 
-    fn collect_by_copy<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<(), Fault>
+    fn collect_by_copy<L, W>(
+        &mut self,
+        from: &mut L,
+        to: &mut L,
+        io: &mut W,
+        short: Short,
+    ) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
@@ -537,7 +553,7 @@ impl<P> Direction<P> {
         // epoll(7): if a read of an edge-triggered stream returns less than requested, the stream
         // is empty, and the poller will report new bytes. This saves the read that would return
         // EAGAIN.
-        if !more && !self.read_to_the_end {
+        if !more && short == Short::IsTheLast {
             self.readable = false;
         }
         let mut sent = 0;

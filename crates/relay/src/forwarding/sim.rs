@@ -49,7 +49,8 @@ struct State {
 }
 
 impl SimLeg {
-    /// Puts the socket into a sockmap: once more data arrives, only reads find it, and what came before.
+    /// Puts the socket into a sockmap. After the next arrival, only reads find what has been received,
+    /// earlier bytes included.
     pub(crate) fn enter_sockmap(&self) {
         self.0.borrow_mut().in_sockmap = true;
     }

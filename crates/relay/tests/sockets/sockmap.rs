@@ -84,8 +84,9 @@ fn repetitions(got: &[u8], expected: &[u8]) -> Option<usize> {
 }
 
 /// Sends a megabyte in each direction of a session after its two sockets have been put into `map`, and
-/// returns whether both arrived as they were sent. `false`: bytes were repeated, and their sender had
-/// retransmitted some, so that the fault can be Linux's (docs/design/relay.md); anything else is a failure.
+/// returns whether both arrived as they were sent. Returns `false` if bytes were repeated, and no more than
+/// their sender had retransmitted, so that it can be Linux's fault (docs/design/relay.md). Panics on any
+/// other difference.
 fn arrives(path: Path, map: &impl MapCore) -> bool {
     let rig = Rig::new(path);
     let (mut client, mut server) = rig.pair();
@@ -116,15 +117,16 @@ fn arrives(path: Path, map: &impl MapCore) -> bool {
     rig.expect_end(End::Complete);
     let mut as_sent = true;
     for ((sender, sent), got) in senders.iter().zip([&up, &down]).zip(&got) {
-        if repetitions(got, sent).is_none_or(|count| count > 0) {
-            let retransmitted = TcpInfo::of(sender).unwrap().total_retrans > 0;
-            if !retransmitted || repetitions(got, sent).is_none() {
-                println!("retransmitted: {retransmitted}");
-                assert_same(got, sent);
-            }
-            println!("bytes were repeated after a retransmission; once more");
-            as_sent = false;
+        let count = repetitions(got, sent);
+        if count == Some(0) {
+            continue;
         }
+        let retransmitted = TcpInfo::of(sender).unwrap().bytes_retrans.unwrap();
+        if count.is_none() || (got.len() - sent.len()) as u64 > retransmitted {
+            println!("retransmitted: {retransmitted} bytes");
+            assert_same(got, sent);
+        }
+        as_sent = false;
     }
     as_sent
 }
@@ -164,8 +166,8 @@ fn bytes_of_sockets_that_an_agent_has_put_into_a_sockhash_arrive() {
     for path in [Path::Copy, Path::Splice, Path::Both] {
         println!("path: {path:?}");
         assert!(
-            (0..10).any(|_| arrives(path, &map)),
-            "bytes were repeated each time"
+            (0..3).any(|_| arrives(path, &map)),
+            "bytes were repeated three times"
         );
     }
 }

@@ -53,8 +53,8 @@ fn conflicting(host: &Host, conflict: &Conflict) -> Finding {
 
 /// Checks for BPF programs at a sockmap. Agents that observe applications put the sockets of every
 /// process into one; Linux then takes data from a relay's sockets before it can be spliced
-/// (commit 929e30f93125 counts it wrongly, too), and passes on whole what overlaps data that has
-/// arrived before (docs/design/relay.md).
+/// (commit 929e30f93125 counts it wrongly, too). It passes on whole segments, even if part of one
+/// has arrived before (docs/design/relay.md).
 fn sockmap(host: &Host) -> Finding {
     const ID: &str = "sockmap";
     let Some(programs) = &host.sockmap_programs else {
@@ -74,9 +74,9 @@ fn sockmap(host: &Host) -> Finding {
     };
     let named = |(name, id): &(String, u32)| format!("{name} (BPF program {id})");
     let all: Vec<_> = programs.iter().map(named).collect();
-    let why = "an agent takes data of sockets with BPF; if it takes a relay's, their bytes are copied \
-               instead of spliced, and Linux can repeat some when segments are retransmitted: exclude taut \
-               in its configuration. This shows whose it is:";
+    let why = "an agent takes data from sockets with BPF; if it takes a relay's, the relay copies instead \
+               of splicing, and Linux can deliver bytes twice after a retransmission; exclude taut in \
+               the agent's configuration. This shows the program:";
     Finding::slows(
         ID,
         all.join(", "),
