@@ -1,0 +1,58 @@
+//! A network of its own for a test, so that no other process takes its ports.
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd as _;
+
+use rustix::thread::UnshareFlags;
+
+/// Moves the calling thread into a new network namespace in which only `lo` exists and is up. Threads
+/// and processes that it starts afterwards are in it too; the namespace ends with the last of them.
+///
+/// Every port in it is free, and stays free after a socket on it is closed. Call it before the test
+/// starts anything.
+///
+/// # Panics
+/// Without root.
+pub fn enter_private_network() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes a network namespace and must run as root, as `make test` does"
+    );
+    // SAFETY: unsharing is unsound only for the descriptor table (CLONE_FILES).
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
+        .expect("a new network namespace");
+    loopback_up().expect("lo can be set up in a new network namespace");
+}
+
+fn loopback_up() -> io::Result<()> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    // SAFETY: `ifreq` is plain data for which all zeroes is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
+    // SAFETY: the descriptor is open, and the kernel reads one `ifreq`, which outlives the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_port_that_another_process_has_is_free() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let test = move || {
+            super::enter_private_network();
+            drop(TcpListener::bind(address).expect("the port is free"));
+            TcpListener::bind(address).expect("the port stays free");
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+}
