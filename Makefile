@@ -58,7 +58,7 @@ test-guest: root ## the kernel module for guests, in guests of QEMU's with Linux
 
 test-snoop-guests: root guests ## taut snoop while guests of QEMU's are paused, saved, unplugged, reset and migrated (root)
 	@echo "taut: building the tests of snoop with guests of QEMU's and running all of them"
-	@TAUT_SNOOP_GUESTS=all $(CARGO) test --locked -p taut --test snoop_guests
+	@TAUT_SNOOP_GUESTS=all $(CARGO) test --locked -p taut --test machine -- snoop_guests::
 
 lint: setup ## formatting, clippy, dependencies, documentation and shell scripts; warnings are errors
 	@scripts/lint
@@ -145,7 +145,7 @@ report: root release guests ## every experiment into target/report, and one HTML
 reference: root
 	@echo "taut: building the tests that write docs/reference, and running them"
 	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --bin taut reference::
-	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --test metrics
+	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --test jobs -- metrics::
 
 # The tests of attaching, of queues, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
 # take several minutes more in the emulator.

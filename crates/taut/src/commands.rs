@@ -1,4 +1,4 @@
-//! What holds for the command line of every command. `tests/commands.rs` runs them.
+//! What holds for the command line of every command. `tests/pages/commands.rs` runs them.
 
 use clap::{Arg, Command, CommandFactory as _};
 

@@ -1,5 +1,5 @@
 //! What each job may do while it runs: capabilities, system calls and files. The table in
-//! docs/security.md says why, and `tests/privileges.rs` compares the two.
+//! docs/security.md says why, and `tests/jobs/privileges.rs` compares the two.
 
 use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;

@@ -1,0 +1,302 @@
+//! The admin page of `taut relay` in a browser: headless Chromium loads it, and the test reads the
+//! document that results.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const PAGE: [(&str, &str, &str); 4] = [
+    (
+        "/",
+        "text/html",
+        include_str!("../../../relay/src/admin/page.html"),
+    ),
+    (
+        "/page.css",
+        "text/css",
+        include_str!("../../../relay/src/admin/page.css"),
+    ),
+    (
+        "/page.js",
+        "text/javascript",
+        include_str!("../../../relay/src/admin/page.js"),
+    ),
+    (
+        "/mesh.js",
+        "text/javascript",
+        include_str!("../../../relay/src/admin/mesh.js"),
+    ),
+];
+
+/// What a name could be if it were chosen to become HTML.
+const HOSTILE: &str = "<img src=x onerror=alert(1)></td><script>alert(2)</script>";
+
+/// How a browser writes the beginning of [`HOSTILE`] if it is text.
+const AS_TEXT: &str = "&lt;img src=x onerror=alert(1)&gt;&lt;/td&gt;&lt;script&gt;";
+
+/// A relay with the page, killed at the end.
+struct Relay {
+    child: Child,
+    page: SocketAddr,
+    listen: SocketAddr,
+}
+
+impl Relay {
+    fn start(to: SocketAddr) -> Self {
+        Self::start_with("control = \"off\"\n", &format!("to = \"{to}\"\n"))
+    }
+
+    /// Starts one with these lines in `[relay]`, and in its only forward.
+    fn start_with(relay: &str, forward: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("taut.toml");
+        let config = format!(
+            "[[relay.forward]]\nname = \"shop\"\nlisten = \"127.0.0.1:0\"\n{forward}\
+             [relay]\nworkers = 1\nadmin = \"127.0.0.1:0\"\n{relay}"
+        );
+        fs::write(&path, config).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_taut"))
+            .args(["relay", "--config"])
+            .arg(&path)
+            .env_remove("TAUT_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let (mut page, mut listen) = (None, None);
+        while page.is_none() || listen.is_none() {
+            let mut line = String::new();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended");
+            let after = |mark: &str| {
+                let (_, rest) = line.split_once(mark)?;
+                rest.split(['/', ' ', '\n']).next()?.parse().ok()
+            };
+            page = page.or_else(|| after("the admin page at http://"));
+            listen = listen.or_else(|| after("listen="));
+        }
+        Self {
+            child,
+            page: page.unwrap(),
+            listen: listen.unwrap(),
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns the document that the browser makes of the page.
+fn document(page: SocketAddr) -> String {
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .args([
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+        ])
+        .args(["--virtual-time-budget=1000", "--timeout=20000"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("http://{page}/"))
+        .stderr(Stdio::null())
+        .output()
+        .expect("chromium, of the package of that name");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn get(page: SocketAddr, path: &str, host: &str) -> String {
+    let mut stream = TcpStream::connect(page).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Makes a key in `dir`, and returns the public one.
+fn keygen(dir: &Path, name: &str) -> String {
+    let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
+    let made = keygen.args(["mesh", "keygen"]).arg(dir.join(name)).output();
+    String::from_utf8(made.unwrap().stdout)
+        .unwrap()
+        .trim()
+        .to_owned()
+}
+
+/// Returns what `taut mesh status --json` prints of the relay with this control socket.
+fn mesh_status(control: &Path) -> Value {
+    let mut status = Command::new(env!("CARGO_BIN_EXE_taut"));
+    status.args(["mesh", "status", "--json", "--control"]);
+    let output = status.arg(control).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+/// Returns an address on loopback that nobody listens on.
+fn unused_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn assert_nothing_is_html(shown: &str) {
+    assert!(shown.contains(AS_TEXT), "{shown}");
+    assert!(
+        !shown.contains("<img") && !shown.contains("<script>alert"),
+        "{shown}"
+    );
+}
+
+/// Serves the page with `state` as its data and without a mesh, until the process ends.
+fn serve_page(state: String) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            let mut lines = BufReader::new(&stream);
+            if lines.read_line(&mut line).is_err() {
+                continue;
+            }
+            let path = line.split(' ').nth(1).unwrap_or_default();
+            let file = PAGE.iter().find(|(name, ..)| *name == path);
+            let (kind, body) = match file {
+                Some((_, kind, body)) => (*kind, *body),
+                None if path == "/status.json" => ("application/json", state.as_str()),
+                None if path == "/mesh.json" => ("application/json", "null"),
+                None => ("text/plain", ""),
+            };
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            let _ = stream.write_all((head + body).as_bytes());
+        }
+    });
+    addr
+}
+
+#[test]
+fn the_page_shows_the_relay_in_a_browser_and_nothing_of_it_as_html() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let relay = Relay::start(server.local_addr().unwrap());
+    let client = TcpStream::connect(relay.listen).unwrap();
+    let _upstream = server.accept().unwrap();
+    let client = client.local_addr().unwrap().to_string();
+    // The state is as the page expects it.
+    let said = get(relay.page, "/status.json", "localhost");
+    let (head, state) = said.split_once("\r\n\r\n").unwrap();
+    assert!(
+        head.starts_with("HTTP/1.1 200") && head.contains("default-src 'none'"),
+        "{head}"
+    );
+    let parsed: serde_json::Value = serde_json::from_str(state).unwrap();
+    let id = parsed["sessions"][0]["id"].as_str().unwrap();
+    assert_eq!(parsed["relay"]["sessions"], 1);
+    // Every user of the machine can ask.
+    assert!(!state.contains(&client), "{state}");
+    let rebound = get(relay.page, "/status.json", "rebound.example");
+    assert!(
+        rebound.starts_with("HTTP/1.1 421") && !rebound.contains("shop"),
+        "{rebound}"
+    );
+
+    let shown = document(relay.page);
+    for part in [">shop<", ">no open session<", "of"] {
+        let expected = part != ">no open session<";
+        assert_eq!(shown.contains(part), expected, "{part} in {shown}");
+    }
+    assert!(shown.contains(&format!(">{id}<")), "{shown}");
+    assert!(!shown.contains(&client), "{shown}");
+
+    // The same with names that are HTML, which no configuration of this relay could have.
+    let state = state.replace("\"shop\"", &serde_json::to_string(HOSTILE).unwrap());
+    let shown = document(serve_page(state));
+    assert_nothing_is_html(&shown);
+    // There is no mesh.
+    for id in ["routes-section", "heat-section", "members-section"] {
+        assert!(
+            shown.contains(&format!("<section id=\"{id}\" hidden=\"\">")),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn the_page_shows_members_round_trip_times_and_routes_and_a_label_that_is_html_as_text() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ports = [unused_address(), unused_address()];
+    let mut members = String::new();
+    for (name, port) in ["near", "far"].into_iter().zip(ports) {
+        let key = keygen(dir, name);
+        members += &format!(
+            "[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = [\"{port}\"]\n"
+        );
+    }
+    // A label of `far`.
+    members += &format!("site = '{HOSTILE}'\n");
+    fs::write(dir.join("members"), members).unwrap();
+    let start = |name: &str, port: SocketAddr, forward: &str| {
+        let dir = dir.display();
+        let mesh = format!(
+            "control = \"{dir}/{name}.sock\"\n[relay.mesh]\nprivate_key_file = \"{dir}/{name}\"\n\
+             members_file = \"{dir}/members\"\nlisten = \"{port}\"\nallow = [\"127.0.0.1/32:{}\"]\n",
+            to.port()
+        );
+        Relay::start_with(&mesh, forward)
+    };
+    let _far = start("far", ports[1], &format!("to = \"{to}\"\n"));
+    let near = start(
+        "near",
+        ports[0],
+        &format!("via = \"auto\"\nto = \"{to}\"\n"),
+    );
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let status = loop {
+        let status = mesh_status(&dir.join("near.sock"));
+        let routed = status["routes"][0]["choice"] == json!(["near", "far"]);
+        if routed && status["paths"].as_array().is_some_and(|all| all.len() == 2) {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "no route: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+
+    let shown = document(near.page);
+    for id in ["routes-section", "heat-section", "members-section"] {
+        assert!(shown.contains(&format!("<section id=\"{id}\">")), "{shown}");
+    }
+    let why = status["routes"][0]["why"].as_str().unwrap();
+    let (choice, _) = why.split_once(':').unwrap();
+    for part in [
+        format!("near → far → {to}, first byte after "),
+        choice.to_owned(),
+        "title=\"near to far: ".to_owned(),
+        "title=\"far to near: ".to_owned(),
+        ">this relay<".to_owned(),
+        "class=\"good\">up<".to_owned(),
+    ] {
+        assert!(shown.contains(&part), "{part} in {shown}");
+    }
+    assert!(!shown.contains("not measured"), "{shown}");
+    assert_nothing_is_html(&shown);
+    // Without a mesh there is nothing to show, which is no failure.
+    let alone = Relay::start(to);
+    let said = get(alone.page, "/mesh.json", "localhost");
+    assert!(
+        said.starts_with("HTTP/1.1 200") && said.ends_with("\r\n\r\nnull"),
+        "{said}"
+    );
+}

@@ -1,0 +1,17 @@
+//! Jobs as processes: what they do, say, export and may do.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod admin;
+mod dns;
+mod etcd;
+mod hooks;
+#[path = "../shared/host.rs"]
+mod host;
+#[path = "../shared/jobs.rs"]
+mod jobs;
+mod json;
+mod mesh_plan;
+mod metrics;
+mod privileges;
+mod relay;
+mod snoop;

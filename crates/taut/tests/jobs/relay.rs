@@ -1,0 +1,8 @@
+//! `taut relay` as a process.
+
+mod configuration;
+mod endings;
+mod handover;
+mod log;
+mod operation;
+mod rig;
