@@ -1,8 +1,6 @@
 //! Automatic routes: four machines in namespaces, two of them relays beside that of the client, and delays
 //! between them by which one route is the best.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -15,15 +13,10 @@ use taut_relay::config::{Config, Forward, MeshConfig, PeerRule};
 use taut_relay::control::protocol::MeshStatus;
 use taut_relay::node::Node;
 
-#[path = "../shared/members.rs"]
-mod members;
-#[path = "../shared/wait.rs"]
-mod wait;
+use crate::PATIENCE;
+use crate::members::{Identities, member};
+use crate::wait::wait_until;
 
-use members::{Identities, member};
-use wait::wait_until;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 const PORT: u16 = 8080;
 
 /// A relay near the clients, one on the way, one near the server, and the server. The way from `near` to

@@ -1,7 +1,5 @@
 //! A port passes from process to process while many clients connect, and no attempt is lost.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
-
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -11,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::PATIENCE;
 use taut_relay::handover::{self, Giver};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Waker};
 use taut_sys::socket::{Keepalive, LegOptions, Listener};
 
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Sockets that share the port, as those of workers do.
 const SOCKETS: u64 = 3;
 
@@ -117,7 +115,7 @@ struct Server {
 impl Server {
     fn start(path: &Path, role: &str, listen: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_server", "--ignored", "--nocapture"])
+            .args(["--exact", "handover::a_server", "--ignored", "--nocapture"])
             .env("TAUT_HANDOVER", path)
             .env("TAUT_ROLE", role)
             .env("TAUT_LISTEN", listen)

@@ -160,7 +160,7 @@ fn a_client_goes_by_its_server_name_through_other_relays() {
         |_| {},
     );
     mesh.wait_for_pool();
-    let hello = crate::server_names::client_hello(Some("a.example"), 1 << 14);
+    let hello = crate::client_hello::client_hello(Some("a.example"), 1 << 14);
     let mut client = mesh.connect();
     client.write_all(&hello).unwrap();
     end_writing(&client);

@@ -11,13 +11,8 @@ use taut_relay::node::Node;
 
 use crate::rig::*;
 
-#[path = "../shared/members.rs"]
-mod members;
-#[path = "../shared/peer.rs"]
-mod peer;
-
-pub(crate) use members::{Entry, Identities, member, private_key, unused_address};
-pub(crate) use peer::{Peer, accept, dial};
+pub(crate) use crate::member_list::{Entry, Identities, member, private_key, unused_address};
+pub(crate) use crate::peer::{Peer, accept, dial};
 
 /// The keys of the near relay, the far one, and the one that the test plays; and a spare one of each.
 pub(crate) const NEAR: u8 = 1;

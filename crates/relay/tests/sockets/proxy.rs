@@ -1,12 +1,9 @@
 //! The PROXY protocol in both directions, with HAProxy and nginx.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader};
 use taut_relay::access::identity::Identity;
@@ -17,13 +14,8 @@ use taut_relay::node::Node;
 use taut_sys::netns::Netns;
 use tempfile::TempDir;
 
-#[path = "../shared/wait.rs"]
-mod wait;
-
-use wait::wait_until;
-
-/// A test that waits longer than this for something has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::PATIENCE;
+use crate::wait::wait_until;
 
 /// A namespace with only loopback, so that every port in it is free.
 struct EmptyNamespace(Netns);

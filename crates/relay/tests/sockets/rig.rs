@@ -13,13 +13,8 @@ use taut_relay::outcome::session_end::End;
 
 use crate::mesh_rig::{FAR, Identities, NEAR, far_config, member, mesh_addr, near_config, ping};
 
-#[path = "../shared/wait.rs"]
-mod wait;
-
-pub(crate) use wait::wait_until;
-
-/// A test that waits longer than this for something has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use crate::PATIENCE;
+pub(crate) use crate::wait::wait_until;
 
 /// How the node under test moves bytes.
 #[derive(Clone, Copy, Debug)]

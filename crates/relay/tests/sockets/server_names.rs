@@ -11,12 +11,8 @@ use taut_relay::node::Node;
 use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
 
+use crate::client_hello::client_hello;
 use crate::rig::*;
-
-#[path = "../shared/client_hello.rs"]
-mod hello;
-
-pub(crate) use hello::client_hello;
 
 fn server() -> (TcpListener, Destination) {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,27 +1,19 @@
 //! How many system calls a worker makes for a short session.
 //!
-//! The test is a binary of its own, so that no other test starts a worker in this process.
-
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+//! TODO
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use taut_relay::config::{Config, Forward};
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
 
-#[path = "../shared/wait.rs"]
-mod wait;
-
-use wait::wait_until;
-
-/// A test that waits longer than this for something has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::PATIENCE;
+use crate::wait::wait_until;
 
 /// The sessions at a time. They share the worker's waits for events, as sessions on a busy relay do.
 const SESSIONS: usize = 32;

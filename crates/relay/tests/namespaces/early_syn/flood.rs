@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
 use taut_relay::early_syn::{Devices, Exit, Limiter, Limits};
 
-use crate::rig::{LINK, Net, RELAY};
+use super::rig::{LINK, Net, RELAY};
 
 /// Sends a SYN from each of `count` unused addresses, in prefixes of their own.
 pub(crate) fn forge(net: &Net, to: SocketAddrV4, count: u32) {

@@ -8,8 +8,8 @@ use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use taut_relay::early_syn::{Devices, EarlySyn, Watch};
 use taut_sys::netns::Netns;
 
+use super::rig::{LINK, Net, PATIENCE, RELAY};
 use crate::killed::kill_when_it_says;
-use crate::rig::{LINK, Net, PATIENCE, RELAY};
 
 /// Returns the links at the device with this number.
 fn links(ifindex: u32) -> usize {
@@ -45,7 +45,7 @@ const HOLD: &str = "TAUT_RELAY_HOLD_EARLY_SYN";
 fn a_kill_takes_the_program_off_the_device() {
     let net = Net::new();
     let asked = (HOLD, net.relay.name().to_owned());
-    let hold = "gone::hold_it_when_asked_to";
+    let hold = "early_syn::gone::hold_it_when_asked_to";
     let there = kill_when_it_says("attached", hold, asked, || links(net.ifindex));
     assert_eq!(there, 1);
     wait_until_none(net.ifindex);

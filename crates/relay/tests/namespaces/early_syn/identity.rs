@@ -12,9 +12,10 @@ use taut_netlab::world::{Host, World, WorldBuilder};
 use taut_relay::config::{Config, Forward};
 use taut_relay::node::Node;
 
-use crate::flood::{send_syns, unused_clients};
-use crate::joined::{figure, wait_until};
-use crate::rig::PATIENCE;
+use super::flood::{send_syns, unused_clients};
+use super::joined::figure;
+use super::rig::PATIENCE;
+use crate::wait::wait_until;
 
 const PORT: u16 = 8080;
 /// More than one, so that most clients are accepted by another worker than the one that has their

@@ -10,16 +10,11 @@ use taut_relay::config::{Config, Forward};
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;
 
-use crate::flood::{forge, forge_from};
-use crate::rig::{LINK, Net, PATIENCE, RELAY};
+use super::flood::{forge, forge_from};
+use super::rig::{LINK, Net, PATIENCE, RELAY};
 
-#[path = "../shared/members.rs"]
-pub(crate) mod members;
-#[path = "../shared/wait.rs"]
-mod wait;
-
-use members::{Identities, member};
-pub(crate) use wait::wait_until;
+use crate::members::{Identities, member};
+use crate::wait::wait_until;
 
 const PORT: u16 = 8080;
 

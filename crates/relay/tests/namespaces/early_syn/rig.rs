@@ -3,14 +3,13 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use taut_relay::early_syn::{self, Devices, EarlySyn, SynEvent};
 use taut_sys::epoll::{Interest, Poller};
 use taut_sys::netns::Netns;
 
-/// A test that waits longer than this for something has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use crate::PATIENCE;
 
 /// The name of the link at both its ends.
 pub(crate) const LINK: &str = "wire";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use taut_relay::early_syn::{Devices, EarlySyn, EarlySynError, Exit, FourTuple, Watch};
 use taut_sys::tap::{Tap, VnetHeader};
 
-use crate::rig::{LINK, Net, PATIENCE, RELAY, RELAY6, event_of};
+use super::rig::{LINK, Net, PATIENCE, RELAY, RELAY6, event_of};
 
 #[test]
 fn a_syn_is_seen_before_its_connection_is_accepted_and_names_it() {

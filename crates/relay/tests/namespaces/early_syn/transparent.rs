@@ -11,9 +11,10 @@ use taut_relay::intercept::Method;
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;
 
-use crate::flood::{send_syns, unused_clients};
-use crate::joined::{figure, wait_until};
-use crate::rig::PATIENCE;
+use super::flood::{send_syns, unused_clients};
+use super::joined::figure;
+use super::rig::PATIENCE;
+use crate::wait::wait_until;
 
 const PORT: u16 = 80;
 /// A port that is intercepted and that no allowed destination has.

@@ -9,8 +9,8 @@ use taut_relay::intercept::{Method, TABLE, is_running, presence};
 use taut_relay::node::{Node, StartError};
 use taut_sys::netns::Netns;
 
+use super::rig::*;
 use crate::killed::kill_when_it_says;
-use crate::rig::*;
 
 /// Returns everything that interception may add to a namespace: policy rules, their table, nft's
 /// tables.
@@ -101,7 +101,7 @@ fn the_remains_of_a_kill_are_replaced_by_the_next_start_and_gone_after_it() {
     ] {
         let net = Net::new();
         let asked = (HOLD, format!("{killed:?} {}", net.router.name()));
-        let hold = "cleanup::hold_it_when_asked_to";
+        let hold = "intercept::cleanup::hold_it_when_asked_to";
         kill_when_it_says("intercepting", hold, asked, || assert_taken(&net));
         assert_ne!(
             traces(&net.router),

@@ -4,7 +4,6 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use taut_relay::config::{Config, Forward, Transparent};
 use taut_relay::intercept::Method;
@@ -12,13 +11,8 @@ use taut_relay::node::Node;
 use taut_sys::netns::Netns;
 use tempfile::TempDir;
 
-#[path = "../shared/wait.rs"]
-mod wait;
-
-pub(crate) use wait::wait_until;
-
-/// A test that waits longer than this for something has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use crate::PATIENCE;
+pub(crate) use crate::wait::wait_until;
 
 /// Both methods of interception.
 pub(crate) const METHODS: [Method; 2] = [Method::Bpf, Method::Nft];

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use taut_relay::intercept::{Exit, Method};
 use taut_relay::outcome::session_end::End;
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn an_intercepted_connection_reaches_its_original_destination() {

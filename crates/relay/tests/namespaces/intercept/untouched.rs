@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use taut_relay::intercept::{Exit, Method};
 
-use crate::rig::*;
+use super::rig::*;
 
 /// A byte each way.
 fn assert_alive(mut one: &TcpStream, mut other: &TcpStream) {

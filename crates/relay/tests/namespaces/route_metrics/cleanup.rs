@@ -10,8 +10,8 @@ use taut_relay::turbo::route_metrics::{Job, RouteMetrics, Status};
 use taut_sys::netns::Netns;
 use tokio::sync::Notify;
 
+use super::rig::*;
 use crate::killed::kill_when_it_says;
-use crate::rig::*;
 
 #[test]
 fn a_stop_leaves_nothing() {
@@ -62,7 +62,12 @@ fn the_remains_of_a_kill_are_removed_by_the_next_start() {
     let [far, far6] = relays.far();
     let netns = relays.world.host("near").netns().name();
     let asked = (HOLD, format!("{netns} {far}"));
-    kill_when_it_says("routing", "cleanup::hold_it_when_asked_to", asked, || ());
+    kill_when_it_says(
+        "routing",
+        "route_metrics::cleanup::hold_it_when_asked_to",
+        asked,
+        || (),
+    );
     assert!(
         is_ours(&relays.route(far)),
         "the kill left nothing behind, so the test has no subject"

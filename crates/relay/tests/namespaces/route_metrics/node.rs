@@ -8,12 +8,9 @@ use taut_relay::config::{Config, Forward, MeshConfig, Turbo};
 use taut_relay::node::Node;
 use taut_relay::turbo::route_metrics::{PRIORITY, PROTOCOL, TABLE, segments_of};
 
-use crate::rig::*;
+use super::rig::*;
 
-#[path = "../shared/members.rs"]
-pub(crate) mod members;
-
-use members::{Identities, member};
+use crate::members::{Identities, member};
 
 pub(crate) fn config(forwards: Vec<Forward>, mesh: MeshConfig) -> Config {
     let mut config = Config::new(forwards);

@@ -9,22 +9,13 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{World, WorldBuilder};
-use taut_relay::turbo::route_metrics::{Job, LOOK_AT_LEAST, PROTOCOL, RouteMetrics, Status, TABLE};
+use taut_relay::turbo::route_metrics::{Job, PROTOCOL, RouteMetrics, Status, TABLE};
 use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};
 use tokio::sync::Notify;
 
-#[path = "../shared/poll.rs"]
-mod poll;
-#[path = "../shared/wait.rs"]
-mod wait;
-
-use poll::wait_for;
-pub(crate) use wait::wait_until;
-
-/// A test that waits longer than this has failed. It is less than the interval between two checks
-/// without a notification: the changes that tests wait for must be noticed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-const _: () = assert!(PATIENCE.as_secs() < LOOK_AT_LEAST.as_secs());
+pub(crate) use crate::PATIENCE;
+use crate::poll::wait_for;
+pub(crate) use crate::wait::wait_until;
 
 /// The initial window that tests ask for, in segments.
 pub(crate) const SEGMENTS: u32 = 1381;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use taut_relay::turbo::route_metrics::{MAX_ADDRESSES, TABLE};
 use taut_sys::socket::has_congestion_control;
 
-use crate::rig::*;
+use super::rig::*;
 
 /// Longer than the kernel keeps a window without a route that holds it. It has to pass, because the
 /// reduction in idle time is the subject here.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use taut_relay::config::{Forward, INITIAL_WINDOW};
 use taut_sys::sock_diag::{Connection, SockDiag};
 
-use crate::node::members::{Identities, member};
-use crate::node::{config, figure, start};
-use crate::rig::*;
+use super::node::{config, figure, start};
+use super::rig::*;
+use crate::members::{Identities, member};
 
 /// A file that takes several round trips with the initial window.
 const FILE: usize = 16 << 20;

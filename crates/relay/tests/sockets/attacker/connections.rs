@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 
-use crate::path::Mode;
-use crate::rig::{Rig, wait_until};
+use super::path::Mode;
+use super::rig::{Rig, wait_until};
 
 #[test]
 fn a_recorded_connection_that_is_replayed() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::rig::PATIENCE;
+use super::rig::PATIENCE;
 
 /// The content type of a record that TLS 1.3 protects (RFC 8446 section 5.2).
 const PROTECTED: u8 = 23;

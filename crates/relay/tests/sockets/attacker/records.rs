@@ -2,8 +2,8 @@
 
 use taut_mesh::hello::{Hello, SessionId, Target};
 
-use crate::path::{Direction, Kind, Mode};
-use crate::rig::Rig;
+use super::path::{Direction, Kind, Mode};
+use super::rig::Rig;
 
 /// The numbers of the records that are attacked: that which ends the handshake, the hello, which the
 /// dialler sends next, and bytes of the session.
@@ -165,7 +165,7 @@ fn hellos_without_tls() {
         let _ = far.read_to_end(&mut answer);
         // An alert at most.
         assert!(answer.is_empty() || answer[0] == 21);
-        crate::rig::wait_until("quiet", || rig.is_quiet());
+        super::rig::wait_until("quiet", || rig.is_quiet());
         assert!(rig.accept().is_none());
     }
     assert_eq!(rig.hellos(), 0);

@@ -7,18 +7,11 @@ use std::time::Duration;
 use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::node::Node;
 
-use crate::path::{Mode, Path};
+use super::path::{Mode, Path};
 
-#[path = "../shared/members.rs"]
-mod members;
-#[path = "../shared/wait.rs"]
-mod wait;
-
-use members::{Identities, member};
-pub(crate) use wait::wait_until;
-
-/// A test that waits longer than this for something has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use crate::PATIENCE;
+use crate::member_list::{Identities, member};
+pub(crate) use crate::wait::wait_until;
 
 /// The bytes of a session each way: some twenty records.
 const LEN: usize = 300 << 10;
