@@ -1,7 +1,6 @@
 //! Private keys and lists of members for the relays of a test.
 
 use std::io::Write;
-use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -96,11 +95,4 @@ fn write(path: &Path, text: &str) {
     let mut file = std::fs::File::options();
     let file = file.create(true).truncate(true).write(true).mode(0o644);
     file.open(path).unwrap().write_all(text.as_bytes()).unwrap();
-}
-
-/// Returns an address on loopback that the kernel chose and that nobody listens on.
-#[allow(dead_code, reason = "no test binary needs all of it")]
-pub(crate) fn unused_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
 }

@@ -1,14 +1,14 @@
 //! The congestion controls of all legs of a session through two relays.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 
 use taut_relay::config::{LegConfig, PeerRule, Turbo};
 use taut_relay::node::Node;
 use taut_sys::sock_diag::{Connection, SockDiag, State};
 
 use crate::mesh_rig::{Identities, far_config, member, mesh_addr, near_config};
-use crate::rig::wait_until;
+use crate::rig::{listen, wait_until};
 
 const NEAR: u8 = 1;
 const FAR: u8 = 2;
@@ -64,7 +64,7 @@ fn plain(congestion: Option<&str>) -> LegConfig {
 #[test]
 fn each_leg_of_a_session_through_two_relays_has_its_own_congestion_control() {
     let chosen = other_than_default();
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let to = server.local_addr().unwrap();
     let ids = Identities::new();
     let mut mesh = ids.mesh(

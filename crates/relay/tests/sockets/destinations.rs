@@ -4,7 +4,6 @@ use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketType};
 use taut_relay::config::{Config, Forward};
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
@@ -18,6 +17,7 @@ fn destination(addr: SocketAddr) -> Destination {
 
 /// A node with one worker, so that equal destinations get sessions in turn.
 fn relay(to: &[SocketAddr], adjust: impl FnOnce(&mut Config)) -> Node {
+    enter_network();
     let listen = vec!["127.0.0.1:0".parse().unwrap()];
     let mut forward = Forward::new(listen, destination(to[0]));
     forward.to = to.iter().copied().map(destination).collect();
@@ -31,39 +31,33 @@ fn relay(to: &[SocketAddr], adjust: impl FnOnce(&mut Config)) -> Node {
 }
 
 fn server() -> (TcpListener, SocketAddr) {
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let addr = server.local_addr().unwrap();
     server.set_nonblocking(true).unwrap();
     (server, addr)
-}
-
-/// An address that refuses connections.
-fn refusing() -> SocketAddr {
-    server().1
 }
 
 /// A listener that answers no SYN, because its accept queue is full.
 struct Silent {
     addr: SocketAddr,
     _listener: TcpListener,
-    _queued: Vec<TcpStream>,
+    _queued: TcpStream,
 }
 
 impl Silent {
     fn new() -> Self {
-        let fd = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&fd, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        rustix::net::listen(&fd, 0).unwrap();
-        let listener = TcpListener::from(fd);
-        let addr = listener.local_addr().unwrap();
-        let short = Duration::from_millis(300);
-        let queued = std::iter::from_fn(|| TcpStream::connect_timeout(&addr, short).ok()).collect();
+        let listener = listen();
         Self {
-            addr,
+            addr: listener.local_addr().unwrap(),
+            _queued: fill_queue(&listener),
             _listener: listener,
-            _queued: queued,
         }
     }
+}
+
+/// Another address that refuses connections.
+fn also_refusing() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 2))
 }
 
 fn connect(node: &Node) -> TcpStream {
@@ -122,7 +116,7 @@ fn a_silent_address_costs_the_first_session_a_moment_and_later_ones_nothing() {
 #[test]
 fn a_refusing_address_costs_no_session() {
     let (server, addr) = server();
-    let node = relay(&[refusing(), refusing(), addr], |_| {});
+    let node = relay(&[refusing(), also_refusing(), addr], |_| {});
     for _ in 0..6 {
         let client = connect(&node);
         complete(client, wait_for(&server));
@@ -135,7 +129,7 @@ fn a_refusing_address_costs_no_session() {
 
 #[test]
 fn a_session_that_no_address_takes_ends_with_the_last_error() {
-    let node = relay(&[refusing(), refusing()], |_| {});
+    let node = relay(&[refusing(), also_refusing()], |_| {});
     assert_eq!(read_to_rst(&mut connect(&node)), b"");
     let metrics = node.metrics();
     wait_until("the session's end", || {
@@ -176,8 +170,7 @@ fn a_client_that_leaves_takes_its_attempts_with_it() {
 #[test]
 fn an_address_that_answers_again_gets_sessions_again() {
     let (first, addr) = server();
-    let (gone, back) = server();
-    drop(gone);
+    let back = refusing();
     let node = relay(&[addr, back], |_| {});
     let metrics = node.metrics();
     while metrics.addresses() != (1, 1) {

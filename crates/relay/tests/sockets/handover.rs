@@ -14,6 +14,7 @@ use taut_relay::handover::{self, Giver};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Waker};
 use taut_sys::socket::{Keepalive, LegOptions, Listener};
+use taut_sys_testing::network::enter_private_network;
 
 /// Sockets that share the port, as those of workers do.
 const SOCKETS: u64 = 3;
@@ -220,6 +221,7 @@ fn attempt(addr: SocketAddr) -> Result<String, String> {
 
 #[test]
 fn a_storm_of_connects_over_handovers_loses_none() {
+    enter_private_network();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("handover");
     let mut first = Server::start(&path, "serves", "127.0.0.1:0");

@@ -1,7 +1,7 @@
 //! Which clients may connect, how many sessions they may have, and how long they may be idle.
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use taut_relay::access::{SourcePrefix, Sources};
@@ -106,7 +106,7 @@ fn a_session_that_is_silent_for_too_long_is_reset() {
 
 #[test]
 fn an_empty_source_list_allows_no_client() {
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     server.set_nonblocking(true).unwrap();
     let rig = Rig::to(server, Path::Both, |config| {
         config.forwards[0].sources = Sources::new(Some(Vec::new()), Vec::new()).unwrap();

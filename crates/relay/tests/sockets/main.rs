@@ -20,6 +20,8 @@ mod mesh_rig;
 mod node;
 #[path = "../shared/peer.rs"]
 mod peer;
+#[path = "../shared/poll.rs"]
+mod poll;
 mod proxy;
 mod reload;
 mod rig;

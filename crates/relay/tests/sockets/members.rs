@@ -184,7 +184,7 @@ fn a_relay_ends_its_sessions_through_a_member_that_is_removed() {
 #[test]
 fn a_handshake_that_ends_after_its_key_was_removed_gives_no_connection_to_the_pool() {
     let ids = Identities::new();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listen();
     let addr = port.local_addr().unwrap();
     let known = |key| [member("near", &[NEAR]), member("far", &[key]).at(addr)];
     let mesh = ids.mesh("near", NEAR, &known(FAR));
@@ -241,7 +241,7 @@ enum Changed {
 impl Overtaken {
     fn new(key: Changed, begun: usize, adjust: impl FnOnce(&mut Config)) -> Self {
         let ids = Identities::new();
-        let next = TcpListener::bind("127.0.0.1:0").unwrap();
+        let next = listen();
         let addr = next.local_addr().unwrap();
         let known = |near: &[u8], far: &[u8]| [member("near", near), member("far", far).at(addr)];
         let mesh = ids.mesh("near", NEAR, &known(&[NEAR], &[FAR]));
@@ -405,7 +405,7 @@ fn a_member_with_destinations_of_its_own_reaches_no_others() {
 
 #[test]
 fn a_member_may_be_denied_destinations_that_others_reach() {
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let denied = server.local_addr().unwrap();
     let mesh = with_rule(PeerRule {
         deny: vec![format!("127.0.0.1/32:{}", denied.port()).parse().unwrap()],
@@ -571,7 +571,7 @@ fn a_relay_dials_without_tls_only_into_a_trusted_network() {
         (vec![], 22),
     ] {
         let ids = Identities::new();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listen();
         let far = member("far", &[FAR]).at(port.local_addr().unwrap());
         let mesh = ids.mesh("near", NEAR, &[member("near", &[NEAR]), far]);
         let to = "127.0.0.1:9".parse().unwrap();

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use taut_mesh::hello::Hello;
 use taut_relay::access::Sources;
@@ -77,7 +77,7 @@ fn a_session_to_a_destination_that_is_not_allowed_is_reset() {
 #[test]
 fn a_name_is_looked_up_by_the_last_relay_and_its_addresses_are_checked() {
     for (allow, works) in [("127.0.0.1/32:*", true), ("localhost:*", false)] {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listen();
         let port = server.local_addr().unwrap().port();
         let mesh = Mesh::with(
             |near| near.forwards[0].to = vec![format!("localhost:{port}").parse().unwrap()],
@@ -105,7 +105,7 @@ impl Chain {
     fn new(peers: &[&str], hop_limit: u8) -> Self {
         const MIDDLE: u8 = 4;
         let ids = Identities::new();
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listen();
         let (near, middle, last) = (
             || member("near", &[NEAR]),
             || member("middle", &[MIDDLE]),
@@ -379,15 +379,20 @@ fn a_peer_with_a_key_gets_its_hello_served_and_its_records_are_worthless_elsewhe
 fn a_silent_connection_at_the_mesh_port_times_out() {
     let mesh = Mesh::with(no_pool, |far| {
         let times = &mut far.mesh.as_mut().unwrap().inbound.times;
-        times.handshake = Duration::from_millis(500);
-        times.hello = Duration::from_millis(100);
+        times.handshake = Duration::from_millis(100);
     });
     let mut silent = mesh.mesh_port();
     assert_eq!(read_to_the_end(&mut silent), b"");
     assert_eq!(rejected(&mesh.far, "timed_out_handshake"), 1);
+    let mesh = Mesh::with(no_pool, |far| {
+        let times = &mut far.mesh.as_mut().unwrap().inbound.times;
+        times.hello = Duration::from_millis(100);
+    });
     let mut half = mesh.played();
     let to = mesh.server.local_addr().unwrap();
-    half.send(&hello(to).encode()[..20]);
+    let start = half.seal(&hello(to).encode()[..20]);
+    // The time may be up already.
+    let _ = half.stream.write_all(&start);
     assert!(half.read_to_end().is_err());
     assert_eq!(rejected(&mesh.far, "timed_out_hello"), 1);
     mesh.nothing_dialled();
@@ -454,18 +459,11 @@ fn no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
         let server = mesh.server.try_clone().unwrap();
         let addr = mesh.near.listen_addrs()[0].0;
         let serve = std::thread::spawn(move || {
-            server.set_nonblocking(true).unwrap();
-            let until = Instant::now() + Duration::from_millis(300);
-            while Instant::now() < until {
-                if let Ok((mut s, _)) = server.accept() {
-                    s.set_nonblocking(false).unwrap();
-                    std::thread::spawn(move || {
-                        let _ = s.read_exact(&mut [0; 4]);
-                        let _ = s.write_all(b"whole");
-                    });
-                } else {
-                    std::thread::sleep(Duration::from_micros(200));
-                }
+            while let Ok((mut s, _)) = server.accept() {
+                std::thread::spawn(move || {
+                    let _ = s.read_exact(&mut [0; 4]);
+                    let _ = s.write_all(b"whole");
+                });
             }
         });
         let go = std::thread::spawn(move || {
@@ -492,6 +490,7 @@ fn no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
         for end in go.join().unwrap() {
             *ends.entry(end).or_default() += 1;
         }
+        rustix::net::shutdown(&mesh.server, rustix::net::Shutdown::Both).unwrap();
         serve.join().unwrap();
     }
     assert!(!ends.contains_key("\"\" Ok(0)"), "{ends:?}");
@@ -522,7 +521,7 @@ fn a_full_mesh_port_is_dialled_with_pauses() {
 #[test]
 fn sessions_at_the_same_time_each_try_every_address_of_a_peer() {
     let mut lost = 0;
-    for _ in 0..30 {
+    for _ in 0..10 {
         let mesh = Mesh::without_pool();
         let port = mesh_addr(&mesh.far).port();
         mesh.list_at_near(&[
@@ -537,7 +536,7 @@ fn sessions_at_the_same_time_each_try_every_address_of_a_peer() {
         lost += near.metrics().ended(End::ConnectRefused);
         clients.clear();
     }
-    assert_eq!(lost, 0, "of 240 sessions, though the second address is up");
+    assert_eq!(lost, 0, "of 80 sessions, though the second address is up");
 }
 
 #[test]

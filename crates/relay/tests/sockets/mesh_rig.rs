@@ -11,7 +11,7 @@ use taut_relay::node::Node;
 
 use crate::rig::*;
 
-pub(crate) use crate::member_list::{Entry, Identities, member, private_key, unused_address};
+pub(crate) use crate::member_list::{Entry, Identities, member, private_key};
 pub(crate) use crate::peer::{Peer, accept, dial};
 
 /// The keys of the near relay, the far one, and the one that the test plays; and a spare one of each.
@@ -39,7 +39,9 @@ pub(crate) fn destination(addr: SocketAddr) -> Destination {
 /// Returns the configuration of a node that takes sessions from the mesh at a port that the kernel
 /// chooses, and allows loopback as their destination.
 pub(crate) fn far_config(mesh: MeshConfig, adjust: impl FnOnce(&mut Config)) -> Config {
+    enter_network();
     let mut mesh = mesh;
+    mesh.turbo = None;
     mesh.listen = vec!["127.0.0.1:0".parse().unwrap()];
     mesh.allow = vec!["127.0.0.1/32:*".parse().unwrap()];
     let mut config = Config::new(Vec::new());
@@ -58,6 +60,7 @@ pub(crate) fn near_config(
     to: Destination,
     adjust: impl FnOnce(&mut Config),
 ) -> Config {
+    enter_network();
     let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
     let route = |route: &&[&str]| route.iter().map(|name| name.parse().unwrap()).collect();
     forward.via = routes.iter().map(route).collect();
@@ -65,6 +68,7 @@ pub(crate) fn near_config(
     config.workers = Some(1);
     config.max_sessions = Some(64);
     let mut mesh = mesh;
+    mesh.turbo = None;
     mesh.pool.min = 2;
     mesh.pool.max = 4;
     config.mesh = Some(mesh);
@@ -114,7 +118,7 @@ impl Mesh {
         adjust_far: impl FnOnce(&mut Config),
     ) -> Self {
         let ids = Identities::new();
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listen();
         let at_far = far_config(ids.mesh("far", FAR, &known_to_far()), adjust_far);
         let far = Node::start(&at_far).unwrap();
         let known = [

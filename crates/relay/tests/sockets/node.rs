@@ -10,6 +10,7 @@ use taut_relay::node::{Node, StartError};
 use taut_relay::outcome::session_end::End;
 
 fn config(listen: &str, to: &str) -> Config {
+    enter_network();
     let listen = vec![listen.parse().unwrap()];
     let mut config = Config::new(vec![Forward::new(
         listen,
@@ -25,11 +26,11 @@ fn a_slow_reader_holds_the_writer_back() {
     for path in paths() {
         let rig = Rig::new(path);
         let (mut client, server) = rig.tight_pair();
-        let bytes = stream(64 << 20, 1);
+        let bytes = stream(FLOOD, 1);
         let sent = fill(&mut client, &bytes);
         assert!(
             sent < bytes.len(),
-            "64 MiB were accepted for a reader that reads nothing"
+            "all was accepted for a reader that reads nothing"
         );
         drop(server);
     }
@@ -70,7 +71,7 @@ fn readers_that_stop_leave_the_pipes_to_others() {
     let stalled: Vec<_> = (0..4)
         .map(|i| {
             let (mut client, server) = rig.tight_pair();
-            let bytes = stream(24 << 20, 10 + i);
+            let bytes = stream(FLOOD, 10 + i);
             let sent = fill(&mut client, &bytes);
             (client, server, bytes, sent)
         })
@@ -140,7 +141,7 @@ async fn stopping_resets_what_is_open() {
 
 #[test]
 fn ipv6_clients_reach_an_ipv4_destination() {
-    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let to = server.local_addr().unwrap().to_string();
     let node = Node::start(&config("[::1]:0", &to)).unwrap();
     let mut client = TcpStream::connect(node.listen_addrs()[0].0).unwrap();
@@ -180,23 +181,15 @@ fn more_sessions_than_descriptors_are_refused() {
 
 #[test]
 fn a_forward_to_itself_is_refused() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let error = Node::start(&config(&format!(":{free}"), &format!("127.0.0.1:{free}")));
+    let error = Node::start(&config(":9", "127.0.0.1:9"));
     assert!(matches!(error, Err(StartError::Loop { .. })), "{error:?}");
-    let mapped = Node::start(&config(
-        &format!("127.0.0.1:{free}"),
-        &format!("[::ffff:127.0.0.1]:{free}"),
-    ));
+    let mapped = Node::start(&config("127.0.0.1:9", "[::ffff:127.0.0.1]:9"));
     assert!(matches!(mapped, Err(StartError::Loop { .. })), "{mapped:?}");
 }
 
 #[test]
 fn an_unknown_congestion_control_is_refused_at_the_start() {
-    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let mut config = config("127.0.0.1:0", &server.local_addr().unwrap().to_string());
     config.forwards[0].client_congestion = Some("reno".into());
     config.forwards[0].upstream_congestion = Some("reno".into());

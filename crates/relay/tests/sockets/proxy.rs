@@ -1,9 +1,8 @@
 //! The PROXY protocol in both directions, with HAProxy and nginx.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader};
 use taut_relay::access::identity::Identity;
@@ -11,75 +10,35 @@ use taut_relay::access::{SourcePrefix, Sources};
 use taut_relay::config::{Config, Forward};
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
-use taut_sys::netns::Netns;
+use taut_sys_testing::network::enter_private_network;
+use taut_sys_testing::skip::has_programs;
 use tempfile::TempDir;
 
 use crate::PATIENCE;
 use crate::wait::wait_until;
 
-/// A namespace with only loopback, so that every port in it is free.
-struct EmptyNamespace(Netns);
-
-impl EmptyNamespace {
-    fn new() -> Self {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "this test makes a network namespace and must run as root; `make test` does"
-        );
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let made = MADE.fetch_add(1, Ordering::Relaxed);
-        let place =
-            Self(Netns::create(&format!("taut-proxy-{}-{made}", std::process::id())).unwrap());
-        assert!(
-            place
-                .command(&["ip", "link", "set", "lo", "up"])
-                .status()
-                .unwrap()
-                .success()
-        );
-        place
-    }
-
-    fn command(&self, line: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command
-            .args(["netns", "exec", self.0.name()])
-            .args(line)
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn listen(&self, port: u16) -> TcpListener {
-        let addr = SocketAddr::from(([127, 0, 0, 1], port));
-        self.0.run(|| TcpListener::bind(addr)).unwrap().unwrap()
-    }
-
-    fn connect(&self, port: u16) -> TcpStream {
-        let addr = SocketAddr::from(([127, 0, 0, 1], port));
-        let stream = self.0.run(|| TcpStream::connect(addr)).unwrap().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
-
-    /// Starts a relay from port 8000 to port 9000.
-    fn relay(&self, identity: Identity) -> Node {
-        let to = Destination {
-            host: "127.0.0.1".to_owned(),
-            port: 9000,
-        };
-        let mut forward = Forward::new(vec!["127.0.0.1:8000".parse().unwrap()], to);
-        forward.identity = identity;
-        let mut config = Config::new(vec![forward]);
-        config.workers = Some(2);
-        config.max_sessions = Some(64);
-        self.0.run(|| Node::start(&config)).unwrap().unwrap()
-    }
+fn listen(port: u16) -> TcpListener {
+    TcpListener::bind(("127.0.0.1", port)).unwrap()
 }
 
-impl Drop for EmptyNamespace {
-    fn drop(&mut self) {
-        let _ = Netns::delete(self.0.name());
-    }
+fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Starts a relay from port 8000 to port 9000.
+fn relay(identity: Identity) -> Node {
+    let to = Destination {
+        host: "127.0.0.1".to_owned(),
+        port: 9000,
+    };
+    let mut forward = Forward::new(vec!["127.0.0.1:8000".parse().unwrap()], to);
+    forward.identity = identity;
+    let mut config = Config::new(vec![forward]);
+    config.workers = Some(2);
+    config.max_sessions = Some(64);
+    Node::start(&config).unwrap()
 }
 
 /// A foreign process, until it is dropped.
@@ -137,7 +96,10 @@ fn header(client: &str, to: &str) -> Vec<u8> {
 
 #[test]
 fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
-    let place = EmptyNamespace::new();
+    if !has_programs(&["nginx", "haproxy", "curl"]) {
+        return;
+    }
+    enter_private_network();
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(
@@ -156,17 +118,16 @@ fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
          listen one\n bind 127.0.0.1:7001\n server relay 127.0.0.1:8000 send-proxy\n",
     )
     .unwrap();
-    let nginx = ["nginx", "-p", &path(""), "-c", "nginx.conf"];
-    let _nginx = Peer(place.command(&nginx).spawn().unwrap());
+    let mut nginx = Command::new("nginx");
+    let nginx = nginx.args(["-p", &path(""), "-c", "nginx.conf"]);
+    let _nginx = Peer(nginx.stdin(Stdio::null()).spawn().unwrap());
     wait_until("nginx", || folder.path().join("nginx.pid").exists());
-    let node = place.relay(identity(true, Some("127.0.0.0/8")));
-    let mut haproxy = place.command(&["haproxy", "-db", "-q", "-f", &path("haproxy.cfg")]);
+    let node = relay(identity(true, Some("127.0.0.0/8")));
+    let mut haproxy = Command::new("haproxy");
+    let haproxy = haproxy.args(["-db", "-q", "-f", &path("haproxy.cfg")]);
     let _haproxy = Peer(haproxy.stderr(Stdio::null()).spawn().unwrap());
-    let front = SocketAddr::from(([127, 0, 0, 1], 7000));
-    let up = || place.0.run(|| TcpStream::connect(front).is_ok()).unwrap();
-    wait_until("haproxy", up);
+    wait_until("haproxy", || TcpStream::connect("127.0.0.1:7000").is_ok());
     let line = [
-        "curl",
         "-sS",
         "--noproxy",
         "*",
@@ -177,7 +138,7 @@ fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
     ];
     for front in [7000, 7001] {
         let page = format!("http://127.0.0.1:{front}/");
-        let output = place.command(&line).arg(page).output().unwrap();
+        let output = Command::new("curl").args(line).arg(page).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
         let (page, port) = said.split_once('|').unwrap();
         assert_eq!(
@@ -192,10 +153,10 @@ fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
 
 #[test]
 fn a_silent_clients_header_reaches_a_server_that_speaks_first() {
-    let place = EmptyNamespace::new();
-    let _node = place.relay(identity(true, None));
-    let server = place.listen(9000);
-    let mut client = place.connect(8000);
+    enter_private_network();
+    let _node = relay(identity(true, None));
+    let server = listen(9000);
+    let mut client = connect(8000);
     let mut far = accept(&server);
     let told = read_header(&mut far).addresses.unwrap();
     assert_eq!(
@@ -212,14 +173,14 @@ fn a_silent_clients_header_reaches_a_server_that_speaks_first() {
 
 #[test]
 fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
-    let place = EmptyNamespace::new();
-    let node = place.relay(identity(true, Some("127.0.0.1")));
-    let server = place.listen(9000);
+    enter_private_network();
+    let node = relay(identity(true, Some("127.0.0.1")));
+    let server = listen(9000);
     let two = header("[2001:db8::7]:700", "[2001:db8::8]:443");
     let one = b"PROXY TCP6 2001:db8::7 2001:db8::8 700 443\r\n".to_vec();
     let pieces = |sent: Vec<u8>| [1, 16, sent.len(), sent.len() + 4].map(|n| (sent.clone(), n));
     for (sent, pieces) in [two, one].into_iter().flat_map(pieces) {
-        let mut client = place.connect(8000);
+        let mut client = connect(8000);
         client.set_nodelay(true).unwrap();
         let stream = [&sent[..], b"rest"].concat();
         for piece in stream.chunks(pieces) {
@@ -239,10 +200,10 @@ fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
 
 #[test]
 fn a_health_check_of_the_proxy_itself_is_its_own_client() {
-    let place = EmptyNamespace::new();
-    let _node = place.relay(identity(true, Some("127.0.0.1")));
-    let server = place.listen(9000);
-    let mut client = place.connect(8000);
+    enter_private_network();
+    let _node = relay(identity(true, Some("127.0.0.1")));
+    let server = listen(9000);
+    let mut client = connect(8000);
     let local = Header {
         command: Kind::Local,
         addresses: None,
@@ -255,29 +216,29 @@ fn a_health_check_of_the_proxy_itself_is_its_own_client() {
 
 #[test]
 fn an_untrusted_malformed_or_late_proxy_header_is_reset() {
-    let place = EmptyNamespace::new();
-    let server = place.listen(9000);
+    enter_private_network();
+    let server = listen(9000);
     server.set_nonblocking(true).unwrap();
     let header = header("192.0.2.7:700", "192.0.2.8:443");
     {
-        let node = place.relay(identity(false, Some("192.0.2.0/24")));
-        assert_reset(place.connect(8000));
+        let node = relay(identity(false, Some("192.0.2.0/24")));
+        assert_reset(connect(8000));
         assert_eq!(node.metrics().proxy_refused(), 1);
     }
-    let node = place.relay(identity(false, Some("127.0.0.1")));
+    let node = relay(identity(false, Some("127.0.0.1")));
     // A client that speaks to the server directly, and a malformed line.
     for said in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"PROXY TCP4 1.2.3.4 1.2.3.4 1 65536\r\n",
     ] {
-        let mut client = place.connect(8000);
+        let mut client = connect(8000);
         client.write_all(said).unwrap();
         assert_reset(client);
     }
     // Half a header, and a client that closes in the middle of one.
-    let mut slow = place.connect(8000);
+    let mut slow = connect(8000);
     slow.write_all(&header[..20]).unwrap();
-    let mut gone = place.connect(8000);
+    let mut gone = connect(8000);
     gone.write_all(&header[..20]).unwrap();
     gone.shutdown(Shutdown::Write).unwrap();
     assert_reset(gone);

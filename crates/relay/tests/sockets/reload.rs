@@ -19,6 +19,7 @@ fn forward(listen: &str, to: SocketAddr) -> Forward {
 }
 
 fn config(forwards: Vec<Forward>) -> Config {
+    enter_network();
     let mut config = Config::new(forwards);
     config.workers = Some(2);
     config.max_sessions = Some(64);
@@ -26,7 +27,7 @@ fn config(forwards: Vec<Forward>) -> Config {
 }
 
 fn new_server() -> (TcpListener, SocketAddr) {
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let addr = server.local_addr().unwrap();
     (server, addr)
 }
@@ -149,7 +150,6 @@ fn a_failed_reload_changes_nothing() {
     let relay = node.listen_addrs();
     let mut no_congestion = config(vec![forward("127.0.0.1:0", addr)]);
     no_congestion.forwards[0].upstream_congestion = Some("no-such".into());
-    let free = new_server().1.port();
     for (bad, what) in [
         (
             config(vec![
@@ -161,8 +161,8 @@ fn a_failed_reload_changes_nothing() {
         (no_congestion, "no such congestion control"),
         (
             config(vec![forward(
-                &format!("127.0.0.1:{free}"),
-                SocketAddr::from(([127, 0, 0, 1], free)),
+                "127.0.0.1:9",
+                SocketAddr::from(([127, 0, 0, 1], 9)),
             )]),
             "a loop",
         ),
@@ -174,7 +174,7 @@ fn a_failed_reload_changes_nothing() {
         complete(client, far);
     }
     // The addresses that the failed ones had bound are free.
-    TcpListener::bind(("127.0.0.1", free)).unwrap();
+    TcpListener::bind("127.0.0.1:9").unwrap();
 }
 
 #[test]

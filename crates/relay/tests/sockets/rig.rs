@@ -1,20 +1,45 @@
 //! A relay node in this process between a real client and a real server socket.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt;
 use taut_relay::config::{Config, Forward};
 use taut_relay::metrics::Metrics;
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
 use taut_relay::outcome::session_end::End;
+use taut_sys_testing::network::enter_private_network;
 
 use crate::mesh_rig::{FAR, Identities, NEAR, far_config, member, mesh_addr, near_config, ping};
 
 pub(crate) use crate::PATIENCE;
+use crate::poll::wait_for;
 pub(crate) use crate::wait::wait_until;
+
+/// Moves the test into a network of its own, unless it is in one: nobody else takes a port there, and nobody
+/// answers at one that the test has closed. Every helper that begins with a socket or a configuration calls
+/// this. Threads that the test starts afterwards are in it too.
+pub(crate) fn enter_network() {
+    thread_local!(static IS_IN: Cell<bool> = const { Cell::new(false) });
+    if !IS_IN.replace(true) {
+        enter_private_network();
+    }
+}
+
+/// Returns a listener on loopback at a port that the kernel chooses.
+pub(crate) fn listen() -> TcpListener {
+    enter_network();
+    TcpListener::bind("127.0.0.1:0").unwrap()
+}
+
+/// Returns an address that refuses connections. The kernel chooses no port like this one.
+pub(crate) fn refusing() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 1))
+}
 
 /// How the node under test moves bytes.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +55,9 @@ pub(crate) enum Path {
     /// Through another relay in a trusted network, over a leg without TLS.
     Trusted,
 }
+
+/// More bytes than there is room for between the ends of [`Rig::tight_pair`].
+pub(crate) const FLOOD: usize = 8 << 20;
 
 /// The relays with TLS in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,8 +114,7 @@ impl Rig {
     }
 
     pub(crate) fn with(path: Path, adjust: impl FnMut(&mut Config)) -> Self {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self::to(server, path, adjust)
+        Self::to(listen(), path, adjust)
     }
 
     /// `adjust` changes the configuration of every relay on the path.
@@ -133,8 +160,12 @@ impl Rig {
         (client, server)
     }
 
-    /// The same with small buffers at both ends, which fill quickly.
+    /// The same with small buffers at both ends and in between, which fill quickly: with less than [`FLOOD`].
     pub(crate) fn tight_pair(&self) -> (TcpStream, TcpStream) {
+        for bounds in ["tcp_rmem", "tcp_wmem"] {
+            let file = format!("/proc/sys/net/ipv4/{bounds}");
+            std::fs::write(file, "4096 65536 262144").unwrap();
+        }
         sockopt::set_socket_recv_buffer_size(&self.server, 16 << 10).unwrap();
         let family = rustix::net::AddressFamily::INET;
         let kind = rustix::net::SocketType::STREAM;
@@ -176,6 +207,7 @@ fn all_ends(metrics: &Metrics) -> u64 {
 }
 
 pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)) -> Node {
+    enter_network();
     let listen = "127.0.0.1:0".parse().unwrap();
     let to = Destination {
         host: to.ip().to_string(),
@@ -278,20 +310,32 @@ pub(crate) fn reset(stream: TcpStream) {
 pub(crate) fn fill(stream: &mut TcpStream, bytes: &[u8]) -> usize {
     stream.set_nonblocking(true).unwrap();
     let mut written = 0;
-    let mut idle_since = Instant::now();
-    // The buffers are full if nothing more is accepted although the node had time to read.
-    while written < bytes.len() && idle_since.elapsed() < Duration::from_millis(300) {
+    while written < bytes.len() && has_room(stream) {
         match stream.write(&bytes[written..]) {
-            Ok(n) => {
-                written += n;
-                idle_since = Instant::now();
-            }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+            Ok(n) => written += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(e) => panic!("write: {e}"),
         }
     }
     stream.set_nonblocking(false).unwrap();
     written
+}
+
+/// Returns whether a stream accepts bytes. If it accepts none although the node had time to read, the buffers
+/// are full.
+fn has_room(stream: &TcpStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::OUT)];
+    let while_the_node_reads = Duration::from_millis(100).try_into().unwrap();
+    rustix::event::poll(&mut fds, Some(&while_the_node_reads)).unwrap() == 1
+}
+
+/// Makes a listener drop SYNs by filling its queue. The connection that fills it must be kept.
+pub(crate) fn fill_queue(listener: &TcpListener) -> TcpStream {
+    // A backlog of n holds n + 1.
+    rustix::net::listen(listener, 0).unwrap();
+    let queued = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    wait_for(listener, PollFlags::IN);
+    queued
 }
 
 /// Waits until the other end's kernel has acknowledged everything.

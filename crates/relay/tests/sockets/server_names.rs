@@ -15,7 +15,7 @@ use crate::client_hello::client_hello;
 use crate::rig::*;
 
 fn server() -> (TcpListener, Destination) {
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen();
     let to = server.local_addr().unwrap().to_string().parse().unwrap();
     (server, to)
 }

@@ -12,6 +12,7 @@ use libbpf_rs::{MapCore, MapFlags, MapType, Object, ObjectBuilder};
 use taut_relay::outcome::session_end::End;
 use taut_sys::sock_diag::SockDiag;
 use taut_sys::tcp_info::TcpInfo;
+use taut_sys_testing::skip::{has_programs, skip};
 
 use crate::rig::*;
 
@@ -27,16 +28,13 @@ __attribute__((section("sk_skb/stream_verdict"), used)) int pass(void *skb) { re
 char _license[] __attribute__((section("license"), used)) = "GPL";
 "#;
 
-/// Starts the agent. `None` without a compiler, or if the kernel has no such map.
+/// Starts the agent. `None` if the kernel has no such map.
 fn agent(folder: &File) -> Option<Object> {
     let [source, object] = ["agent.c", "agent.o"].map(|name| folder.join(name));
     std::fs::write(&source, AGENT).unwrap();
     let mut clang = Command::new("clang");
     clang.args(["-O2", "-g", "-target", "bpf", "-c", "-o"]);
-    let compiled = match clang.args([&object, &source]).status() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-        compiled => compiled.unwrap(),
-    };
+    let compiled = clang.args([&object, &source]).status().unwrap();
     assert!(compiled.success());
     if !MapType::Sockhash.is_supported().unwrap() {
         return None;
@@ -157,10 +155,12 @@ fn only_repetitions_are_taken_for_repetitions() {
 
 #[test]
 fn bytes_of_sockets_that_an_agent_has_put_into_a_sockhash_arrive() {
+    if !has_programs(&["clang"]) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let Some(agent) = agent(folder.path()) else {
-        println!("SKIPPED: there is no clang, or no sockhash in this kernel");
-        return;
+        return skip("no sockhash in this kernel");
     };
     let map = agent.maps().find(|map| map.name() == "sockets").unwrap();
     for path in [Path::Copy, Path::Splice, Path::Both] {

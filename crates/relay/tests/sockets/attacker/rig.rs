@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::node::Node;
+use taut_sys_testing::network::enter_private_network;
 
 use super::path::{Mode, Path};
 
@@ -40,6 +41,7 @@ pub(crate) struct Got {
 
 impl Rig {
     pub(crate) fn new() -> Self {
+        enter_private_network();
         let ids = Identities::new();
         let known =
             || [("near", 1), ("far", 2), ("third", 3)].map(|(name, key)| member(name, &[key]));
