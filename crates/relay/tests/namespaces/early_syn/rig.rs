@@ -100,6 +100,17 @@ impl Net {
         String::from_utf8_lossy(&output.stdout).lines().count()
     }
 
+    /// Returns how many packets the relay's end of the link has dropped: those that came while the queue that
+    /// devices of a CPU share was full.
+    pub(crate) fn dropped(&self) -> u32 {
+        let read = || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        let devices = self.relay.run(read).unwrap();
+        let link = |line: &str| Some(line.trim().strip_prefix(LINK)?.to_owned());
+        let link = devices.lines().find_map(link).unwrap();
+        // Behind the colon: bytes, packets, errors and drops of what was received.
+        link.split_whitespace().nth(4).unwrap().parse().unwrap()
+    }
+
     /// Watches for SYNs to `addrs` on the link.
     pub(crate) fn watch(&self, addrs: &[SocketAddr]) -> Watch {
         self.watch_on(Devices::Named(vec![LINK.to_owned()]), addrs, u32::MAX)

@@ -10,6 +10,7 @@ use taut_relay::config::{Config, Forward, Transparent};
 use taut_relay::intercept::Method;
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;
+use taut_sys_testing::skip::has_programs;
 
 use super::flood::{send_syns, unused_clients};
 use super::joined::figure;
@@ -101,6 +102,9 @@ fn an_intercepted_client_gets_a_leg_that_its_syn_has_begun() {
         (Method::Bpf, true),
         (Method::Nft, false),
     ] {
+        if method == Method::Nft && !has_programs(&["nft"]) {
+            continue;
+        }
         let world = world("early-taken");
         let (client, server) = (world.host("client"), world.host("server"));
         let node = relay(&world, method, |f| {

@@ -35,9 +35,11 @@ fn traces(netns: &Netns) -> Vec<String> {
         let routes = String::from_utf8(route.stdout).unwrap();
         traces.extend(routes.lines().map(str::to_owned));
     }
-    let tables = exec(netns, &["nft", "list", "tables"]).stdout;
-    let tables = String::from_utf8(tables).unwrap();
-    traces.extend(tables.lines().map(str::to_owned));
+    if methods().contains(&Method::Nft) {
+        let tables = exec(netns, &["nft", "list", "tables"]).stdout;
+        let tables = String::from_utf8(tables).unwrap();
+        traces.extend(tables.lines().map(str::to_owned));
+    }
     traces
 }
 
@@ -68,7 +70,7 @@ fn assert_taken(net: &Net) {
 
 #[test]
 fn a_stop_leaves_nothing_and_connections_are_routed_again() {
-    for method in METHODS {
+    for method in methods() {
         let net = Net::new();
         let before = traces(&net.router);
         assert_eq!(before, [""; 0]);
@@ -93,12 +95,10 @@ const HOLD: &str = "TAUT_RELAY_HOLD_INTERCEPTION";
 
 #[test]
 fn the_remains_of_a_kill_are_replaced_by_the_next_start_and_gone_after_it() {
-    for (killed, next) in [
-        (Method::Bpf, Method::Bpf),
-        (Method::Bpf, Method::Nft),
-        (Method::Nft, Method::Nft),
-        (Method::Nft, Method::Bpf),
-    ] {
+    let pairs = methods().into_iter();
+    for (killed, next) in
+        pairs.flat_map(|killed| methods().into_iter().map(move |next| (killed, next)))
+    {
         let net = Net::new();
         let asked = (HOLD, format!("{killed:?} {}", net.router.name()));
         let hold = "intercept::cleanup::hold_it_when_asked_to";

@@ -9,13 +9,18 @@ use taut_relay::config::{Config, Forward, Transparent};
 use taut_relay::intercept::Method;
 use taut_relay::node::Node;
 use taut_sys::netns::Netns;
+use taut_sys_testing::skip::has_programs;
 use tempfile::TempDir;
 
 pub(crate) use crate::PATIENCE;
 pub(crate) use crate::wait::wait_until;
 
-/// Both methods of interception.
-pub(crate) const METHODS: [Method; 2] = [Method::Bpf, Method::Nft];
+/// Returns both methods of interception, without that of nft where there is none.
+pub(crate) fn methods() -> Vec<Method> {
+    let mut methods = vec![Method::Bpf];
+    methods.extend(has_programs(&["nft"]).then_some(Method::Nft));
+    methods
+}
 
 /// The ends of the two links; the last part differs between the two ends.
 pub(crate) const CLIENT: [&str; 2] = ["10.50.1.2", "fd50:1::2"];

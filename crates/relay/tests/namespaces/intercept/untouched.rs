@@ -19,7 +19,7 @@ fn assert_alive(mut one: &TcpStream, mut other: &TcpStream) {
 
 #[test]
 fn the_routers_own_services_on_an_intercepted_port_are_its_own() {
-    for method in METHODS {
+    for method in methods() {
         let net = Net::new();
         let mut forward = forward();
         // Every destination, so that only being local exempts them; replies to clients' addresses
@@ -47,7 +47,7 @@ fn the_routers_own_services_on_an_intercepted_port_are_its_own() {
 
 #[test]
 fn other_ports_and_destinations_are_routed_as_before() {
-    for method in METHODS {
+    for method in methods() {
         let net = Net::new();
         ip(&net.server, "address add 198.51.100.10 dev lo");
         ip(&net.router, "route add 198.51.100.0/24 via 10.50.2.2");
@@ -69,7 +69,7 @@ fn other_ports_and_destinations_are_routed_as_before() {
 
 #[test]
 fn packets_from_another_device_are_routed_as_before() {
-    for method in METHODS {
+    for method in methods() {
         let net = Net::new();
         let mut forward = forward();
         forward.transparent.as_mut().unwrap().devices = vec![TO_SERVER.to_owned()];
@@ -106,7 +106,7 @@ fn strict_reverse_path_filtering_with_the_mark_drops_intercepted_packets() {
 
 #[test]
 fn connections_that_were_routed_before_the_start_outlive_start_and_stop() {
-    for method in METHODS {
+    for method in methods() {
         let net = Net::new();
         let listener = net.listen(&net.server, SERVER[0], PORT);
         let client = net.connect(SERVER[0], PORT);

@@ -22,6 +22,8 @@ const LEN: usize = 300 << 10;
 pub(crate) struct Rig {
     pub(crate) path: Path,
     pub(crate) near: Node,
+    of_near: Config,
+    _ids: Identities,
     pub(crate) far: Node,
     pub(crate) third: Node,
     pub(crate) server: TcpListener,
@@ -55,12 +57,11 @@ impl Rig {
             let mut config = Config::new(forward.into_iter().collect());
             config.workers = Some(1);
             config.max_sessions = Some(64);
-            config.timeouts.connect = Duration::from_secs(1);
             config.mesh = Some(mesh);
-            Node::start(&config).unwrap()
+            (Node::start(&config).unwrap(), config)
         };
-        let far = start(ids.mesh("far", 2, &known()), None);
-        let third = start(ids.mesh("third", 3, &known()), None);
+        let (far, _) = start(ids.mesh("far", 2, &known()), None);
+        let (third, _) = start(ids.mesh("third", 3, &known()), None);
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         server.set_nonblocking(true).unwrap();
         let path = Path::new(far.mesh_addrs()[0].0);
@@ -70,10 +71,12 @@ impl Rig {
         let to = server.local_addr().unwrap().to_string().parse().unwrap();
         let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
         forward.via = vec![vec!["far".parse().unwrap()]];
-        let near = start(ids.mesh("near", 1, &members), Some(forward));
+        let (near, of_near) = start(ids.mesh("near", 1, &members), Some(forward));
         Self {
             path,
             near,
+            of_near,
+            _ids: ids,
             far,
             third,
             server,
@@ -87,6 +90,15 @@ impl Rig {
         let hellos = self.hellos();
         let retries = count(&self.near, "taut_relay_pool_retries_total");
         self.path.set(mode.clone());
+        let mut config = self.of_near.clone();
+        config.timeouts.connect = match mode {
+            // What keeps the near relay waiting ends with this.
+            Mode::Attack { at: ..=2, .. } | Mode::Answer(_) | Mode::Redirect(_) => {
+                Duration::from_secs(1)
+            }
+            Mode::Attack { .. } | Mode::Pass => PATIENCE,
+        };
+        self.near.reload(&config).unwrap();
         let client = TcpStream::connect(self.near.listen_addrs()[0].0).unwrap();
         let (at_client, at_server) = std::thread::scope(|s| {
             let client = s.spawn(|| play(client, &self.up));
