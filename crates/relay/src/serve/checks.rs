@@ -161,6 +161,8 @@ impl Schedule {
 mod tests {
     use std::net::TcpListener;
 
+    use taut_sys_testing::network::enter_private_network;
+
     use super::*;
     use crate::config::{Config, Forward};
     use crate::net::addr::Destination;
@@ -204,6 +206,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_is_down_while_its_checks_fail_and_up_again_afterwards() {
+        enter_private_network();
         let up = TcpListener::bind("127.0.0.1:0").unwrap();
         let down = TcpListener::bind("127.0.0.1:0").unwrap();
         let addrs = [&up, &down].map(|l| l.local_addr().unwrap());

@@ -220,3 +220,32 @@ fn a_failed_sink_is_distinguished_from_a_failed_source() {
         .turn(&mut bench.from, &mut bench.to, &mut bench.io);
     assert_eq!(fault, Err(Fault::To(Errno::PIPE)));
 }
+
+/// A workload that is the same in every run, with no I/O and on one thread: half of its bytes are copied, the
+/// others spliced.
+#[test]
+#[ignore = "run under callgrind by scripts/instructions"]
+fn copy_loop_for_instruction_count() {
+    const STEPS: usize = 100_000;
+    let mut state = 1u64;
+    let mut random = move |below: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) as usize % below
+    };
+    for splice_after in [None, Some(0)] {
+        let mut bench = Bench::new(splice_after, 1, 50);
+        for _ in 0..STEPS / 2 {
+            let n = 1 + random(40);
+            bench.play(&match random(2) {
+                0 => Event::Arrive(n),
+                _ => Event::Room(n),
+            });
+        }
+        bench.play(&Event::Room(1 << 30));
+        bench.play(&Event::End);
+        assert_eq!(bench.to.sent(), bench.said);
+        assert!(bench.direction.finished() && bench.direction.spliced() == splice_after.is_some());
+    }
+}

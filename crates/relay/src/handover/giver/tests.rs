@@ -2,6 +2,7 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 
 use taut_sys::scm_rights::SeqpacketSocket;
+use taut_sys_testing::network::enter_private_network;
 
 use super::super::{Taken, take};
 use super::*;
@@ -110,6 +111,7 @@ fn a_new_process_that_takes_too_long_is_given_up() {
 
 #[test]
 fn a_path_without_a_process_is_not_an_error_and_neither_is_a_stopped_giver() {
+    enter_private_network();
     let old = old(1, PATIENCE);
     let (path, addr) = (old.path.clone(), old.addrs[0]);
     drop(old.giver);
