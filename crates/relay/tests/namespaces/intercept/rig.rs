@@ -90,9 +90,12 @@ impl Net {
                 ip(netns, &format!("route add default via {gateway}"));
             }
         }
-        for addr in SERVER {
-            ip(&net.server, &format!("address add {addr} dev lo"));
-        }
+        ip(&net.server, &format!("address add {} dev lo", SERVER[0]));
+        // Otherwise the kernel looks for a duplicate, and nobody can bind the address for a moment.
+        ip(
+            &net.server,
+            &format!("address add {} dev lo nodad", SERVER[1]),
+        );
         ip(&net.router, "route add 203.0.113.0/24 via 10.50.2.2");
         ip(&net.router, "route add 2001:db8:113::/64 via fd50:2::2");
         for knob in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
