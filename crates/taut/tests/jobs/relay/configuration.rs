@@ -4,7 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::relay::rig::{FORWARD, MeshFiles, Running, assert_one_sentence, refused, server, taut};
+use taut_sys_testing::network::enter_private_network;
+
+use crate::relay::rig::{
+    FORWARD, MeshFiles, NEXT, Running, assert_one_sentence, refused, server, taut,
+};
 
 #[test]
 fn a_mistake_in_the_configuration_is_one_message_with_its_line() {
@@ -77,6 +81,8 @@ fn a_metrics_port_in_use_is_one_message() {
 
 #[test]
 fn a_destination_without_an_address_is_one_message() {
+    // No resolver can answer there.
+    enter_private_network();
     let (output, said) = refused(&FORWARD.replace("127.0.0.1:9", "nowhere.invalid:80"));
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert_one_sentence(&said, "cannot look up `nowhere.invalid:80`");
@@ -114,6 +120,7 @@ fn a_second_relay_on_the_same_port_is_refused() {
 
 #[test]
 fn a_check_exits_without_a_relay_and_says_what_prevents_one() {
+    enter_private_network();
     let (_holder, taken) = server();
     let check = |config: &str| {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -157,10 +164,9 @@ fn a_check_of_peers_dials_each_relay_and_says_who_does_not_accept_this_one() {
         let path = |name: &str| folder.path().join(name);
         files.list_at(&path("members.toml"), &["next", known]);
         let mesh = format!(
-            "[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\nlisten = \"{}\"\nallow = \"127.0.0.1:9\"\n",
+            "[relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\nlisten = \"{NEXT}\"\nallow = \"127.0.0.1:9\"\n",
             files.dir.path().join("next"),
             path("members.toml"),
-            files.next,
         );
         fs::write(path("taut.toml"), format!("{FORWARD}{mesh}")).unwrap();
         let _next = Running::with_config(&path("taut.toml"));

@@ -6,7 +6,9 @@ use std::net::{TcpListener, TcpStream};
 
 use rustix::process::Signal;
 
-use crate::relay::rig::{FORWARD, MeshFiles, PATIENCE, Running, free_port, operate, pair, server};
+use taut_sys_testing::network::enter_private_network;
+
+use crate::relay::rig::{FORWARD, MeshFiles, PATIENCE, Running, address, operate, pair, server};
 
 #[test]
 fn a_reload_logs_only_what_changes() {
@@ -27,7 +29,8 @@ fn a_reload_logs_only_what_changes() {
 
 #[test]
 fn a_dead_destination_is_one_warning_and_its_return_one_line_with_the_count() {
-    let to = free_port();
+    enter_private_network();
+    let to = address(8000);
     let mut relay = Running::start(to, &[]);
     let listen = relay.listen;
     let refused = |count| {
@@ -74,8 +77,9 @@ fn a_dead_destination_is_one_warning_and_its_return_one_line_with_the_count() {
 
 #[test]
 fn clients_that_are_refused_are_one_warning_with_an_example() {
+    enter_private_network();
     let file = tempfile::NamedTempFile::new().unwrap();
-    let (other, dead) = (free_port(), free_port());
+    let (other, dead) = (address(8080), address(8000));
     let text = format!(
         "{FORWARD}not_from = \"127.0.0.0/8\"\n[[relay.forward]]\nlisten = \"{other}\"\nto = \"{dead}\"\n"
     );

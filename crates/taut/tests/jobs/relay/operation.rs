@@ -9,14 +9,16 @@ use std::process::Command;
 use std::time::Instant;
 
 use rustix::process::Signal;
+use taut_sys_testing::network::enter_private_network;
 
 use crate::relay::rig::{
-    FORWARD, MeshFiles, PATIENCE, Running, assert_one_sentence, free_port, get, operate, pair,
+    FORWARD, MeshFiles, NEXT, PATIENCE, Running, address, assert_one_sentence, get, operate, pair,
     server, taut,
 };
 
 #[test]
 fn sighup_reloads_the_configuration_and_sessions_continue() {
+    enter_private_network();
     let (server, addr) = server();
     let (other, other_addr) = self::server();
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -65,9 +67,9 @@ fn sighup_reloads_the_configuration_and_sessions_continue() {
 
 #[test]
 fn a_reload_that_the_sandbox_refuses_is_one_sentence_and_sessions_go_on() {
-    let (server, addr) = server();
     let files = MeshFiles::new();
-    let listen = free_port();
+    let (server, addr) = server();
+    let listen = address(8080);
     let mesh = fs::read_to_string(files.config()).unwrap();
     let (_, mesh) = mesh.split_once("[relay.mesh]").unwrap();
     let write = |routes: &str, to: SocketAddr| {
@@ -84,7 +86,7 @@ fn a_reload_that_the_sandbox_refuses_is_one_sentence_and_sessions_go_on() {
         ("two/routes", "restart the relay to change it"),
         ("one/new/routes", "and reload again"),
     ] {
-        write(routes, free_port());
+        write(routes, address(8000));
         relay.signal(Signal::HUP);
         let said = relay.wait_for_log("keeping the former configuration");
         let line = said.lines().last().unwrap();
@@ -196,10 +198,11 @@ fn the_control_socket_of_a_killed_relay_is_replaced_and_a_strangers_is_not() {
 
 #[test]
 fn an_operator_lists_ends_and_drains_over_the_control_socket() {
+    enter_private_network();
     let (server, addr) = server();
     let dir = tempfile::tempdir().unwrap();
     let (config, control) = (dir.path().join("taut.toml"), dir.path().join("control"));
-    let (listen, metrics) = (free_port(), free_port());
+    let (listen, metrics) = (address(8080), address(9464));
     let text = format!(
         "[relay]\ncontrol = {control:?}\nmetrics = \"{metrics}\"\n\
          [[relay.forward]]\nname = \"web\"\nlisten = \"{listen}\"\nto = \"{addr}\"\n"
@@ -297,10 +300,10 @@ fn an_operator_lists_ends_and_drains_over_the_control_socket() {
 
 #[test]
 fn an_operator_leads_sessions_around_a_relay() {
-    let (server, addr) = server();
     let files = MeshFiles::new();
+    let (server, addr) = server();
     // It accepts connections and says nothing.
-    let next = TcpListener::bind(files.next).unwrap();
+    let next = TcpListener::bind(NEXT).unwrap();
     let control = files.dir.path().join("control");
     let config = fs::read_to_string(files.config()).unwrap();
     let config = config.replace("127.0.0.1:9", &addr.to_string());
@@ -363,20 +366,10 @@ fn connections_to_the_destination_come_from_the_configured_addresses() {
 
 #[test]
 fn an_address_that_the_machine_gets_is_known_at_once() {
-    if !rustix::process::geteuid().is_root() {
-        println!("not tested: only root makes network namespaces");
-        return;
-    }
-    let taut = taut();
-    let start = "ip link set lo up && exec \"$@\"";
-    let mut own = Command::new("unshare");
-    own.args(["--net", "sh", "-c", start, "sh"]);
-    own.arg(taut.get_program()).args(taut.get_args());
-    own.args(["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]);
-    let mut relay = Running::run(&mut own);
-    let place = format!("--net=/proc/{}/ns/net", relay.child.id());
-    let added = Command::new("nsenter")
-        .args([&place, "ip", "address", "add", "192.0.2.1/32", "dev", "lo"])
+    enter_private_network();
+    let mut relay = Running::start(address(8000), &[]);
+    let added = Command::new("ip")
+        .args(["address", "add", "192.0.2.1/32", "dev", "lo"])
         .status();
     assert!(added.unwrap().success());
     relay.wait_for_log("the addresses of this machine have changed");

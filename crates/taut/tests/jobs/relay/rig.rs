@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use taut_sys_testing::network::enter_private_network;
 
 /// The time limit of every wait in these tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -162,21 +163,26 @@ pub(crate) fn get(addr: SocketAddr, path: &str) -> String {
     page
 }
 
-/// Returns the address of a port that is free now.
-pub(crate) fn free_port() -> SocketAddr {
-    server().1
+/// An address in the private network of a test where nothing listens until the test does. Its port is
+/// below those that the kernel chooses, so that a relay that dials it cannot connect to itself.
+pub(crate) const fn address(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// A relay `own` that goes through `next`, at an address where nobody listens.
+/// The mesh address of the relay `next`, where nothing listens until the test does.
+pub(crate) const NEXT: SocketAddr = address(7440);
+
+/// A relay `own` that goes through `next`.
 pub(crate) struct MeshFiles {
     pub(crate) dir: tempfile::TempDir,
-    pub(crate) next: SocketAddr,
     /// The public keys of `own`, `next` and `third`.
     pub(crate) keys: [String; 3],
 }
 
 impl MeshFiles {
+    /// Moves the test into a private network and writes the files. Call it before anything listens.
     pub(crate) fn new() -> Self {
+        enter_private_network();
         let dir = tempfile::tempdir().unwrap();
         let keys = ["own", "next", "third"].map(|name| {
             let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
@@ -188,11 +194,7 @@ impl MeshFiles {
                 .trim_end()
                 .to_owned()
         });
-        let files = Self {
-            dir,
-            next: free_port(),
-            keys,
-        };
+        let files = Self { dir, keys };
         files.list(&["own", "next"]);
         let path = |name| files.dir.path().join(name);
         let mesh = format!(
@@ -219,7 +221,7 @@ impl MeshFiles {
             let place = ["own", "next", "third"].iter().position(|n| n == name);
             let key = &self.keys[place.unwrap()];
             let addresses = match *name {
-                "next" => format!("[\"{}\"]", self.next),
+                "next" => format!("[\"{NEXT}\"]"),
                 _ => "[]".to_owned(),
             };
             format!("[[member]]\nname = \"{name}\"\nkeys = [\"{key}\"]\naddresses = {addresses}\n")
