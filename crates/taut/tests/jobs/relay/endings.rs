@@ -1,10 +1,11 @@
 //! Draining, and being killed.
 
+use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use crate::relay::rig::{PATIENCE, Running, pair, server};
 
@@ -26,6 +27,20 @@ fn sigterm_lets_the_open_session_end_before_the_process() {
     assert!(said.contains("all sessions have ended"), "{said}");
 }
 
+/// Returns the number of connections that the kernel has accepted for the listeners at `addr`, and they
+/// have not.
+fn accept_queue(addr: SocketAddr) -> usize {
+    let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let local = format!("0100007F:{:04X}", addr.port());
+    let rows = table.lines().map(|row| row.split_whitespace().collect());
+    // The receive queue of a listener (state 0A) is its accept queue.
+    let queues = rows.filter_map(|row: Vec<&str>| {
+        let (_, queue) = row[4].split_once(':')?;
+        (row[1] == local && row[3] == "0A").then(|| usize::from_str_radix(queue, 16).unwrap())
+    });
+    queues.sum()
+}
+
 #[test]
 fn draining_serves_every_connection_that_the_kernel_has_accepted() {
     const CLIENTS: usize = 300;
@@ -33,9 +48,17 @@ fn draining_serves_every_connection_that_the_kernel_has_accepted() {
     let relay = Running::start(addr, &[]);
     // While it is stopped, the kernel completes handshakes for its listener.
     relay.signal(Signal::STOP);
+    let stopped = waitpid(Some(Pid::from_child(&relay.child)), WaitOptions::UNTRACED);
+    assert!(stopped.unwrap().unwrap().1.stopped());
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| TcpStream::connect(relay.listen).unwrap())
         .collect();
+    // A client sees the end of its handshake before the kernel of the relay does.
+    let deadline = Instant::now() + PATIENCE;
+    while accept_queue(relay.listen) < CLIENTS {
+        assert!(Instant::now() < deadline, "handshakes do not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     relay.signal(Signal::TERM);
     relay.signal(Signal::CONT);
     let served = std::thread::spawn(move || {
