@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use taut_sys_testing::network::enter_private_network;
+use taut_sys_testing::skip::has_programs;
 
 /// A test that waits longer than this for something has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,16 +20,38 @@ pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !happened() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Returns an address on loopback that the kernel chose and that nobody listens on.
-pub(crate) fn unused_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
+/// An address where nothing listens.
+pub(crate) const UNUSED: SocketAddr = address(1);
+
+/// The address of the server for its peers.
+const PEERS: SocketAddr = address(2380);
+
+const fn address(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+/// Moves the test into a private network, where no other process takes a port of a server that is dead for
+/// a while, and returns the operator of a mesh and a server with this number of addresses. Returns `None`,
+/// after reporting the test as skipped, without etcd.
+pub(crate) fn start(addresses: u16) -> Option<(Operator, Etcd)> {
+    start_with(addresses, false, &["etcd", "etcdctl"])
+}
+
+/// Does so with a server that accepts only clients with a certificate.
+pub(crate) fn start_with_tls() -> Option<(Operator, Etcd)> {
+    start_with(1, true, &["etcd", "etcdctl", "openssl"])
+}
+
+fn start_with(addresses: u16, tls: bool, programs: &[&str]) -> Option<(Operator, Etcd)> {
+    if !has_programs(programs) {
+        return None;
+    }
+    enter_private_network();
+    Some((Operator::new(), Etcd::start(addresses, tls)))
 }
 
 fn run(command: &mut Command) -> Output {
@@ -50,23 +74,12 @@ pub(crate) struct Etcd {
     folder: tempfile::TempDir,
     /// Its addresses for clients.
     pub(crate) clients: Vec<SocketAddr>,
-    peers: SocketAddr,
     /// Certificates, if it uses TLS.
     pub(crate) tls: bool,
 }
 
 impl Etcd {
-    /// Starts a server with this number of addresses.
-    pub(crate) fn start(addresses: usize) -> Self {
-        Self::with(addresses, false)
-    }
-
-    /// Starts a server that accepts only clients with a certificate.
-    pub(crate) fn with_tls() -> Self {
-        Self::with(1, true)
-    }
-
-    fn with(addresses: usize, tls: bool) -> Self {
+    fn start(addresses: u16, tls: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         if tls {
             make_certificates(folder.path());
@@ -74,8 +87,7 @@ impl Etcd {
         let mut etcd = Self {
             child: None,
             folder,
-            clients: (0..addresses).map(|_| unused_address()).collect(),
-            peers: unused_address(),
+            clients: (0..addresses).map(|n| address(2381 + n)).collect(),
             tls,
         };
         etcd.start_again();
@@ -85,11 +97,14 @@ impl Etcd {
     /// Starts the server with the data that it had.
     pub(crate) fn start_again(&mut self) {
         let clients: Vec<_> = self.clients.iter().map(|a| self.url(*a)).collect();
-        let (clients, peers) = (clients.join(","), format!("http://{}", self.peers));
+        let (clients, peers) = (clients.join(","), format!("http://{PEERS}"));
         let mut command = Command::new("etcd");
         command
             .args([
                 "--unsafe-no-fsync",
+                // The only member need not wait a second before it votes for itself.
+                "--heartbeat-interval=10",
+                "--election-timeout=100",
                 "--name",
                 "one",
                 "--logger",
@@ -124,8 +139,7 @@ impl Etcd {
         }
         let log = fs::File::create(self.path("log")).unwrap();
         let child = command.stdout(Stdio::null()).stderr(log).spawn();
-        let missing = "etcd cannot be started; `make test` installs the package etcd-server";
-        self.child = Some(child.expect(missing));
+        self.child = Some(child.unwrap());
         wait_until("etcd", || {
             let up = TcpStream::connect(self.clients[0]).is_ok();
             up && self.ctl(&["endpoint", "health"]).status.success()
@@ -210,7 +224,7 @@ fn openssl(folder: &Path, args: &str) {
 
 /// Makes an authority and certificates for a server and a client. The server's is a client's, too, because
 /// etcd's gateway connects to the server itself.
-fn make_certificates(folder: &Path) {
+pub(crate) fn make_certificates(folder: &Path) {
     let new_key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
     openssl(
         folder,
@@ -299,15 +313,14 @@ impl Operator {
             true => String::new(),
             false => format!("{key} = \"{value}\"\n"),
         };
-        let times = [("interval", "1s"), ("timeout", "1s"), ("lease", "3s")];
+        let times = [("interval", "1s"), ("timeout", "60s"), ("lease", "30s")];
         let times: String = times.map(|(key, value)| default(key, value)).concat();
         let text = format!(
-            "[relay]\ncontrol = {:?}\nmetrics = \"{}\"\nworkers = 1\nmax_sessions = 16\n\
+            "[relay]\ncontrol = {:?}\nmetrics = \"127.0.0.1:0\"\nworkers = 1\nmax_sessions = 16\n\
              [relay.mesh]\nprivate_key_file = {:?}\nmembers_file = {:?}\nmembers_key = {:?}\n\
              listen = \"127.0.0.1:0\"\nallow = \"127.0.0.1/32:9\"\nturbo = false\n\
              [relay.mesh.etcd]\n{times}{etcd}\n",
             folder.join("control"),
-            unused_address(),
             self.path(&format!("{name}.key")),
             folder.join("members.toml"),
             self.key,
@@ -413,12 +426,9 @@ impl Relay {
 
     /// Returns the seconds until something expires, by `taut_relay_expires_seconds`.
     pub(crate) fn expires(&self, what: &str) -> f64 {
-        let config = fs::read_to_string(self.folder.path().join("taut.toml")).unwrap();
-        let address = config
-            .lines()
-            .find_map(|line| line.strip_prefix("metrics = "))
-            .unwrap();
-        let address = address.trim_matches('"');
+        let log = self.log();
+        let (_, rest) = log.split_once("/metrics addr=").unwrap();
+        let address = rest.split_whitespace().next().unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
         let request =
             format!("GET /metrics HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
