@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use taut_sys::tap::Tap;
+use taut_sys_testing::skip::has_programs;
 
 use crate::host::Host;
 
@@ -43,7 +44,11 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    pub(crate) fn new(name: &str) -> Self {
+    /// Returns `None`, after reporting the test as skipped, without etcd.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        if !has_programs(&["etcd", "etcdctl"]) {
+            return None;
+        }
         let host = Host::new(&format!("metrics-{name}"));
         // For snoop, and for the relay's programs.
         let taps = ["tautm0", "tautm1"].map(|name| {
@@ -59,7 +64,7 @@ impl Jobs {
             host,
         };
         jobs.write_files();
-        jobs.start()
+        Some(jobs.start())
     }
 
     pub(crate) fn path(&self, name: &str) -> String {
@@ -253,7 +258,31 @@ impl Jobs {
         self.running.push(Running(child));
     }
 
-    /// Has sessions and a DNS query, until what they make appears in the metrics.
+    /// Has a session through each forward, and a DNS query.
+    pub(crate) fn have_sessions(&self) {
+        let once = |port: u16| {
+            let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.write_all(&[7; 100_000]).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut text = Vec::new();
+            client.read_to_end(&mut text).unwrap();
+            assert_eq!(text.len(), 100_000, "through port {port}");
+        };
+        let sessions = || {
+            once(8080);
+            once(8081);
+            let query = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            // www.steer.example.org, type A.
+            let name = b"\x03www\x05steer\x07example\x03org\0";
+            let head = b"\0\x07\0\0\0\x01\0\0\0\0\0\0";
+            let query_bytes = [&head[..], &name[..], b"\0\x01\0\x01"].concat();
+            query.send_to(&query_bytes, "127.0.0.1:5300").unwrap();
+        };
+        self.host.0.run(sessions).unwrap();
+    }
+
+    /// Has sessions until what they make appears in the metrics.
     fn exchange(&self) {
         let bind = || TcpListener::bind("127.0.0.1:8000").unwrap();
         let server = self.host.0.run(bind).unwrap();
@@ -266,27 +295,8 @@ impl Jobs {
                 }
             }
         });
-        let once = |port: u16| {
-            let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            client.set_read_timeout(Some(PATIENCE)).unwrap();
-            client.write_all(&[7; 100_000]).unwrap();
-            client.shutdown(Shutdown::Write).unwrap();
-            let mut text = Vec::new();
-            client.read_to_end(&mut text).unwrap();
-            assert_eq!(text.len(), 100_000, "through port {port}");
-        };
         until("sessions and measurements are in the metrics", || {
-            let sessions = || {
-                once(8080);
-                once(8081);
-                let query = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-                // www.steer.example.org, type A.
-                let name = b"\x03www\x05steer\x07example\x03org\0";
-                let head = b"\0\x07\0\0\0\x01\0\0\0\0\0\0";
-                let query_bytes = [&head[..], &name[..], b"\0\x01\0\x01"].concat();
-                query.send_to(&query_bytes, "127.0.0.1:5300").unwrap();
-            };
-            self.host.0.run(sessions).unwrap();
+            self.have_sessions();
             let has = |port, line: &str| {
                 let text = self.get(port, "/metrics").unwrap_or_default();
                 text.lines()
