@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -52,8 +51,15 @@ impl Stubs {
         );
         let bin = self.path("bin");
         fs::create_dir_all(&bin).unwrap();
-        fs::write(bin.join(name), text).unwrap();
-        fs::set_permissions(bin.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes it. A process that another test starts meanwhile inherits descriptors
+        // of this one, and while it had one that writes the stub, the stub could not be executed (ETXTBSY).
+        let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+        let written = Command::new("sh")
+            .args(["-c", write])
+            .arg(bin.join(name))
+            .arg(text)
+            .status();
+        assert!(written.unwrap().success());
     }
 
     fn script(&self, hook: &str, args: &[&str]) -> Command {

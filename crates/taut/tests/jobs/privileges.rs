@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use taut_sys::child::Child;
 use taut_sys::tap::Tap;
+use taut_sys_testing::skip::has_programs;
 
 use crate::host::Host;
 
@@ -286,6 +287,9 @@ fn a_relay_that_intercepts_has_the_capabilities_of_the_table() {
 
 #[test]
 fn a_relay_of_another_user_can_intercept_with_nft() {
+    if !has_programs(&["nft"]) {
+        return;
+    }
     let job = Job::new("nft");
     let config = "[relay]\nuser = \"nobody\"\nintercept_by = \"nft\"\n\
                   [[relay.forward]]\nlisten = \"0.0.0.0:8080\"\ntransparent = true\nports = [81]\nallow = [\"*:81\"]\n";
