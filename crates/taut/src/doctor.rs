@@ -42,9 +42,10 @@ mod table;
 /// cannot be repaired, 2 for a usage error.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  taut doctor             what is wrong, and the commands that mend it
-  taut doctor --all       everything that was looked at
-  taut doctor --repair    first remove what killed processes have left")]
+  taut doctor                    what is wrong, and the commands that mend it
+  taut doctor --all              everything that was looked at
+  taut doctor --only leftovers   only what killed processes have left
+  taut doctor --repair           first remove what killed processes have left")]
 pub(crate) struct Args {
     /// Print one JSON object instead of tables
     #[arg(long, help_heading = "Output")]
@@ -52,14 +53,40 @@ pub(crate) struct Args {
     /// Also show what is all right: every feature, with its use, and every setting
     #[arg(long, help_heading = "Output")]
     all: bool,
+    /// Check only these parts
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PART,...",
+        value_delimiter = ',',
+        help_heading = "Checks"
+    )]
+    only: Vec<Part>,
     /// First remove what killed processes of Taut have left (root)
     #[arg(long, help_heading = "Repair")]
     repair: bool,
 }
 
+/// A part of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    Features,
+    Settings,
+    Leftovers,
+}
+
+// === impl Part ===
+
+impl Part {
+    /// Returns whether the part is examined, given the value of `--only`.
+    fn is_in(self, only: &[Self]) -> bool {
+        only.is_empty() || only.contains(&self)
+    }
+}
+
 pub(crate) fn run(args: &Args) -> ExitCode {
     let is_repaired = !args.repair || repair();
-    let report = examine();
+    let report = examine(&args.only);
     let text = match args.json {
         true => Versioned::new(&report)
             .pretty()
@@ -91,19 +118,31 @@ fn repair() -> bool {
     stays.is_empty()
 }
 
-fn examine() -> Report {
+/// Examines these parts, or all of them if `only` is empty.
+fn examine(only: &[Part]) -> Report {
     let features = feature::FEATURES
         .iter()
+        .filter(|_| Part::Features.is_in(only))
         .map(|f| feature::assess(f, (f.probe)()))
         .collect::<Vec<_>>();
-    let settings = setting::assess(&host());
-    Report::new(
-        probe::kernel_release(),
-        probe::is_root(),
-        features,
-        settings,
-        leftover::find(),
-    )
+    let settings = match Part::Settings.is_in(only) {
+        true => setting::assess(&host()),
+        false => Vec::new(),
+    };
+    let leftovers = match Part::Leftovers.is_in(only) {
+        true => leftover::find(),
+        false => Vec::new(),
+    };
+    Report {
+        only: only.to_vec(),
+        ..Report::new(
+            probe::kernel_release(),
+            probe::is_root(),
+            features,
+            settings,
+            leftovers,
+        )
+    }
 }
 
 /// Returns the width of the terminal, or of a page.

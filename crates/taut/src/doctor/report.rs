@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::severity::Severity;
-use super::{feature, leftover, setting};
+use super::{Part, feature, leftover, setting};
 
 /// All findings and the overall verdict.
 #[derive(Debug, Serialize)]
@@ -14,6 +14,9 @@ pub(crate) struct Report {
     pub(crate) root: bool,
     /// The highest severity of all findings.
     pub(crate) verdict: Severity,
+    /// The parts that were examined; empty if all were.
+    #[serde(skip)]
+    pub(crate) only: Vec<Part>,
     /// What the kernel can do.
     pub(crate) features: Vec<feature::Finding>,
     /// Settings and limits.
@@ -42,6 +45,7 @@ impl Report {
             kernel,
             root,
             verdict,
+            only: Vec::new(),
             features,
             settings,
             leftovers,
@@ -50,7 +54,11 @@ impl Report {
 
     /// Returns the number of things that were looked at, whatever was found.
     pub(crate) fn looked_at(&self) -> usize {
-        self.features.len() + self.settings.len() + leftover::LOOKED_FOR
+        let leftovers = match Part::Leftovers.is_in(&self.only) {
+            true => leftover::LOOKED_FOR,
+            false => 0,
+        };
+        self.features.len() + self.settings.len() + leftovers
     }
 
     /// Returns the number of findings of this severity.

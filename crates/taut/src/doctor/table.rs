@@ -233,7 +233,9 @@ impl Page {
             .filter(|f| f.severity == Severity::Fine)
             .partition(is_known);
         let text = |f: &setting::Finding| format!("{} = {} ({})", f.id, f.value, f.why);
-        let _ = writeln!(self.out, "\nSettings that are fine");
+        if !known.is_empty() {
+            let _ = writeln!(self.out, "\nSettings that are fine");
+        }
         for finding in known {
             self.paragraph(INDENT, "fine    ", &text(finding));
         }
@@ -249,7 +251,8 @@ impl Page {
         let verdict = match report.verdict {
             Severity::Blocks => "taut relay or taut lab cannot run on this machine.",
             Severity::Slows => "Taut runs on this machine, but some findings slow it down.",
-            Severity::Fine => "Taut runs on this machine at full speed.",
+            Severity::Fine if report.only.is_empty() => "Taut runs on this machine at full speed.",
+            Severity::Fine => "Nothing is wrong with what --only names.",
         };
         let Unknown { here, needs_root } = unknown(report);
         let text = format!(
@@ -326,6 +329,7 @@ mod tests {
     use taut_sys::probe::Answer;
 
     use super::*;
+    use crate::doctor::Part;
     use crate::doctor::feature::FEATURES;
 
     const WHY: &str = "the kernel gave a reason so long that it does not fit on one line of a page";
@@ -336,6 +340,10 @@ mod tests {
             .iter()
             .map(|f| feature::assess(f, answer.clone()))
             .collect();
+        report_of(features, settings)
+    }
+
+    fn report_of(features: Vec<feature::Finding>, settings: Vec<setting::Finding>) -> Report {
         Report::new("6.1.0".into(), true, features, settings, Vec::new())
     }
 
@@ -446,5 +454,15 @@ mod tests {
         let mixed = render(&mixed, false, PAGE).replace('\n', " ");
         let both = "1 could not be told, but root can tell; 1 could not be told (--all";
         assert!(mixed.contains(both), "{mixed}");
+    }
+
+    #[test]
+    fn a_part_of_the_report_claims_nothing_about_the_rest() {
+        let part = Report {
+            only: vec![Part::Settings],
+            ..report_of(Vec::new(), Vec::new())
+        };
+        assert!(render(&part, false, PAGE).contains(": 0 things were looked at"));
+        assert!(!render(&part, true, PAGE).contains("full speed"));
     }
 }
