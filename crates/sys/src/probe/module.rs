@@ -13,7 +13,15 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Runs `probe` unless it would make the kernel load one of `modules`.
 pub(super) fn unless_it_loads(modules: &[&str], probe: impl FnOnce() -> Answer) -> Answer {
-    match Modules::of_this_kernel() {
+    unless_one_loads(Modules::of_this_kernel(), modules, probe)
+}
+
+fn unless_one_loads(
+    of_kernel: Modules,
+    modules: &[&str],
+    probe: impl FnOnce() -> Answer,
+) -> Answer {
+    match of_kernel {
         Modules::NoneCanLoad => probe(),
         Modules::Hidden => match modules.iter().find(|m| !is_present(m)) {
             Some(module) => Answer::Unknown(format!(
@@ -95,11 +103,24 @@ fn lists(index: &str, module: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::lists;
+    use super::{Answer, Modules, lists, unless_one_loads};
 
     const INDEX: &str = "kernel/net/sched/sch_fq_codel.ko.xz:\n\
                          kernel/net/bridge/bridge.ko: kernel/net/802/stp.ko\n\
                          kernel/net/netfilter/nft-tproxy.ko.zst: kernel/x.ko.zst\n";
+
+    #[test]
+    fn a_probe_that_would_load_a_module_does_not_run() {
+        let of = |kernel, probe: fn() -> Answer| unless_one_loads(kernel, &["taut_none"], probe);
+        let listed = || Modules::Listed("kernel/taut-none.ko.xz:\n".to_owned());
+        let ran = || -> Answer { panic!("the module would be loaded") };
+        assert!(matches!(of(listed(), ran), Answer::NotLoaded { module } if module == "taut_none"));
+        assert!(matches!(of(Modules::Hidden, ran), Answer::Unknown(_)));
+        let other = Modules::Listed(INDEX.to_owned());
+        for without in [other, Modules::NoneCanLoad] {
+            assert!(matches!(of(without, || Answer::Yes), Answer::Yes));
+        }
+    }
 
     #[test]
     fn a_module_is_found_by_its_whole_name_only() {
