@@ -1,30 +1,25 @@
 //! `taut lab` finds and executes `taut-lab`. What that does is tested in its own package.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
-
-/// A file that is open for writing cannot be executed, and a process that another test starts at that
-/// moment has it open until its own `exec`.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Prints its arguments, one a line, and exits with 7.
 const PROGRAM: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit 7\n";
 
 /// Runs `taut lab` as a copy in a folder of its own. `beside` and `in_path` say where a `taut-lab` is.
 fn lab(beside: bool, in_path: bool, args: &[&str]) -> Output {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (dir, path) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    if beside {
-        put(&dir.path().join("taut-lab"));
-    }
-    if in_path {
-        put(&path.path().join("taut-lab"));
+    for (is_there, dir) in [(beside, &dir), (in_path, &path)] {
+        if is_there {
+            sh(
+                "printf %s \"$2\" >\"$1/taut-lab\" && chmod 755 \"$1/taut-lab\"",
+                dir.path(),
+                PROGRAM,
+            );
+        }
     }
     let taut = dir.path().join("taut");
-    fs::copy(env!("CARGO_BIN_EXE_taut"), &taut).unwrap();
+    sh("cp \"$2\" \"$1\"", &taut, env!("CARGO_BIN_EXE_taut"));
     Command::new(taut)
         .env("PATH", path.path())
         .arg("lab")
@@ -33,9 +28,12 @@ fn lab(beside: bool, in_path: bool, args: &[&str]) -> Output {
         .unwrap()
 }
 
-fn put(program: &Path) {
-    fs::write(program, PROGRAM).unwrap();
-    fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+/// Runs a script that writes a program: a child of another test may inherit a descriptor of this process, and a
+/// program that is open for writing cannot be executed.
+fn sh(script: &str, to: &Path, what: &str) {
+    let mut sh = Command::new("sh");
+    let written = sh.args(["-c", script, "sh"]).arg(to).arg(what).status();
+    assert!(written.unwrap().success(), "{script}");
 }
 
 #[test]
@@ -74,7 +72,6 @@ fn without_taut_lab_the_error_names_the_command_that_builds_it() {
 
 #[test]
 fn the_list_of_commands_names_it() {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let help = Command::new(env!("CARGO_BIN_EXE_taut"))
         .arg("--help")
         .output()

@@ -1,7 +1,6 @@
 //! `scripts/setup`, which root runs, opens nothing by a name that any user can take first.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -53,18 +52,17 @@ fn set_up_empties_no_file_that_a_planted_link_names() {
     let dir = tempfile::tempdir().unwrap();
     let precious = dir.path().join("precious");
     fs::write(&precious, "precious").unwrap();
-    // All packages are there, so that nothing is installed.
     let programs = dir.path().join("bin");
-    fs::create_dir(&programs).unwrap();
-    let query = programs.join("dpkg-query");
-    fs::write(&query, "#!/bin/sh\nprintf installed\n").unwrap();
-    fs::set_permissions(&query, fs::Permissions::from_mode(0o755)).unwrap();
     let script = r#"
         for open in /var/tmp /dev/shm /run/lock; do
             [ -d "$open" ] || continue
             mount -t tmpfs -o mode=1777 tmpfs "$open"
             for name in taut taut-setup taut-setup.lock; do ln -s "$1" "$open/$name"; done
         done
+        # All packages are there, so that nothing is installed.
+        mkdir "$2"
+        printf '#!/bin/sh\nprintf installed\n' >"$2/dpkg-query"
+        chmod 755 "$2/dpkg-query"
         PATH="$2:$PATH" "$3/scripts/setup"
     "#;
     let mut command = Command::new("unshare");
