@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use rustix::process::{Pid, Signal};
+use taut_sys_testing::skip;
 
 use crate::host::Host;
 
@@ -74,6 +75,9 @@ impl Drop for Terminal {
 
 #[test]
 fn top_lists_connections_opens_one_and_restores_the_terminal() {
+    if !skip::has_programs(&["tmux"]) {
+        return;
+    }
     let host = Host::new("screen");
     let (client, server) = host.connection(&host.listener());
     let (near, far) = (
@@ -148,6 +152,9 @@ fn top_lists_connections_opens_one_and_restores_the_terminal() {
 
 #[test]
 fn closing_the_terminal_ends_top() {
+    if !skip::has_programs(&["tmux"]) {
+        return;
+    }
     let host = Host::new("hangup");
     let (_client, server) = host.connection(&host.listener());
     let far = server.local_addr().unwrap().to_string();
@@ -185,6 +192,9 @@ fn closing_the_terminal_ends_top() {
 
 #[test]
 fn a_signal_ends_top_and_restores_the_terminal() {
+    if !skip::has_programs(&["tmux"]) {
+        return;
+    }
     let host = Host::new("killed");
     let (_client, server) = host.connection(&host.listener());
     let far = server.local_addr().unwrap().to_string();

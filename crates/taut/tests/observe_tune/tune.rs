@@ -466,7 +466,10 @@ fn without_root_there_is_advice_only() {
         .tempdir_in("/tmp")
         .unwrap();
     let binary = dir.path().join("taut");
-    fs::copy(env!("CARGO_BIN_EXE_taut"), &binary).unwrap();
+    // Not fs::copy: a child of another test may inherit the descriptor, and then this is "text file busy".
+    let mut copy = Command::new("cp");
+    let copied = copy.args([env!("CARGO_BIN_EXE_taut").as_ref(), binary.as_path()]);
+    assert!(copied.status().unwrap().success());
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(dir.path(), open).unwrap();
     let run = |args: &[&str]| {

@@ -13,6 +13,7 @@ use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::Field;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use taut_sys_testing::network::enter_private_network;
 
 use crate::host::Host;
 
@@ -260,6 +261,8 @@ fn a_connection_that_was_seen_ends_with_its_owner_and_its_time() {
 
 #[test]
 fn scrapers_are_told_and_a_port_that_is_taken_is_said() {
+    // The port stays free between the two jobs.
+    enter_private_network();
     let host = Host::new("scrape");
     let listener = host.listener();
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
