@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use taut_sys::child::Child;
+use taut_sys_testing::skip;
 
 use crate::snoop_guests::monitor::Monitor;
 use crate::snoop_guests::world::{GUEST, GUEST_MAC, World};
@@ -220,16 +221,33 @@ fn listening(path: &Path) -> String {
     format!("unix:{},server=on,wait=off", path.display())
 }
 
+/// Returns whether guests can run here. Otherwise reports the test as skipped.
+pub(crate) fn can_run() -> bool {
+    if !skip::has_programs(&["qemu-system-x86_64", "cpio"]) {
+        return false;
+    }
+    let folder = kernels();
+    let is_there = folder.join("base-with-virtio.cpio").is_file();
+    if !is_there {
+        let folder = folder.display();
+        skip::skip(&format!(
+            "no kernel for guests in {folder}; `make guests` downloads it"
+        ));
+    }
+    is_there
+}
+
+/// Returns where `scripts/on-kernel` puts the kernel.
 fn kernels() -> PathBuf {
-    let target = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/kernels");
-    let kernels = std::env::var_os("TAUT_LAB_KERNELS").unwrap_or_else(|| target.into());
-    let folder = Path::new(&kernels).join(KERNEL);
-    assert!(
-        folder.join("base-with-virtio.cpio").is_file(),
-        "there is no kernel for guests in {}: run `scripts/on-kernel {KERNEL}`, as `make test` does",
-        folder.display()
+    let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let kernels = std::env::var_os("TAUT_LAB_KERNELS").map_or_else(
+        || {
+            let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+            Path::new(top).join(target).join("kernels")
+        },
+        PathBuf::from,
     );
-    folder
+    kernels.join(KERNEL)
 }
 
 fn kernel() -> PathBuf {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use taut_sys::socket::receiver::{drop_input, set_window_clamp};
+use taut_sys_testing::skip::has_programs;
 
 use super::{BEGUN, GOES_ON, MUCH, PORT, TAP};
 use crate::snoop_guests::namespace::{Namespace, Receiver};
@@ -109,6 +110,9 @@ fn what_a_sockets_filter_drops_is_repaired() {
 
 #[test]
 fn what_a_firewall_drops_is_repaired() {
+    if !has_programs(&["nft"]) {
+        return;
+    }
     let rig = Rig::new();
     let (receiver, stream) = rig.stream();
     let waits = rig.exposed();

@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{BEGUN, GOES_ON, MUCH, PORT, TAP};
-use crate::snoop_guests::all_cases;
-use crate::snoop_guests::machine::{Machine, Start};
+use crate::snoop_guests::machine::{Machine, Start, can_run};
 use crate::snoop_guests::snoop::Snoop;
 use crate::snoop_guests::stream::Stream;
 use crate::snoop_guests::world::{GUEST_MAC, World};
@@ -57,7 +56,9 @@ impl Rig {
 
 #[test]
 fn a_guest_that_is_stopped_and_continued_receives_everything() {
-    stops_and_continues(Rig::new());
+    if can_run() {
+        stops_and_continues(Rig::new());
+    }
 }
 
 fn stops_and_continues(mut rig: Rig) {
@@ -72,7 +73,9 @@ fn stops_and_continues(mut rig: Rig) {
 
 #[test]
 fn what_was_acknowledged_while_the_link_was_down_arrives_when_it_is_up() {
-    goes_down_and_up(Rig::new());
+    if can_run() {
+        goes_down_and_up(Rig::new());
+    }
 }
 
 fn goes_down_and_up(mut rig: Rig) {
@@ -86,190 +89,205 @@ fn goes_down_and_up(mut rig: Rig) {
     rig.snoop.stop();
 }
 
-/// When vhost-net stops it puts back into the ring what it had taken out, and drops what does not fit.
-#[test]
-fn with_vhost_net_a_guest_that_stops_and_one_whose_link_goes_down_receive_everything() {
-    if !std::fs::exists("/dev/vhost-net").unwrap() {
-        eprintln!("vhost-net: not run; this kernel has none (there is no /dev/vhost-net)");
-        return;
+/// What takes minutes with emulated guests.
+mod long {
+    use taut_sys_testing::skip::skip;
+
+    use super::*;
+
+    /// When vhost-net stops it puts back into the ring what it had taken out, and drops what does not fit.
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn with_vhost_net_a_guest_that_stops_and_one_whose_link_goes_down_receive_everything() {
+        if !std::fs::exists("/dev/vhost-net").unwrap() {
+            skip("vhost-net: this kernel has none (there is no /dev/vhost-net)");
+        } else if can_run() {
+            stops_and_continues(Rig::of(Start::BootVhost));
+            goes_down_and_up(Rig::of(Start::BootVhost));
+        }
     }
-    if all_cases("vhost-net") {
-        stops_and_continues(Rig::of(Start::BootVhost));
-        goes_down_and_up(Rig::of(Start::BootVhost));
+
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_guest_that_is_saved_and_continued_receives_everything() {
+        if !can_run() {
+            return;
+        }
+        let mut rig = Rig::new();
+        let stream = rig.stream();
+        // One that does not end by itself, and is cancelled.
+        let slow = json!({"max-bandwidth": 1});
+        let monitor = &mut rig.machine.monitor;
+        monitor.execute("migrate-set-parameters", slow);
+        monitor.execute("migrate", json!({"uri": "exec:cat >/dev/null"}));
+        rig.snoop.is_on(TAP, false);
+        let monitor = &mut rig.machine.monitor;
+        monitor.execute("migrate_cancel", json!({}));
+        rig.snoop.is_on(TAP, true);
+
+        let fast = json!({"max-bandwidth": 1 << 30});
+        let monitor = &mut rig.machine.monitor;
+        monitor.execute("migrate-set-parameters", fast);
+        rig.machine.monitor.migrate("exec:cat >/dev/null");
+        rig.snoop.is_on(TAP, false);
+        rig.machine.monitor.execute("cont", json!({}));
+        rig.snoop.is_on(TAP, true);
+        rig.arrives_whole(stream);
+
+        let stream = rig.stream();
+        let file = rig.world.dir.path().join("snapshot");
+        // QEMU stops the guest meanwhile.
+        rig.machine.monitor.save_snapshot(&file);
+        rig.snoop.is_on(TAP, true);
+        rig.arrives_whole(stream);
+        rig.snoop.stop();
     }
-}
 
-#[test]
-fn a_guest_that_is_saved_and_continued_receives_everything() {
-    if !all_cases("saved and continued") {
-        return;
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_guest_that_resets_its_network_device_receives_everything() {
+        if !can_run() {
+            return;
+        }
+        let mut rig = Rig::new();
+        let stream = rig.stream();
+        rig.machine
+            .run("ip link set eth0 down; ip link set eth0 up");
+        rig.arrives_whole(stream);
+
+        let stream = rig.stream();
+        rig.machine.run(
+            "cd /sys/bus/virtio/drivers/virtio_net; d=$(echo virtio*); echo $d >unbind; echo $d >bind; cd /",
+        );
+        rig.machine.configure_network();
+        rig.arrives_whole(stream);
+        rig.snoop.stop();
     }
-    let mut rig = Rig::new();
-    let stream = rig.stream();
-    // One that does not end by itself, and is cancelled.
-    let slow = json!({"max-bandwidth": 1});
-    let monitor = &mut rig.machine.monitor;
-    monitor.execute("migrate-set-parameters", slow);
-    monitor.execute("migrate", json!({"uri": "exec:cat >/dev/null"}));
-    rig.snoop.is_on(TAP, false);
-    let monitor = &mut rig.machine.monitor;
-    monitor.execute("migrate_cancel", json!({}));
-    rig.snoop.is_on(TAP, true);
 
-    let fast = json!({"max-bandwidth": 1 << 30});
-    let monitor = &mut rig.machine.monitor;
-    monitor.execute("migrate-set-parameters", fast);
-    rig.machine.monitor.migrate("exec:cat >/dev/null");
-    rig.snoop.is_on(TAP, false);
-    rig.machine.monitor.execute("cont", json!({}));
-    rig.snoop.is_on(TAP, true);
-    rig.arrives_whole(stream);
-
-    let stream = rig.stream();
-    let file = rig.world.dir.path().join("snapshot");
-    // QEMU stops the guest meanwhile.
-    rig.machine.monitor.save_snapshot(&file);
-    rig.snoop.is_on(TAP, true);
-    rig.arrives_whole(stream);
-    rig.snoop.stop();
-}
-
-#[test]
-fn a_guest_that_resets_its_network_device_receives_everything() {
-    if !all_cases("network device reset") {
-        return;
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_network_device_that_is_unplugged_and_plugged_in_again_receives_everything() {
+        if !can_run() {
+            return;
+        }
+        let mut rig = Rig::new();
+        let stream = rig.stream();
+        rig.machine
+            .monitor
+            .execute("device_del", json!({"id": "nic"}));
+        rig.machine.monitor.wait_for("DEVICE_DELETED");
+        rig.machine.monitor.execute(
+            "device_add",
+            json!({
+                "driver": "virtio-net-pci", "id": "nic", "netdev": "net", "mac": GUEST_MAC,
+                "event_idx": false, "romfile": ""
+            }),
+        );
+        rig.machine
+            .run("until [ -e /sys/class/net/eth0 ]; do :; done");
+        rig.machine.configure_network();
+        rig.arrives_whole(stream);
+        rig.snoop.stop();
     }
-    let mut rig = Rig::new();
-    let stream = rig.stream();
-    rig.machine
-        .run("ip link set eth0 down; ip link set eth0 up");
-    rig.arrives_whole(stream);
 
-    let stream = rig.stream();
-    rig.machine.run(
-        "cd /sys/bus/virtio/drivers/virtio_net; d=$(echo virtio*); echo $d >unbind; echo $d >bind; cd /",
-    );
-    rig.machine.configure_network();
-    rig.arrives_whole(stream);
-    rig.snoop.stop();
-}
-
-#[test]
-fn a_network_device_that_is_unplugged_and_plugged_in_again_receives_everything() {
-    if !all_cases("unplugged") {
-        return;
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_guest_that_is_reset_loses_its_connections_and_is_served_again() {
+        if !can_run() {
+            return;
+        }
+        let mut rig = Rig::new();
+        let stream = rig.stream();
+        rig.machine.monitor.execute("system_reset", json!({}));
+        rig.snoop.says("no early ACKs: the guest was reset");
+        rig.machine.boots();
+        assert_eq!(stream.breaks().kind(), ErrorKind::ConnectionReset);
+        rig.snoop.is_on(TAP, true);
+        let stream = rig.stream();
+        rig.arrives_whole(stream);
+        rig.snoop.stop();
     }
-    let mut rig = Rig::new();
-    let stream = rig.stream();
-    rig.machine
-        .monitor
-        .execute("device_del", json!({"id": "nic"}));
-    rig.machine.monitor.wait_for("DEVICE_DELETED");
-    rig.machine.monitor.execute(
-        "device_add",
-        json!({
-            "driver": "virtio-net-pci", "id": "nic", "netdev": "net", "mac": GUEST_MAC,
-            "event_idx": false, "romfile": ""
-        }),
-    );
-    rig.machine
-        .run("until [ -e /sys/class/net/eth0 ]; do :; done");
-    rig.machine.configure_network();
-    rig.arrives_whole(stream);
-    rig.snoop.stop();
-}
 
-#[test]
-fn a_guest_that_is_reset_loses_its_connections_and_is_served_again() {
-    if !all_cases("reset") {
-        return;
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_machine_that_is_killed_breaks_the_connection_and_nothing_else() {
+        if !can_run() {
+            return;
+        }
+        let mut rig = Rig::new();
+        rig.machine.receive(PORT);
+        let stream = Stream::with_timeout(&rig.world, PORT, Duration::from_secs(3));
+        stream.moves_on(BEGUN);
+        rig.machine.kill();
+        assert_eq!(stream.breaks().kind(), ErrorKind::TimedOut);
+        // The tap stays, and nobody reads its ring.
+        rig.snoop.says(
+            "no early ACKs: QEMU closed its monitor, and the guest has not sent anything since",
+        );
+        rig.snoop.is_on(TAP, false);
+        rig.snoop.off(TAP, "1");
+        rig.snoop.stop();
     }
-    let mut rig = Rig::new();
-    let stream = rig.stream();
-    rig.machine.monitor.execute("system_reset", json!({}));
-    rig.snoop.says("no early ACKs: the guest was reset");
-    rig.machine.boots();
-    assert_eq!(stream.breaks().kind(), ErrorKind::ConnectionReset);
-    rig.snoop.is_on(TAP, true);
-    let stream = rig.stream();
-    rig.arrives_whole(stream);
-    rig.snoop.stop();
-}
 
-#[test]
-fn a_machine_that_is_killed_breaks_the_connection_and_nothing_else() {
-    if !all_cases("killed") {
-        return;
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn what_a_kernel_drops_for_want_of_memory_is_repaired() {
+        if !can_run() {
+            return;
+        }
+        let mut rig = Rig::new();
+        let stream = rig.stream();
+        let limits = rig.machine.run("cat /proc/sys/net/ipv4/tcp_mem");
+        // A socket of which little is unread is always given memory, so the application stops reading. At once, before
+        // what was offered to the sender is used up: by the shell itself.
+        rig.machine.run("p=$(pidof sha256sum)");
+        rig.machine
+            .run("kill -STOP $p; echo 1 2 3 >/proc/sys/net/ipv4/tcp_mem");
+        rig.snoop.repairs(TAP);
+        assert_ne!(rig.machine.counter("TCPRcvQDrop"), 0);
+        rig.machine.run(&format!(
+            "echo {} >/proc/sys/net/ipv4/tcp_mem",
+            limits.trim()
+        ));
+        rig.machine.run("kill -CONT $p");
+        rig.arrives_whole(stream);
+        rig.snoop.stop();
     }
-    let mut rig = Rig::new();
-    rig.machine.receive(PORT);
-    let stream = Stream::with_timeout(&rig.world, PORT, Duration::from_secs(3));
-    stream.moves_on(BEGUN);
-    rig.machine.kill();
-    assert_eq!(stream.breaks().kind(), ErrorKind::TimedOut);
-    // The tap stays, and nobody reads its ring.
-    rig.snoop
-        .says("no early ACKs: QEMU closed its monitor, and the guest has not sent anything since");
-    rig.snoop.is_on(TAP, false);
-    rig.snoop.off(TAP, "1");
-    rig.snoop.stop();
-}
 
-#[test]
-fn what_a_kernel_drops_for_want_of_memory_is_repaired() {
-    if !all_cases("tcp_mem") {
-        return;
+    /// A stream to a guest that migrates from one tap to another meanwhile.
+    fn migrates(start_snoop: fn(&World) -> Snoop, before: impl FnOnce(&Snoop)) {
+        let world = World::new(&[TAP, "guest1"]);
+        let machine = Machine::start(&world, TAP, Start::Boot);
+        let snoop = start_snoop(&world);
+        let mut rig = Rig {
+            machine,
+            snoop,
+            world,
+        };
+        let mut there = Machine::start(&rig.world, "guest1", Start::Incoming);
+        let stream = rig.stream();
+        before(&rig.snoop);
+        rig.machine.monitor.migrate(&there.incoming());
+        stream.moves_on(GOES_ON);
+        let sent = stream.end();
+        assert_eq!(there.received(PORT), sent);
+        rig.machine.kill();
+        rig.snoop.stop();
     }
-    let mut rig = Rig::new();
-    let stream = rig.stream();
-    let limits = rig.machine.run("cat /proc/sys/net/ipv4/tcp_mem");
-    // A socket of which little is unread is always given memory, so the application stops reading. At once, before
-    // what was offered to the sender is used up: by the shell itself.
-    rig.machine.run("p=$(pidof sha256sum)");
-    rig.machine
-        .run("kill -STOP $p; echo 1 2 3 >/proc/sys/net/ipv4/tcp_mem");
-    rig.snoop.repairs(TAP);
-    assert_ne!(rig.machine.counter("TCPRcvQDrop"), 0);
-    rig.machine.run(&format!(
-        "echo {} >/proc/sys/net/ipv4/tcp_mem",
-        limits.trim()
-    ));
-    rig.machine.run("kill -CONT $p");
-    rig.arrives_whole(stream);
-    rig.snoop.stop();
-}
 
-/// A stream to a guest that migrates from one tap to another meanwhile.
-fn migrates(start_snoop: fn(&World) -> Snoop, before: impl FnOnce(&Snoop)) {
-    let world = World::new(&[TAP, "guest1"]);
-    let machine = Machine::start(&world, TAP, Start::Boot);
-    let snoop = start_snoop(&world);
-    let mut rig = Rig {
-        machine,
-        snoop,
-        world,
-    };
-    let mut there = Machine::start(&rig.world, "guest1", Start::Incoming);
-    let stream = rig.stream();
-    before(&rig.snoop);
-    rig.machine.monitor.migrate(&there.incoming());
-    stream.moves_on(GOES_ON);
-    let sent = stream.end();
-    assert_eq!(there.received(PORT), sent);
-    rig.machine.kill();
-    rig.snoop.stop();
-}
-
-#[test]
-fn a_guest_that_migrates_to_another_tap_receives_everything() {
-    if all_cases("migrated") {
-        migrates(Snoop::start, |_| {});
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_guest_that_migrates_to_another_tap_receives_everything() {
+        if can_run() {
+            migrates(Snoop::start, |_| {});
+        }
     }
-}
 
-#[test]
-fn a_guest_that_migrates_after_an_operator_has_drained_its_tap_receives_everything() {
-    if all_cases("migrated, drained by hand") {
-        migrates(Snoop::without_qmp, |snoop| assert!(snoop.off(TAP, "60")));
+    #[test]
+    #[ignore = "minutes: make test-all runs it"]
+    fn a_guest_that_migrates_after_an_operator_has_drained_its_tap_receives_everything() {
+        if can_run() {
+            migrates(Snoop::without_qmp, |snoop| assert!(snoop.off(TAP, "60")));
+        }
     }
 }
