@@ -12,7 +12,7 @@
 //! - a command that only asks, or has failed without a change, is repeated until it prints what is promised, for a while: what
 //!   it asks for takes time.
 //!
-//! Every command has to succeed; `timeout` may end its command, which is what it is for.
+//! Every command has to succeed.
 //!
 //! `HOST_KEY` in a command is the key that `taut mesh keygen` has printed on that host, and `HOST_ADDRESS` its address. The name
 //! `HOST.example` leads to a host.
@@ -21,9 +21,9 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,18 +34,15 @@ use taut_netlab::world::{World, WorldBuilder};
 use taut_sys::child::Child;
 use taut_sys::probe::{Answer, bpf};
 use taut_sys::tap::Tap;
+use taut_sys_testing::skip;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns a guard for one test at a time: what limits a connection must not be the tests beside it.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[test]
 fn a_mesh_on_three_hosts() {
-    let _alone = alone();
+    if !skip::has_programs(&["curl", "python3"]) {
+        return;
+    }
     let far = Shape::delay(Duration::from_millis(49)).rate(BitsPerSecond::mega(200));
     let near = Shape::delay(Duration::from_millis(1)).rate(BitsPerSecond::mega(200));
     let world = WorldBuilder::new("tutorial-mesh")
@@ -61,7 +58,9 @@ fn a_mesh_on_three_hosts() {
 
 #[test]
 fn a_slow_download_explained_and_repaired() {
-    let _alone = alone();
+    if !skip::has_programs(&["curl", "python3", "sysctl"]) {
+        return;
+    }
     let path = Shape::delay(Duration::from_millis(25)).rate(BitsPerSecond::mega(50));
     let world = WorldBuilder::new("tutorial-slow")
         .host("client")
@@ -80,7 +79,9 @@ fn a_slow_download_explained_and_repaired() {
 
 #[test]
 fn a_consolidated_host() {
-    let _alone = alone();
+    if !skip::has_programs(&["socat"]) {
+        return;
+    }
     let path = Shape::delay(Duration::from_millis(1)).rate(BitsPerSecond::mega(200));
     let world = WorldBuilder::new("tutorial-host")
         .host("client")
@@ -166,9 +167,11 @@ fn carry(ring: &Tap, device: &Tap, over: &AtomicBool) {
 
 #[test]
 fn a_guest_that_is_off_its_cpu() {
-    let _alone = alone();
+    if !skip::has_programs(&["sysctl"]) {
+        return;
+    }
     if let Answer::No(why) = bpf::tcp_congestion_ops() {
-        println!("SKIPPED: this kernel: {why}");
+        skip::skip(&format!("this kernel: {why}"));
         return;
     }
     let _loads = crate::programs::alone();
@@ -258,9 +261,9 @@ impl Tutorial {
                 let (status, said) = shell
                     .run(&command)
                     .unwrap_or_else(|e| panic!("{place}: {e}"));
-                let kept = match may_end_with(&command, status) {
-                    true => keeps(&step.promised, &said),
-                    false => Err(format!("success, and has the exit status {status}")),
+                let kept = match status {
+                    0 => keeps(&step.promised, &said),
+                    _ => Err(format!("success, and has the exit status {status}")),
                 };
                 if let Err(missing) = kept {
                     let again = can_be_repeated(&command) && began.elapsed() < PATIENCE;
@@ -269,6 +272,7 @@ impl Tutorial {
                         "{place}: {command}\npromises: {missing}\nand prints:\n{}",
                         said.join("\n")
                     );
+                    println!("{place}: again after {:?}: {missing}", began.elapsed());
                     continue;
                 }
                 if command.starts_with("taut mesh keygen") {
@@ -428,14 +432,9 @@ fn can_be_repeated(command: &str) -> bool {
         "taut snoop status",
         "taut guest status",
         "taut guest up",
-        "timeout 5 taut tune --own-netns",
+        "taut tune --own-netns --for",
     ];
     asks.iter().any(|ask| command.starts_with(ask))
-}
-
-/// Returns whether a command may have this exit status: that of success, or that of `timeout` if the time is over.
-fn may_end_with(command: &str, status: i32) -> bool {
-    status == 0 || status == 124 && command.starts_with("timeout ")
 }
 
 /// Returns the promised line that is missing, if one is.
@@ -511,6 +510,4 @@ fn promised_lines_are_compared_as_the_first_lines_of_this_file_say() {
     assert!(!kept("200", "404"));
     assert!(kept("is limited by A (likely)", "is limited by A"));
     assert!(kept("is limited by A", "is limited by A (likely)"));
-    assert!(may_end_with("timeout 5 taut tune", 124));
-    assert!(!may_end_with("taut tune", 124));
 }
