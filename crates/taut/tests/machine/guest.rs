@@ -5,21 +5,18 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
 use serde_json::Value;
 use taut_sys::probe::{Answer, bpf};
+use taut_sys_testing::skip::skip;
 
 use crate::host::Host;
+use crate::rig::{TAUT, congestion_controls};
 
-const TAUT: &str = env!("CARGO_BIN_EXE_taut");
-const ALL: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-
-/// Serialises the tests, because congestion controls are registered for the whole kernel.
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// A network namespace with a BPF file system of its own, both removed on drop.
 struct Machine {
@@ -27,7 +24,6 @@ struct Machine {
     /// A process in the mount namespace, which ends when its standard input is closed.
     holder: Child,
     _loads: fs::File,
-    _alone: MutexGuard<'static, ()>,
 }
 
 // === impl Machine ===
@@ -36,10 +32,11 @@ impl Machine {
     /// Returns `None` if this kernel lacks congestion controls in BPF.
     fn new() -> Option<Self> {
         if let Answer::No(why) = bpf::tcp_congestion_ops() {
-            println!("SKIPPED: this kernel lacks congestion controls in BPF: {why}");
+            skip(&format!(
+                "this kernel lacks congestion controls in BPF: {why}"
+            ));
             return None;
         }
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let loads = crate::programs::alone();
         let host = Host::new("guest");
         let mut holder = Command::new("unshare");
@@ -57,7 +54,6 @@ impl Machine {
             host,
             holder,
             _loads: loads,
-            _alone: alone,
         })
     }
 
@@ -176,10 +172,6 @@ fn default(host: &Host) -> String {
     host.0.run(read).unwrap().trim().to_owned()
 }
 
-fn registered() -> String {
-    fs::read_to_string(ALL).unwrap()
-}
-
 #[test]
 fn connections_use_the_loaded_congestion_controls_and_down_removes_all() {
     let Some(machine) = Machine::new() else {
@@ -188,7 +180,7 @@ fn connections_use_the_loaded_congestion_controls_and_down_removes_all() {
     let default = machine.default();
     machine.guest(&["up"]);
     for control in ["taut_bbr", "taut_cubic"] {
-        assert!(registered().contains(control), "{}", registered());
+        assert!(congestion_controls().contains(control), "{control}");
         assert_eq!(machine.transfer(Some(control)), control);
     }
     assert_eq!(machine.default(), default, "no other default was requested");
@@ -208,7 +200,7 @@ fn connections_use_the_loaded_congestion_controls_and_down_removes_all() {
 
     machine.guest(&["down"]);
     assert_eq!(machine.default(), default);
-    assert!(!registered().contains("taut_"), "{}", registered());
+    assert_eq!(congestion_controls(), "");
     assert_eq!(machine.pinned(), "");
     let said = machine.guest(&["down"]);
     assert!(said.contains("nothing was loaded"), "{said}");
@@ -254,7 +246,7 @@ fn the_pins_of_a_killed_command_are_replaced_or_removed() {
         let said = machine.guest(&["down"]);
         assert!(said.contains("are unloaded"), "{gone}: {said}");
         assert_eq!(machine.pinned(), "", "{gone}");
-        assert!(!registered().contains("taut_"), "{gone}: {}", registered());
+        assert_eq!(congestion_controls(), "", "{gone}");
         machine.guest(&["up"]);
     }
     machine.guest(&["down"]);
@@ -303,7 +295,7 @@ fn a_directory_that_other_users_can_change_is_not_touched() {
             );
         }
         assert_eq!(machine.pinned(), before, "{made}");
-        assert!(!registered().contains("taut_"), "{made}: {}", registered());
+        assert_eq!(congestion_controls(), "", "{made}");
         machine.sh("rm -r /sys/fs/bpf/taut");
     }
     assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
@@ -329,7 +321,7 @@ fn the_default_of_one_namespace_is_protected_from_another() {
         assert!(said.contains("/run/taut/guest/default"), "{args:?}: {said}");
         assert_eq!(default(&other), there, "{args:?}");
         assert_eq!(machine.default(), "taut_bbr", "{args:?}");
-        assert!(registered().contains("taut_bbr"), "{args:?}");
+        assert!(congestion_controls().contains("taut_bbr"), "{args:?}");
     }
     machine.guest(&["down"]);
     assert_eq!(machine.default(), here);
@@ -383,8 +375,12 @@ fn without_privileges_the_error_says_run_as_root() {
     for args in [&["up"][..], &["down"], &["status", "--for", "10ms"]] {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join("taut");
-        // Other users may not have access to the build directory.
-        fs::copy(TAUT, &copy).unwrap();
+        // Other users may not have access to the build directory. Not fs::copy: a child of another test may
+        // inherit the descriptor, and then this is "text file busy".
+        let copied = Command::new("cp")
+            .args([TAUT.as_ref(), copy.as_path()])
+            .status();
+        assert!(copied.unwrap().success());
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(folder.path(), open).unwrap();
         let output = Command::new(&copy)

@@ -4,8 +4,10 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use taut_sys_testing::skip::has_programs;
+
 use crate::programs;
-use crate::rig::{Machine, TAUT, jobs, start};
+use crate::rig::{Machine, TAUT, congestion_controls, jobs, start};
 
 /// The number of kills of each job, unless `TAUT_KILLS` gives another one. `TAUT_JOB` is the first word of
 /// the jobs that are killed, if not all are.
@@ -91,6 +93,9 @@ pub(crate) fn number(name: &str, or: u64) -> u64 {
 
 #[test]
 fn what_a_killed_job_leaves_is_found_and_removed() {
+    if !has_programs(&["nft"]) {
+        return;
+    }
     let machine = Machine::new("kills");
     let seed = number("TAUT_SEED", 1);
     let mut moments = Seed(seed);
@@ -103,7 +108,7 @@ fn what_a_killed_job_leaves_is_found_and_removed() {
         let job: Vec<_> = job.iter().map(String::as_str).collect();
         let (mut found, mut changed) = (0, 0);
         let state = || match job[0] {
-            "guest" => machine.state() + &machine.congestion_controls(),
+            "guest" => machine.state() + &congestion_controls(),
             _ => machine.state(),
         };
         let loads = (job[0] == "guest").then(programs::alone);

@@ -6,12 +6,12 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::net::sockopt;
 use serde_json::Value;
 use taut_sys::probe::{Answer, bpf};
 use taut_sys::tap::Tap;
+use taut_sys_testing::skip::skip;
 
 use crate::host::Host;
 
@@ -31,9 +31,6 @@ const STATE: [&str; 10] = [
     "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv4.tcp_congestion_control",
 ];
 
-/// Serialises the tests, because congestion controls are registered for the whole kernel.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// A network namespace with a BPF file system and a `/run/taut` of its own, a tap and a connection.
 pub(crate) struct Machine {
     pub(crate) host: Host,
@@ -42,14 +39,12 @@ pub(crate) struct Machine {
     pub(crate) dir: tempfile::TempDir,
     _tap: Tap,
     connection: (TcpStream, TcpStream),
-    _alone: MutexGuard<'static, ()>,
 }
 
 // === impl Machine ===
 
 impl Machine {
     pub(crate) fn new(name: &str) -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let host = Host::new(name);
         let tap = host.0.run(|| Tap::create("vnet0").unwrap()).unwrap();
         // Without an IPv6 address, which would come later.
@@ -87,7 +82,6 @@ impl Machine {
             dir: tempfile::tempdir().unwrap(),
             _tap: tap,
             connection,
-            _alone: alone,
         };
         // A command that always fails would show no change.
         for line in STATE {
@@ -130,18 +124,10 @@ impl Machine {
         state
     }
 
-    /// Returns the congestion controls of `taut guest` that the kernel has. All namespaces share them.
-    pub(crate) fn congestion_controls(&self) -> String {
-        let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-        let text = fs::read_to_string(path).unwrap();
-        let ours = ["taut_bbr", "taut_cubic"];
-        let of_guest = |name: &&str| ours.iter().any(|ours| name.starts_with(ours));
-        text.split_whitespace().filter(of_guest).collect()
-    }
-
     /// Returns what `taut doctor` says is left.
     pub(crate) fn left(&self, args: &[&str]) -> (Vec<Value>, Output) {
-        let output = self.run(TAUT, &[&["doctor", "--json"], args].concat());
+        let begin = ["doctor", "--only", "leftovers", "--json"];
+        let output = self.run(TAUT, &[&begin, args].concat());
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let left = report["leftovers"].as_array().unwrap().clone();
         for one in &left {
@@ -159,7 +145,17 @@ impl Drop for Machine {
     }
 }
 
-/// Returns the command lines of the jobs.
+/// Returns the congestion controls of `taut guest` that the kernel has. All namespaces share them.
+pub(crate) fn congestion_controls() -> String {
+    let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+    let text = fs::read_to_string(path).unwrap();
+    let ours = ["taut_bbr", "taut_cubic"];
+    let of_guest = |name: &&str| ours.iter().any(|ours| name.starts_with(ours));
+    text.split_whitespace().filter(of_guest).collect()
+}
+
+/// Returns the command lines of the jobs. What `guest up` loads, all namespaces share: its tests hold
+/// [`programs::alone`](crate::programs::alone).
 pub(crate) fn jobs(machine: &Machine) -> Vec<Vec<String>> {
     let [by_bpf, by_nft] = ["bpf", "nft"].map(|method| {
         let path = machine.dir.path().join(format!("{method}.toml"));
@@ -186,7 +182,7 @@ pub(crate) fn jobs(machine: &Machine) -> Vec<Vec<String>> {
         vec!["watch", "--interval", "100ms"],
     ];
     match bpf::tcp_congestion_ops() {
-        Answer::No(why) => println!("SKIPPED: taut guest: this kernel: {why}"),
+        Answer::No(why) => skip(&format!("taut guest: this kernel: {why}")),
         _ => jobs.extend([vec!["guest", "up"], vec!["guest", "down"]]),
     }
     let owned = |job: Vec<&str>| job.into_iter().map(str::to_owned).collect();

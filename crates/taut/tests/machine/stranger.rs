@@ -7,7 +7,9 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Child;
 
 use rustix::process::{Pid, Signal, kill_process};
+use taut_sys_testing::skip::has_programs;
 
+use crate::programs;
 use crate::rig::{Machine, TAUT, jobs, start};
 
 /// The user and group `nobody`.
@@ -78,6 +80,9 @@ fn words(job: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_user_without_privileges_gains_nothing_and_stops_no_job() {
+    if !has_programs(&["nft"]) {
+        return;
+    }
     let machine = Machine::new("stranger");
     let taken: Vec<_> = machine
         .host
@@ -92,18 +97,27 @@ fn a_user_without_privileges_gains_nothing_and_stops_no_job() {
     for job in tried(&machine) {
         let before = as_nobody(&machine, TRIES, &["1", TAUT]);
         assert_eq!(before, "", "before {job:?}");
+        let is_guest = job[0] == "guest";
+        let _loads = is_guest.then(programs::alone);
         let (child, said) = start(&machine, &words(&job));
         let pid = child.id().to_string();
         let gained = as_nobody(&machine, TRIES, &[&pid, TAUT]);
         assert_eq!(gained, "", "{job:?}");
         let status = end(child);
         assert!(status.success(), "{job:?}: {status} {said:?}");
+        if is_guest {
+            let down = machine.run(TAUT, &["guest", "down"]);
+            assert!(down.status.success(), "{down:?}");
+        }
     }
     drop(taken);
 }
 
 #[test]
 fn a_job_uses_no_directory_that_another_user_has_filled() {
+    if !has_programs(&["nft"]) {
+        return;
+    }
     for names in [
         &["guest", "snoop", "tune.journal", "tune.log"][..],
         &["guest", "snoop", "tune.journal.new", "snoop.sock"],
@@ -121,6 +135,7 @@ fn a_job_uses_no_directory_that_another_user_has_filled() {
             assert_eq!(as_nobody(&machine, script, &[to, name]), "done\n", "{name}");
         }
         for job in tried(&machine) {
+            let _loads = (job[0] == "guest").then(programs::alone);
             let (child, said) = start(&machine, &words(&job));
             let status = end(child);
             // The relay of this test uses no directory.
