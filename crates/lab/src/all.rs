@@ -209,18 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn all_full_forms_take_as_long_as_the_documents_say_and_three_hours_at_most() {
+    fn all_full_forms_take_three_hours_at_most() {
         let minutes: u16 = experiment::ALL.iter().map(|e| e.minutes).sum();
         assert!(minutes <= 180, "{minutes}");
         assert!(experiment::ALL.iter().all(|e| e.minutes <= 20));
-        let said = format!("about {minutes} minutes");
-        for text in [
-            include_str!("../../../Makefile"),
-            include_str!("../../../CONTRIBUTING.md"),
-            include_str!("../../../docs/lab.md"),
-        ] {
-            assert!(text.contains(&said), "it does not say {said}");
-        }
     }
 
     #[test]
