@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use taut_sys_testing::skip::has_programs;
+
 use crate::host::Host;
 
 fn taut(words: &str) -> Command {
@@ -246,12 +248,14 @@ fn at_terminal(words: &str, no_color: &str) -> String {
         .env("TAUT_LOG", "debug")
         .stdin(Stdio::null())
         .output();
-    let output = output.expect("script, of the package bsdutils");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    String::from_utf8_lossy(&output.unwrap().stdout).into_owned()
 }
 
 #[test]
 fn no_color_turns_off_the_colours_of_help_and_of_the_log() {
+    if !has_programs(&["script"]) {
+        return;
+    }
     for words in ["--help", "tune --for 50ms --own-netns"] {
         let coloured = at_terminal(words, "");
         assert!(coloured.contains("\x1b["), "{words}: {coloured:?}");
