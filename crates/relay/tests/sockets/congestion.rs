@@ -118,9 +118,11 @@ fn a_reload_changes_the_congestion_control_and_the_rate_of_new_legs() {
     let members = [member("near", &[NEAR]), member("far", &[FAR]).at(at)];
     let mut mesh = ids.mesh("near", NEAR, &members);
     mesh.turbo = None;
-    mesh.pool.min = 1;
     let to = "127.0.0.1:9".parse().unwrap();
-    let mut config = near_config(mesh, &[&["far"]], to, |_| {});
+    let mut config = near_config(mesh, &[&["far"]], to, |config| {
+        // Each step below adds two; one above this number would be closed as soon as it is ready.
+        config.mesh.as_mut().unwrap().pool.max = 8;
+    });
     let near = Node::start(&config).unwrap();
     wait_until("the pool", || near.metrics().pool_ready() >= 2);
     assert!(!controls(|c| c.remote == at).contains(&chosen));
