@@ -1,5 +1,5 @@
-//! Dropping privileges and entering a sandbox, each case in its own single-threaded process (no test
-//! harness).
+//! Dropping privileges and entering a sandbox. Each case runs in its own single-threaded process: the
+//! usual test harness starts threads.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use taut_sys::privileges::{
@@ -18,66 +19,50 @@ use taut_sys::sandbox::{Calls, Files, Sandbox, SandboxError};
 /// CAP_NET_BIND_SERVICE is number 10 (linux/capability.h).
 const NET_BIND_SERVICE: u64 = 1 << 10;
 
-const CASES: [(&str, fn()); 13] = [
-    ("a_user_without_capabilities", a_user_without_capabilities),
-    ("a_user_with_one_capability", a_user_with_one_capability),
-    (
-        "the_same_user_with_one_capability",
-        the_same_user_with_one_capability,
-    ),
-    (
-        "threads_inherit_the_privileges",
-        threads_inherit_the_privileges,
-    ),
-    ("other_threads_are_an_error", other_threads_are_an_error),
-    ("an_unknown_user_is_an_error", an_unknown_user_is_an_error),
-    ("what_is_missing_is_not_kept", what_is_missing_is_not_kept),
-    (
-        "an_unprivileged_user_has_nothing",
-        an_unprivileged_user_has_nothing,
-    ),
-    (
-        "a_program_inherits_what_it_is_given_alone",
-        a_program_inherits_what_it_is_given_alone,
-    ),
-    (
-        "system_calls_outside_the_sandbox_are_refused",
-        system_calls_outside_the_sandbox_are_refused,
-    ),
-    (
-        "executed_programs_stay_in_the_sandbox",
-        executed_programs_stay_in_the_sandbox,
-    ),
-    (
-        "files_outside_the_sandbox_are_refused",
-        files_outside_the_sandbox_are_refused,
-    ),
-    (
-        "a_sandbox_is_for_all_threads_or_none",
-        a_sandbox_is_for_all_threads_or_none,
-    ),
+/// The environment variable with the case that a process runs.
+const CASE: &str = "TAUT_CASE";
+
+/// A list of cases with their names.
+macro_rules! cases {
+    ($($case:ident,)*) => { [$((stringify!($case), $case as fn())),*] };
+}
+
+const CASES: [(&str, fn()); 13] = cases![
+    a_user_without_capabilities,
+    a_user_with_one_capability,
+    the_same_user_with_one_capability,
+    threads_inherit_the_privileges,
+    other_threads_are_an_error,
+    an_unknown_user_is_an_error,
+    what_is_missing_is_not_kept,
+    an_unprivileged_user_has_nothing,
+    a_program_inherits_what_it_is_given_alone,
+    system_calls_outside_the_sandbox_are_refused,
+    executed_programs_stay_in_the_sandbox,
+    files_outside_the_sandbox_are_refused,
+    a_sandbox_is_for_all_threads_or_none,
 ];
 
 fn main() {
-    let mut args = std::env::args().skip(1);
-    if let Ok(name) = std::env::var("TAUT_CASE") {
+    if let Ok(name) = std::env::var(CASE) {
         let case = CASES.iter().find(|(n, _)| *n == name).unwrap();
         return case.1();
     }
-    // `cargo test -- --list` is for test harnesses.
-    if args.any(|arg| arg == "--list") {
-        return;
-    }
+    let trials = CASES.map(|(name, _)| Trial::test(name, move || run_apart(name)));
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+}
+
+/// Runs a case in another process of this program.
+fn run_apart(name: &str) -> Result<(), Failed> {
     if !rustix::process::geteuid().is_root() {
-        println!("privileges: not tested, because only root can drop some");
-        return;
+        taut_sys_testing::skip::skip(&format!("{name}: only root can drop privileges"));
+        return Ok(());
     }
-    for (name, _) in CASES {
-        let this = std::env::current_exe().unwrap();
-        let output = Command::new(this).env("TAUT_CASE", name).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {said}");
-        println!("test {name} ... ok");
+    let this = std::env::current_exe()?;
+    let output = Command::new(this).env(CASE, name).output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into()),
     }
 }
 

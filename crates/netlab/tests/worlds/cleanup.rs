@@ -1,9 +1,5 @@
 //! However a world ends, everything that it created is removed, and nothing else.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
-
-mod root;
-
 use std::io::{BufRead, BufReader, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -14,6 +10,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{World, WorldBuilder};
 use taut_sys::netns::{Netns, NetnsId};
+
+use crate::root;
 
 fn build() -> World {
     let link = LinkSpec::both(Shape::delay(Duration::from_millis(1)));
@@ -115,10 +113,10 @@ impl Other {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "build_a_world_and_wait_if_the_environment_says_so",
+                "cleanup::build_a_world_and_wait",
+                "--ignored",
                 "--nocapture",
             ])
-            .env("TAUT_LAB_HOLD_A_WORLD", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -148,10 +146,8 @@ impl Other {
 }
 
 #[test]
-fn build_a_world_and_wait_if_the_environment_says_so() {
-    if std::env::var_os("TAUT_LAB_HOLD_A_WORLD").is_none() {
-        return;
-    }
+#[ignore = "the other process of the tests below"]
+fn build_a_world_and_wait() {
     taut_netlab::interrupt::tear_down_on_signals().unwrap();
     let world = build();
     let inhabitant = world.host("a").spawn(sleep()).unwrap();

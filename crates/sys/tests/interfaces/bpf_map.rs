@@ -1,5 +1,4 @@
 //! Reading all elements of a BPF hash map.
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;

@@ -1,7 +1,5 @@
 //! Sockets from the service manager, taken in a child process because a process takes them once.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -17,7 +15,12 @@ fn activated(socket: OwnedFd, variables: &str) -> String {
     let output = Command::new("sh")
         .args(["-c", &script])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "activation::the_other_process",
+            "--ignored",
+            "--nocapture",
+        ])
         .stdin(Stdio::from(socket))
         .output()
         .unwrap();
