@@ -14,6 +14,11 @@
  */
 #define RUNNING_TICKS	96
 
+/* Flags in snoop_flow.told. */
+#define TOLD_MET	0x01	/* the flow begins with this segment */
+#define TOLD_PROOF	0x02	/* the segment proves that the connection exists */
+#define TOLD_ON		0x04	/* early ACKs are allowed */
+
 /*
  * Returns whether the guest retracts its window, or says that it lacks data that
  * is in its ring. The guest may then have lost early-acknowledged data:
@@ -262,7 +267,19 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	}
 	if (after(s->ack, f->acked_seq))
 		guest_tells(f, c, now);
+	/*
+	 * The verifier checks the rest for each combination of these values if
+	 * they are in registers. It does not know what is in memory, so there
+	 * it checks the rest once: in less than a third of the time.
+	 */
+	f->told = (met ? TOLD_MET : 0) | (proof ? TOLD_PROOF : 0) |
+		  (on ? TOLD_ON : 0);
+	barrier();
 	learn(f, s, now);
+	barrier();
+	met = f->told & TOLD_MET;
+	proof = f->told & TOLD_PROOF;
+	on = f->told & TOLD_ON;
 	/* Only the guest's own statements count, not assumptions. */
 	if (!met && f->mode != SNOOP_UNPROVEN &&
 	    contradicts(f, c, s, was_vm_seq, was_edge, now)) {

@@ -195,7 +195,8 @@ struct snoop_flow {
 	__u8 stretch_most;	/* limit of segments per ACK, learnt from this sender */
 	__u8 fins;
 	__u8 heard_since;	/* the guest was heard since `owed` */
-	__u8 unused[4];
+	__u8 told;		/* used by hear_guest() alone, while it runs */
+	__u8 unused[3];
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;
