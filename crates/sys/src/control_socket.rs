@@ -294,7 +294,10 @@ mod tests {
         let second = listen(&path, true).unwrap();
         connect(&path).unwrap();
         second.accept().unwrap();
-        drop((first, second));
+        // Also ends copies of the sockets, which another test's child has until it executes its program.
+        for listener in [first, second] {
+            rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
+        }
         let gone = connect(&path).unwrap_err();
         assert!(matches!(gone, ControlError::Call { .. }), "{gone}");
         listen(&path, false).unwrap();
