@@ -163,7 +163,7 @@ mod tests {
             let stream = match stream {
                 Ok(stream) => stream,
                 Err(Errno::PERM) => {
-                    println!("skipped: this user may not bind to a device");
+                    taut_sys_testing::skip::skip("this user may not bind to a device");
                     return;
                 }
                 Err(error) => panic!("{error}"),
@@ -186,7 +186,7 @@ mod tests {
         let mut options = options();
         options.path.mark = Some(0x1234);
         match Stream::connect(server.local_addr().unwrap(), &options) {
-            Err(Errno::PERM) => println!("skipped: this user may not set marks"),
+            Err(Errno::PERM) => taut_sys_testing::skip::skip("this user may not set marks"),
             stream => {
                 let mark = raw_sockopt::get(stream.unwrap(), libc::SOL_SOCKET, libc::SO_MARK);
                 assert_eq!(mark, Ok(0x1234_u32));

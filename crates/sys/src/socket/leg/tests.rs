@@ -63,7 +63,7 @@ fn only_a_missing_permission_makes_a_buffer_unforced() {
 #[test]
 fn a_window_probe_leaves_the_stream_unchanged() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not tested: a window probe needs CAP_NET_ADMIN");
+        taut_sys_testing::skip::skip("a window probe needs CAP_NET_ADMIN");
         return;
     }
     let (near, far) = pair(&plain());
@@ -188,7 +188,7 @@ fn a_connection_begins_with_the_window_that_was_asked_for() {
     };
     let (near, _far) = pair(&options);
     if sockopt::socket_recv_buffer_size(&near).unwrap() / 2 < window {
-        println!("not run: without CAP_NET_ADMIN net.core.rmem_max limits the buffer");
+        taut_sys_testing::skip::skip("without CAP_NET_ADMIN net.core.rmem_max limits the buffer");
         return;
     }
     let first = usize::try_from(near.info().unwrap().rcv_ssthresh).unwrap();
