@@ -502,6 +502,37 @@ mod tests {
         })
     }
 
+    /// 10,000 connections of 7 cgroups and 200 destinations, one in three idle, which want three times the
+    /// budget, in three rounds.
+    #[test]
+    #[ignore = "run under callgrind by scripts/instructions"]
+    fn a_budget_is_shared_among_10_000_connections_for_instruction_count() {
+        const CONNECTIONS: u64 = 10_000;
+        let claims = (0..CONNECTIONS).map(|cookie| {
+            let most = cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            let most = if cookie.is_multiple_of(3) { 0 } else { most };
+            let mut claim = claim(cookie, Direction::Send, most);
+            claim.demand.queued = most / 8;
+            claim.cgroup = Some(cookie % 7);
+            claim.destination = Ipv4Addr::from_bits((cookie / 50) as u32).into();
+            claim
+        });
+        let claims: Vec<_> = claims.collect();
+        let total = claims.iter().map(|claim| claim.demand.wanted).sum::<u64>() / 3;
+        let mut budget = Budget::new(Bounds {
+            total,
+            per_cgroup: Some(total / 5),
+            per_destination: Some(total / 100),
+        });
+        for _ in 0..3 {
+            let shared = budget.share(&claims);
+            assert!(
+                shared.granted > total / 2 && shared.excess == 0,
+                "{shared:?}"
+            );
+        }
+    }
+
     proptest! {
         /// Once resized, buffers hold at most the usable budget plus the memory that cannot be
         /// taken away.
