@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::experiment::progress::say;
-use taut_lab::experiment::{self, Experiment, Request, table};
+use taut_lab::experiment::{self, Experiment, Form, Request, table};
 use taut_lab::report;
 
 use crate::{All, Failure, beside, find, prepare, print, write_json};
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &All) -> Result<(), Failure> {
     // Checked before hours of measurements, not after.
     beside(&dir.join("report.html")).map_err(|e| usage(&e))?;
     let request = Request {
-        quick: args.quick,
+        form: Form::of(args.quick),
         seed: args.seed,
         runs: None,
         only: None,

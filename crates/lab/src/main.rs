@@ -17,7 +17,7 @@ use clap::Parser as _;
 use taut_lab::experiment::guests::guest::{self, Guest};
 use taut_lab::experiment::guests::{driver, kernel};
 use taut_lab::experiment::outcome::Outcome;
-use taut_lab::experiment::{self, Experiment, Request, table};
+use taut_lab::experiment::{self, Experiment, Form, Request, table};
 use taut_lab::report;
 use taut_netlab::interrupt;
 use taut_netlab::world::World;
@@ -108,6 +108,9 @@ struct Run {
     /// Run the short form, within 60 seconds
     #[arg(long)]
     quick: bool,
+    /// Run the smallest part, in a few seconds; its figures mean nothing
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    smoke: bool,
     /// Seed of random choices; the same seed makes the same choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -220,7 +223,10 @@ fn run_one(args: &Run) -> Result<(), Failure> {
     })?;
     let taut = prepare(args.taut.as_deref())?;
     let request = Request {
-        quick: args.quick,
+        form: match args.smoke {
+            true => Form::Smoke,
+            false => Form::of(args.quick),
+        },
         seed: args.seed,
         runs: args.runs.map(usize::from),
         only: args.only.clone(),

@@ -1,8 +1,13 @@
-//! Runs `ip` and `nft` in a host's namespace.
+//! Runs `ip` and `nft` in a host's namespace, and ends `taut tune`.
 
+use std::fs;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use taut_sys::child::Child;
 
 use super::ExperimentError;
 use taut_netlab::world::Host;
@@ -63,6 +68,33 @@ pub(super) fn nft(host: &Host, rules: &str) -> Result<(), ExperimentError> {
     run().map_err(ExperimentError::machine(
         "set nftables rules (Debian package nftables)",
     ))
+}
+
+/// Stops a `taut tune` and waits at most `patience` until it has undone its changes and ended.
+pub(super) fn stop_tune(tune: &mut Child, patience: Duration) -> io::Result<()> {
+    const PAUSE: Duration = Duration::from_millis(5);
+    let deadline = Instant::now() + patience;
+    // A signal that comes before the process handles it would kill the process.
+    while !handles_term(tune.id())? && Instant::now() < deadline {
+        if let Some(status) = tune.try_wait()? {
+            return Err(io::Error::other(format!("it ended early ({status})")));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    tune.signal(Signal::TERM)?;
+    match tune.wait_for(patience)? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
+        None => Err(io::Error::other("it does not stop")),
+    }
+}
+
+/// Returns whether a process has a handler for SIGTERM (`SigCgt` of proc_pid_status(5)).
+fn handles_term(process: u32) -> io::Result<bool> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    Ok(mask.is_some_and(|mask| mask >> (Signal::TERM.as_raw() - 1) & 1 == 1))
 }
 
 fn checked(output: io::Result<Output>) -> io::Result<String> {

@@ -29,6 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const SESSIONS: usize = 8_000;
 const SESSIONS_QUICK: usize = 2_000;
+const SESSIONS_SMOKE: usize = 100;
 /// The address at which the servers of all sessions listen.
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
 /// How long the relay may take to remove sessions whose ends have been closed.
@@ -50,11 +51,7 @@ struct Holding {
 }
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
-    let sessions = if request.quick {
-        SESSIONS_QUICK
-    } else {
-        SESSIONS
-    };
+    let sessions = request.form.pick(SESSIONS, SESSIONS_QUICK, SESSIONS_SMOKE);
     let machine = ExperimentError::machine;
     enough_descriptors(sessions).map_err(machine("hold both ends of every session"))?;
 

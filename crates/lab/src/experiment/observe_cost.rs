@@ -29,6 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// The numbers of connections, counting both ends: one half are the peers of the other half.
 const CASES: [Case; 3] = [Case::idle(10_000), Case::idle(100), Case::busy(10_000)];
 const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2_000)];
+const CASES_SMOKE: [Case; 2] = [Case::idle(100), Case::busy(100)];
 /// The number of scans in one measurement, one per second.
 const SCANS: u32 = 10;
 const LOOKS_QUICK: u32 = 3;
@@ -61,10 +62,11 @@ enum Who {
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let machine = ExperimentError::machine;
-    let (cases, scans) = match request.quick {
-        true => (CASES_QUICK, LOOKS_QUICK),
-        false => (CASES, SCANS),
-    };
+    let (cases, scans): (&[Case], _) = request.form.pick(
+        (&CASES, SCANS),
+        (&CASES_QUICK, LOOKS_QUICK),
+        (&CASES_SMOKE, 1),
+    );
     let most = cases[0].connections;
     let rounds = Rounds::of(request);
     enough_descriptors(most / 2).map_err(machine("hold both ends of every connection"))?;
@@ -76,7 +78,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     );
     let (mut series, mut headline, mut seen) = (Vec::new(), BTreeMap::new(), 0.0);
     let mut slowest = Duration::ZERO;
-    for case in cases {
+    for &case in cases {
         let held = host
             .run(|| OpenConnections::open(case))?
             .map_err(machine("open connections"))?;

@@ -146,7 +146,7 @@ impl Outcome {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tree: None,
             seed: request.seed,
-            quick: request.quick,
+            quick: request.form.is_short(),
             environment: Environment::here(),
             calibration: Calibration::of([]),
             headline: BTreeMap::new(),

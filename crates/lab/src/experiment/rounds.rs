@@ -23,7 +23,7 @@ impl Rounds {
 
     /// Returns `--runs N` rounds, one in the short form, or else two or three.
     pub(super) fn of(request: &Request) -> Self {
-        match (request.runs, request.quick) {
+        match (request.runs, request.form.is_short()) {
             (Some(runs), _) => Self::exactly(runs),
             (None, true) => Self::exactly(1),
             (None, false) => Self::FULL,
@@ -52,10 +52,11 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Form;
 
     fn rounds(runs: Option<usize>, quick: bool) -> Rounds {
         Rounds::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed: 1,
             runs,
             only: None,

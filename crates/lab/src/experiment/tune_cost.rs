@@ -7,8 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
+use super::commands::stop_tune;
 use super::descriptors::enough_descriptors;
 use super::observe_cost::{Case, OpenConnections, lines};
 use super::outcome::{Calibration, Check, Outcome, Series};
@@ -30,12 +29,15 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// The number of connections, counting both ends: one half are the peers of the other half.
 const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_QUICK: usize = 2_000;
+const CONNECTIONS_SMOKE: usize = 100;
 /// How long to wait after the start. All connections have been scanned a few times by then.
 const WARM_UP: Duration = Duration::from_secs(15);
 const WARM_UP_QUICK: Duration = Duration::from_secs(3);
 /// How long to measure after the warm-up.
 const MEASURE: Duration = Duration::from_secs(30);
 const MEASURE_QUICK: Duration = Duration::from_secs(3);
+/// Either of the two in the smallest form.
+const SMOKE: Duration = Duration::from_millis(500);
 /// How long `taut tune` may take to undo its changes.
 const ENDS: Duration = Duration::from_secs(60);
 
@@ -59,10 +61,11 @@ struct Cost {
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let machine = ExperimentError::machine;
-    let (connections, warm_up, time) = match request.quick {
-        true => (CONNECTIONS_QUICK, WARM_UP_QUICK, MEASURE_QUICK),
-        false => (CONNECTIONS, WARM_UP, MEASURE),
-    };
+    let (connections, warm_up, time) = request.form.pick(
+        (CONNECTIONS, WARM_UP, MEASURE),
+        (CONNECTIONS_QUICK, WARM_UP_QUICK, MEASURE_QUICK),
+        (CONNECTIONS_SMOKE, SMOKE, SMOKE),
+    );
     let rounds = Rounds::of(request);
     enough_descriptors(connections / 2).map_err(machine("hold both ends of every connection"))?;
     let world = WorldBuilder::new("tune-cost").host("host").build()?;
@@ -144,12 +147,8 @@ fn measure(command: Command, host: &Host, warm_up: Duration, time: Duration) -> 
     };
     let start = share(warm_up, Duration::ZERO)?;
     let rest = share(warm_up + time, warm_up)?;
-    child.signal(Signal::TERM)?;
-    match child.wait_for(ENDS)? {
-        Some(status) if status.success() => Ok(Cost { start, rest }),
-        Some(status) => Err(io::Error::other(status.to_string())),
-        None => Err(io::Error::other("it does not stop")),
-    }
+    stop_tune(&mut child, ENDS)?;
+    Ok(Cost { start, rest })
 }
 
 // === impl How ===

@@ -43,6 +43,7 @@ impl Arm {
     ];
     /// The arms of the short form.
     const QUICK: [Self; 4] = [Self::NOT_SHARED, Self::TUNED, Self::SNOOP, Self::PAPERS];
+    const SMOKE: [Self; 1] = [Self::SNOOP];
 
     const fn sharing(configuration: Configuration) -> Self {
         Self {
@@ -152,12 +153,12 @@ pub(super) const MPI_LOADS: [u8; GUESTS] = [0; GUESTS];
 
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
-        let quick = request.quick;
+        let form = request.form;
         let headline = Browsing {
             browsers: 8,
             connections: Connections::New,
         };
-        let browsing = match quick {
+        let browsing = match form.is_short() {
             true => vec![headline],
             false => vec![
                 Browsing {
@@ -175,8 +176,8 @@ impl Plan {
                 },
             ],
         };
-        let rounds = request.runs.unwrap_or(if quick { 1 } else { 2 });
-        let arms: &[Arm] = if quick { &Arm::QUICK } else { &Arm::ALL };
+        let rounds = request.runs.unwrap_or(if form.is_short() { 1 } else { 2 });
+        let arms: &[Arm] = form.pick(&Arm::ALL, &Arm::QUICK, &Arm::SMOKE);
         let order = (0..rounds).flat_map(|round| {
             let mut order = arms.to_vec();
             // Each round starts with a different arm, so that no arm is always first.
@@ -186,16 +187,16 @@ impl Plan {
         Self {
             web: Web {
                 browsing,
-                lasts: Duration::from_secs(6),
+                lasts: Duration::from_secs(form.pick(6, 6, 1)),
                 headline,
             },
             mpi: Mpi {
-                sizes: match quick {
+                sizes: match form.is_short() {
                     true => vec![16_000],
                     false => vec![1_000, 16_000, 64_000, 256_000],
                 },
-                times: if quick { 5 } else { 20 },
-                lasts: Duration::from_secs(if quick { 4 } else { 20 }),
+                times: if form.is_short() { 5 } else { 20 },
+                lasts: Duration::from_secs(if form.is_short() { 4 } else { 20 }),
             },
             order: order.collect(),
         }
@@ -209,10 +210,11 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Form;
 
     fn plan(quick: bool, runs: Option<usize>) -> Plan {
         Plan::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed: 1,
             runs,
             only: None,

@@ -27,14 +27,23 @@ const BUDGET: u64 = 64_000_000;
 /// Measurements of each arm.
 const RUNS: usize = 2;
 const TIMES: Times = Times {
+    part: 1,
     begin: Duration::from_secs(15),
     warm_up: Duration::from_secs(10),
     measure: Duration::from_secs(20),
 };
 const TIMES_QUICK: Times = Times {
+    part: 1,
     begin: Duration::from_secs(8),
     warm_up: Duration::from_secs(4),
     measure: Duration::from_secs(6),
+};
+
+const TIMES_SMOKE: Times = Times {
+    part: 10,
+    begin: Duration::from_millis(500),
+    warm_up: Duration::from_millis(500),
+    measure: Duration::from_millis(500),
 };
 
 /// A figure's name, its unit, and the function that computes it.
@@ -58,15 +67,19 @@ struct Figures {
 }
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
-    let (arms, times) = match request.quick {
-        true => (&[Arm::TcpMem, Arm::Taut][..], TIMES_QUICK),
-        false => (&Arm::ALL[..], TIMES),
-    };
+    let runs = request
+        .runs
+        .unwrap_or(if request.form.is_short() { 1 } else { RUNS });
+    // The smallest form has no arm that sets the machine's `tcp_mem`, which tests beside it would notice.
+    let (arms, times) = request.form.pick(
+        (&Arm::ALL[..], TIMES),
+        (&[Arm::TcpMem, Arm::Taut][..], TIMES_QUICK),
+        (&[Arm::Taut][..], TIMES_SMOKE),
+    );
     let programs = program::versions(&[program::NGINX, program::CURL])?;
     let progress = Progress::new("budget: runs", (runs * arms.len()) as u64);
     let mut all: BTreeMap<Arm, Vec<ArmRun>> = BTreeMap::new();
-    let mut again = Retry::new(request.quick, runs * arms.len());
+    let mut again = Retry::new(request.form.is_short(), runs * arms.len());
     for _ in 0..runs {
         for arm in arms {
             let world = || stage::run(*arm, BUDGET, times, request);

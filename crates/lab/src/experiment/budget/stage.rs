@@ -9,11 +9,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use taut_sys::Errno;
 use taut_sys::child::Child;
 use taut_sys::sock_diag::SockDiag;
 
+use crate::experiment::commands::stop_tune;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::{Service, nginx, program};
 use taut_netlab::link::counters::LinkReport;
@@ -188,6 +188,8 @@ impl Wants {
 /// The timing of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
+    /// One in so many clients takes part.
+    pub(super) part: u64,
     /// The time over which clients start: 500 processes that start at once would delay the links,
     /// which are processes too.
     pub(super) begin: Duration,
@@ -250,7 +252,7 @@ pub(super) fn run(
         loaded
     })?;
     if let Some(mut tune) = tuner {
-        end(&mut tune).map_err(machine("stop taut tune"))?;
+        stop_tune(&mut tune, PATIENCE).map_err(machine("stop taut tune"))?;
     }
     let (held, all) = seen.into_inner().unwrap_or_default();
     Ok(ArmRun {
@@ -348,7 +350,8 @@ fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
     let mut plan: Vec<(u64, Wants)> = Wants::ALL
         .into_iter()
         .flat_map(|wants| {
-            (0..wants.count()).map(move |number| (number * 1000 / wants.count(), wants))
+            let count = wants.count() / times.part;
+            (0..count).map(move |number| (number * 1000 / count, wants))
         })
         .collect();
     plan.sort();
@@ -396,7 +399,7 @@ fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
             .collect();
         for wants in Wants::ALL {
             let there = found.iter().filter(|of| **of == wants).count();
-            let missing = (wants.count() as usize).saturating_sub(there);
+            let missing = ((wants.count() / times.part) as usize).saturating_sub(there);
             rates.extend(std::iter::repeat_n((round_trip, wants, 0.0), missing));
         }
     }
@@ -460,14 +463,4 @@ fn machine_held() -> io::Result<u64> {
     });
     let pages = pages.ok_or_else(|| io::Error::other("the kernel does not report TCP's memory"))?;
     Ok(pages * PAGE)
-}
-
-/// Stops `taut tune` and waits until it has ended.
-fn end(tune: &mut Child) -> io::Result<()> {
-    tune.signal(Signal::TERM)?;
-    match tune.wait_for(PATIENCE)? {
-        Some(status) if status.success() => Ok(()),
-        Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
-        None => Err(io::Error::other("it does not stop")),
-    }
 }

@@ -64,7 +64,7 @@ impl Cost {
 pub(super) fn measure(request: &Request) -> io::Result<Vec<Cost>> {
     let mut command = Command::new(&request.taut);
     command.args(["snoop", "cost", "--json"]);
-    if request.quick {
+    if request.form.is_short() {
         command.args(["--segments", &SEGMENTS_QUICK.to_string()]);
     }
     let output = command.stdin(Stdio::null()).output()?;

@@ -167,6 +167,7 @@ impl Measured {
 mod tests {
     use super::super::plan::Plan;
     use super::*;
+    use crate::experiment::Form;
     use crate::experiment::Request;
     use crate::experiment::guests::guest::talk::Received;
 
@@ -201,7 +202,7 @@ mod tests {
     #[test]
     fn a_cell_is_decided_when_all_its_ratios_are_narrow() {
         let plan = Plan::of(&Request {
-            quick: true,
+            form: Form::Quick,
             seed: 1,
             runs: None,
             only: None,

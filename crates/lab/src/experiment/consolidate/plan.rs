@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::experiment::Request;
 use crate::experiment::guests::configuration::Configuration;
+use crate::experiment::{Form, Request};
 
 /// The machine that the guests share. A different machine needs different guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,12 @@ pub(super) struct Condition {
 /// The world of figure 5.
 const THREE: Machine = Machine {
     guests: 3,
+    load: 60,
+};
+
+/// The machine of the smallest form.
+const ALONE: Machine = Machine {
+    guests: 1,
     load: 60,
 };
 
@@ -156,6 +162,7 @@ const EARLY_RUNS: usize = 80;
 /// The rounds in the world of figure 5, and in each other.
 const ROUNDS_FIGURE_5: usize = 4;
 const ROUNDS: usize = 2;
+/// The sizes of the short forms; the smallest has one transfer of the first.
 const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 5), (MB, 2)];
 
 /// The whole plan.
@@ -187,7 +194,14 @@ impl Plan {
                 })
                 .collect()
         };
-        if request.quick {
+        if request.form == Form::Smoke {
+            let cells = cells(on(ALONE, Scenario::Plain), &SIZES_QUICK[..1]);
+            let mut part = Part::of(ALONE, &cells, 1);
+            part.blocks
+                .retain(|block| block.configuration == Configuration::Grow);
+            return Self { parts: vec![part] };
+        }
+        if request.form.is_short() {
             let cells = cells(on_three, &SIZES_QUICK);
             return Self {
                 parts: vec![Part::of(THREE, &cells, 1)],
@@ -272,7 +286,7 @@ mod tests {
 
     fn plan(quick: bool, runs: Option<usize>) -> Plan {
         Plan::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed: 1,
             runs,
             only: None,
@@ -329,7 +343,7 @@ mod tests {
     fn a_part_can_be_asked_for_by_its_name() {
         let of = |only: &str| {
             let plan = Plan::of(&Request {
-                quick: false,
+                form: Form::Full,
                 seed: 1,
                 runs: None,
                 only: Some(only.into()),

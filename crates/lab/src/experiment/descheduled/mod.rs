@@ -44,6 +44,7 @@ const SHARES_QUICK: [f64; 2] = [1.0, 0.25];
 /// The warm-up of a flow and the duration of its measurement. BBR's models cover 10 s.
 const TIMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 const TIMES_QUICK: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
+const TIMES_SMOKE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(800));
 
 /// The sender's congestion control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,15 +106,21 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         Kernel::find(KERNEL).map_err(ExperimentError::machine("find the guest's kernel"))?;
     let programs = program::versions(&[qemu::EMULATOR])?;
     let rounds = Rounds::of(request);
-    let (paths, shares, senders, times) = match request.quick {
-        true => (
+    let (paths, shares, senders, times) = request.form.pick(
+        (&PATHS[..], &SHARES[..], &Sender::ALL[..], TIMES),
+        (
             &PATHS[..1],
             &SHARES_QUICK[..],
             &Sender::ALL[..4],
             TIMES_QUICK,
         ),
-        false => (&PATHS[..], &SHARES[..], &Sender::ALL[..], TIMES),
-    };
+        (
+            &PATHS[..1],
+            &SHARES_QUICK[1..],
+            &[Sender::Cubic, Sender::TautBbr][..],
+            TIMES_SMOKE,
+        ),
+    );
     let takes = |path: Path, share: f64, sender: Sender| match &request.only {
         Some(only) => name(path, percent(share), sender).contains(only),
         None => is_by_default(path, share, sender),
@@ -127,7 +134,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     if let (true, Some(only)) = (steps.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
-    let mut again = Retry::new(request.quick, rounds.most * steps.len());
+    let mut again = Retry::new(request.form.is_short(), rounds.most * steps.len());
     let progress = Progress::new("descheduled: flows", (rounds.most * steps.len()) as u64);
     let mut all: BTreeMap<Key, Vec<FlowRun>> = BTreeMap::new();
     let mut fair: BTreeMap<(Path, Sender), Vec<FlowRun>> = BTreeMap::new();
@@ -149,7 +156,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
                     }
                     progress.step();
                 }
-                if request.only.is_some() || request.quick {
+                if request.only.is_some() || request.form.is_short() {
                     continue;
                 }
                 for sender in [Sender::Bbr, Sender::TautBbr] {

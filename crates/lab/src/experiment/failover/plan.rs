@@ -77,18 +77,22 @@ impl Fault {
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
-        let (rounds, fault, recovery) = match request.quick {
-            true => (1, 4, 3),
-            false => (3, 8, 5),
-        };
+        // Of six faults, the smallest form has one.
+        let (rounds, kinds, fault, recovery) =
+            request
+                .form
+                .pick((3, 6, 8_000, 5_000), (1, 6, 4_000, 3_000), (1, 1, 500, 500));
         let rounds = request.runs.unwrap_or(rounds);
-        let (fault, recovery) = (Duration::from_secs(fault), Duration::from_secs(recovery));
+        let (fault, recovery) = (
+            Duration::from_millis(fault),
+            Duration::from_millis(recovery),
+        );
         let mut events = Vec::new();
         let mut at = recovery;
         for _ in 0..rounds {
             let mut faults = Fault::ALL;
             shuffle(&mut faults, &mut random);
-            for fault_kind in faults {
+            for fault_kind in faults.into_iter().take(kinds) {
                 events.push(Event {
                     at,
                     fault: fault_kind,
@@ -108,10 +112,11 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Form;
 
     fn plan(quick: bool, seed: u64) -> Plan {
         Plan::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed,
             runs: None,
             only: None,

@@ -40,6 +40,7 @@ const ENDS: [usize; 2] = [1, 20];
 /// How long blocks are read.
 const TIME: Duration = Duration::from_secs(4);
 const TIME_QUICK: Duration = Duration::from_secs(3);
+const TIME_SMOKE: Duration = Duration::from_millis(300);
 /// The block size of the headline figures.
 const BLOCK: u32 = 256;
 
@@ -54,15 +55,21 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let kernel = Kernel::find(KERNEL).map_err(failed("find the guest's kernel"))?;
     let programs = program::versions(&[qemu::EMULATOR])?;
     let rounds = Rounds::of(request);
-    let (connections, blocks, time, ways) = match request.quick {
-        true => (
+    let (connections, blocks, time, ways) = request.form.pick(
+        (&CONNECTIONS[..], &BLOCKS[..], TIME, &Tcp::ALL[..]),
+        (
             &CONNECTIONS_QUICK[..],
             &BLOCKS_QUICK[..],
             TIME_QUICK,
             &Tcp::ALL[..3],
         ),
-        false => (&CONNECTIONS[..], &BLOCKS[..], TIME, &Tcp::ALL[..]),
-    };
+        (
+            &CONNECTIONS_QUICK[..1],
+            &BLOCKS_QUICK[..],
+            TIME_SMOKE,
+            &[Tcp::LONG, Tcp::PVTCP][..],
+        ),
+    );
     let takes = |key: Key| match &request.only {
         Some(only) => name(key).contains(only),
         None => key.0 == BLOCK || ENDS.contains(&key.1) && Tcp::ALL[..3].contains(&key.2),
@@ -84,7 +91,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut all: BTreeMap<Key, Vec<ReadRun>> = BTreeMap::new();
     let mut undisturbed = Vec::new();
     let mut stage = Stage::boot(&kernel, request)?;
-    let mut again = Retry::new(request.quick, rounds.most * keys.len());
+    let mut again = Retry::new(request.form.is_short(), rounds.most * keys.len());
     for _ in 0..rounds.most {
         // For comparison, measure a guest that has its core to itself.
         stage.be(Tcp::LONG)?;

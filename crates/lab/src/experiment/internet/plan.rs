@@ -71,9 +71,16 @@ const QUICK: [Part; 1] = [Part {
     slow_lanes: 7,
 }];
 
+/// The smallest form.
+const SMOKE: [Part; 1] = [Part {
+    path: Path::EuropeUsEast,
+    sizes: &[(Size::KB10, 1)],
+    slow_lanes: 1,
+}];
+
 /// Returns the downloads of a run.
 pub(super) fn of(request: &Request) -> Vec<Batch> {
-    let parts: &[Part] = if request.quick { &QUICK } else { &FULL };
+    let parts: &[Part] = request.form.pick(&FULL, &QUICK, &SMOKE);
     let mut random = Pcg64Mcg::seed_from_u64(request.seed);
     parts
         .iter()
@@ -146,10 +153,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::experiment::Form;
 
     fn request(quick: bool) -> Request {
         Request {
-            quick,
+            form: Form::of(quick),
             seed: 7,
             runs: None,
             only: None,

@@ -12,7 +12,7 @@ use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::retry::{LeftOut, Retry};
 use super::rounds::Rounds;
-use super::{Experiment, ExperimentError, Request, stats};
+use super::{Experiment, ExperimentError, Form, Request, stats};
 use crate::peer::program;
 use stage::{Fixed, Settings, Stage, TransferRun};
 
@@ -41,18 +41,19 @@ type Key = (u64, Settings, Fixed);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let rounds = Rounds::of(request);
-    let round_trips: &[u64] = if request.quick { &[100] } else { &ROUND_TRIPS };
-    let windows: &[u64] = if request.quick {
-        &WINDOWS[1..2]
+    let round_trips: &[u64] = if request.form.is_short() {
+        &[100]
     } else {
-        &WINDOWS
+        &ROUND_TRIPS
     };
+    let windows: &[u64] = request.form.pick(&WINDOWS[..], &WINDOWS[1..2], &[]);
     let programs = program::versions(&[program::SOCAT])?;
     let fixed_of = |millis, settings| -> Vec<Fixed> {
         let of = Fixed::ALL.into_iter();
-        of.filter(|fixed| match request.quick {
-            true => is_in_short(settings, *fixed),
-            false => is_in_full(millis, settings),
+        of.filter(|fixed| match request.form {
+            Form::Full => is_in_full(millis, settings),
+            Form::Quick => is_in_short(settings, *fixed),
+            Form::Smoke => (settings, *fixed) == (Settings::Taut, Fixed::Receiver),
         })
         .collect()
     };
@@ -66,7 +67,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut by_window: BTreeMap<(u64, u64), TransferRun> = BTreeMap::new();
     let mut repeated = 0;
     for &millis in round_trips {
-        let mut again = Retry::new(request.quick, planned(millis));
+        let mut again = Retry::new(request.form.is_short(), planned(millis));
         for settings in Settings::ALL {
             let some = fixed_of(millis, settings);
             if some.is_empty() {

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use taut_sys::child::Child;
 use taut_sys::sock_diag::SockDiag;
 
+use crate::experiment::commands::stop_tune;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::program;
 use taut_netlab::link::counters::LinkReport;
@@ -26,6 +26,8 @@ const BEFORE: Duration = Duration::from_secs(2);
 const AFTER: Duration = Duration::from_secs(5);
 /// The duration of the measurement after `taut tune` has started: the last part of [`AFTER`].
 const LAST: Duration = Duration::from_secs(1);
+/// In the smallest form, all of these are divided by this.
+const SMOKE: u32 = 5;
 /// The interval between samples of the window.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// A delivery is late after this fraction of a round trip.
@@ -172,9 +174,10 @@ impl<'a> Stage<'a> {
         let to = SocketAddr::from((self.world.addr("sender"), PORT));
         let _receives =
             spawn(receiver, &receives(fixed, bytes, to)).map_err(machine("start socat"))?;
-        std::thread::sleep(WARM_UP);
+        let part = self.request.form.pick(1, 1, SMOKE);
+        std::thread::sleep(WARM_UP / part);
         let mut windows = Vec::new();
-        let mut watch = |time: Duration| watch(receiver, time, &mut windows);
+        let mut watch = |time: Duration| watch(receiver, time / part, &mut windows);
         let before = watch(BEFORE).map_err(machine("sample a connection"))?;
         let after = match fixed {
             Fixed::ReceiverFromStart => None,
@@ -189,7 +192,7 @@ impl<'a> Stage<'a> {
                 let after = watch(LAST).map_err(machine("sample a connection"))?;
                 tuners
                     .into_iter()
-                    .try_for_each(end)
+                    .try_for_each(|mut tune| stop_tune(&mut tune, PATIENCE))
                     .map_err(machine("stop taut tune"))?;
                 Some(after)
             }
@@ -291,16 +294,6 @@ fn progress(receiver: &Host) -> io::Result<Progress> {
     });
     let found = found.map_err(io::Error::other)??;
     found.ok_or_else(|| io::Error::other("the connection has ended"))
-}
-
-/// Stops `taut tune` and waits until it has ended.
-fn end(mut tune: Child) -> io::Result<()> {
-    tune.signal(Signal::TERM)?;
-    match tune.wait_for(PATIENCE)? {
-        Some(status) if status.success() => Ok(()),
-        Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
-        None => Err(io::Error::other("it does not stop")),
-    }
 }
 
 fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {

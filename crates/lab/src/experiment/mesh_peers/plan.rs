@@ -9,6 +9,9 @@ use super::contender::Contender;
 use crate::experiment::workload::measured::{Job, Times, shuffle};
 use crate::experiment::{Request, stats};
 
+/// The duration of each measurement in the smallest form, in milliseconds.
+const SMOKE: u64 = 50;
+
 /// The plan of a run.
 pub(super) struct Plan {
     /// The contenders whose idle sessions are measured, in this order.
@@ -31,20 +34,19 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
-        let (least, most) = match (request.runs, request.quick) {
-            (Some(runs), _) => (runs, runs),
-            (None, true) => (3, 3),
-            (None, false) => (5, 9),
+        let (least, most) = match request.runs {
+            Some(runs) => (runs, runs),
+            None => request.form.pick((5, 9), (3, 3), (1, 1)),
         };
         let milliseconds =
-            |quick, full| Duration::from_millis(if request.quick { quick } else { full });
+            |quick, full| Duration::from_millis(request.form.pick(full, quick, SMOKE));
         let mut idle: Vec<_> = Contender::ALL.into_iter().filter(|c| c.idles()).collect();
         shuffle(&mut idle, &mut random);
         Self {
             idle,
-            sessions: if request.quick { 200 } else { 1_000 },
-            pooled: if request.quick { 200 } else { 500 },
-            pools: if request.quick { 1 } else { 5 },
+            sessions: request.form.pick(1_000, 200, 10),
+            pooled: request.form.pick(500, 200, 10),
+            pools: request.form.pick(5, 1, 1),
             times: Times {
                 bulk: milliseconds(400, 1_500),
                 storm: milliseconds(400, 1_500),
@@ -82,10 +84,11 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Form;
 
     fn plan(quick: bool, runs: Option<usize>) -> Plan {
         Plan::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed: 1,
             runs,
             only: None,

@@ -35,6 +35,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const LANES: usize = 2;
 /// The bytes of all flows of a contest together.
 const BYTES: usize = 240_000_000;
+const BYTES_SMOKE: usize = 10_000_000;
 
 /// All contests of each case, in order.
 type Contests = BTreeMap<Case, Vec<Contest>>;
@@ -58,7 +59,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 /// of all and the Cubic case that each is compared with.
 fn cases(request: &Request) -> Result<Vec<Case>, ExperimentError> {
     let Some(only) = &request.only else {
-        return Ok(Case::all(request.quick));
+        return Ok(Case::all(request.form.is_short()));
     };
     let mut all = Case::all(false);
     let selected: Vec<Case> = all
@@ -111,11 +112,12 @@ fn measure(
 ) -> Result<(Contests, u64), ExperimentError> {
     let rounds = Rounds::of(request);
     let planned = jobs.len().div_ceil(LANES);
+    let bytes = request.form.pick(BYTES, BYTES, BYTES_SMOKE);
     let jobs = Mutex::new(jobs);
     let contests = Mutex::new(Contests::new());
     let next = || locked(&jobs).pop_front();
     let lane = || {
-        let mut again = Retry::new(request.quick, planned);
+        let mut again = Retry::new(request.form.is_short(), planned);
         while let Some((case, run)) = next() {
             // The last rounds begin when hardly a contest of the earlier ones is still going on.
             let is_decided = {
@@ -128,7 +130,7 @@ fn measure(
                 })
             };
             if !is_decided {
-                let hold = || contest::hold(case, run, BYTES, request);
+                let hold = || contest::hold(case, run, bytes, request);
                 let contest = again.measure(hold, |contest| contest.disturbed)?;
                 locked(&contests).entry(case).or_default().push(contest);
             }
@@ -159,6 +161,7 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Form;
 
     #[test]
     fn every_case_is_contested_as_often_as_the_others() {
@@ -176,7 +179,7 @@ mod tests {
     #[test]
     fn a_part_comes_with_its_reference() {
         let request = |only: &str| Request {
-            quick: true,
+            form: Form::Quick,
             seed: 1,
             runs: None,
             only: Some(only.to_owned()),

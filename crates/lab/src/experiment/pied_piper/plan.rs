@@ -89,18 +89,37 @@ const QUICK: [Part; 3] = [
     },
 ];
 
+/// The smallest form: one download by the simplest way and one by the fullest, and one to the small
+/// window.
+const SMOKE: [Part; 2] = [
+    Part {
+        condition: Condition::Clean,
+        lanes: 1,
+        runs: 1,
+        ways: &[Way::EndToEnd, Way::Taut],
+        sizes: &[Size::Kb10],
+    },
+    Part {
+        condition: Condition::Window,
+        lanes: 1,
+        runs: 1,
+        ways: &[Way::EndToEnd],
+        sizes: &[Size::Kb10],
+    },
+];
+
 /// Returns the downloads of a run, in a batch for each condition.
 pub(super) fn of(request: &Request) -> Vec<Batch> {
-    let parts = if request.quick { QUICK } else { FULL };
+    let parts: &[Part] = request.form.pick(&FULL, &QUICK, &SMOKE);
     let mut random = Pcg64Mcg::seed_from_u64(request.seed);
     parts
-        .into_iter()
+        .iter()
         .map(|part| part.batch(request, &mut random))
         .collect()
 }
 
 impl Part {
-    fn batch(self, request: &Request, random: &mut Pcg64Mcg) -> Batch {
+    fn batch(&self, request: &Request, random: &mut Pcg64Mcg) -> Batch {
         let ways: Vec<Way> = self
             .ways
             .iter()
@@ -120,7 +139,7 @@ impl Part {
             }
             jobs.extend(round);
         }
-        if request.quick {
+        if request.form.is_short() {
             // The longest downloads come first, so that the run does not end with one lane waiting
             // for a long download.
             jobs.make_contiguous()
@@ -149,10 +168,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::experiment::Form;
 
     fn request(quick: bool, seed: u64) -> Request {
         Request {
-            quick,
+            form: Form::of(quick),
             seed,
             runs: None,
             only: None,

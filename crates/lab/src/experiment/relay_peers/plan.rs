@@ -11,9 +11,13 @@ use crate::experiment::workload::measured::{Job, Times, shuffle};
 
 const IDLE_SESSIONS: usize = 8_000;
 const IDLE_SESSIONS_QUICK: usize = 2_000;
+const IDLE_SESSIONS_SMOKE: usize = 10;
 /// The number of sessions for relays that need a process, or a channel of one connection, for each
 /// session.
 const IDLE_SESSIONS_FEW: usize = 200;
+
+/// The duration of each measurement in the smallest form, in milliseconds.
+const SMOKE: u64 = 50;
 
 /// The whole plan.
 pub(super) struct Plan {
@@ -31,14 +35,11 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
-        let (rounds, idle_rounds) = match request.quick {
-            true => (3, 1),
-            false => (5, 2),
-        };
+        let (rounds, idle_rounds) = request.form.pick((5, 2), (3, 1), (1, 1));
         let rounds = request.runs.unwrap_or(rounds);
         let idle_rounds = request.runs.unwrap_or(idle_rounds).min(idle_rounds);
         let milliseconds =
-            |quick, full| Duration::from_millis(if request.quick { quick } else { full });
+            |quick, full| Duration::from_millis(request.form.pick(full, quick, SMOKE));
         let mut idle = Vec::new();
         for _ in 0..idle_rounds {
             let mut round = Contender::ALL.to_vec();
@@ -63,11 +64,9 @@ impl Plan {
                 storm: milliseconds(500, 1_500),
                 echo: milliseconds(500, 1_000),
             },
-            sessions: if request.quick {
-                IDLE_SESSIONS_QUICK
-            } else {
-                IDLE_SESSIONS
-            },
+            sessions: request
+                .form
+                .pick(IDLE_SESSIONS, IDLE_SESSIONS_QUICK, IDLE_SESSIONS_SMOKE),
         }
     }
 
@@ -79,7 +78,7 @@ impl Plan {
     pub(super) fn idle_sessions(&self, contender: Contender) -> usize {
         match contender.holds_thousands() {
             true => self.sessions,
-            false => IDLE_SESSIONS_FEW,
+            false => IDLE_SESSIONS_FEW.min(self.sessions),
         }
     }
 }

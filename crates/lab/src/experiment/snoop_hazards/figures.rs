@@ -196,10 +196,11 @@ impl Part {
 mod tests {
     use super::super::plan::Cell;
     use super::*;
+    use crate::experiment::Form;
 
     fn request() -> Request {
         Request {
-            quick: true,
+            form: Form::Quick,
             seed: 1,
             runs: None,
             only: None,

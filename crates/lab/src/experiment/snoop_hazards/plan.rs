@@ -103,14 +103,16 @@ impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let mut cells = Vec::new();
         for (hazard, v6, paused, transfers) in CELLS {
-            let form = if request.quick { 2 } else { 0 };
+            let form = request.form.pick(0, 2, 2);
+            // The smallest form has a tenth of the short one's transfers.
+            let part = request.form.pick(1, 1, 10);
             for snoop in [true, false] {
                 let cell = Cell {
                     hazard,
                     v6,
                     paused,
                     snoop,
-                    transfers: transfers[form + usize::from(!snoop)],
+                    transfers: transfers[form + usize::from(!snoop)] / part,
                     seed: request.seed << 16 | cells.len() as u64,
                     port: PORTS.start + cells.len() as u16 * AT_ONCE,
                 };
@@ -174,10 +176,11 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::experiment::Form;
 
     fn plan(quick: bool, only: Option<&str>) -> Plan {
         Plan::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed: 1,
             runs: None,
             only: only.map(str::to_owned),

@@ -232,6 +232,7 @@ fn notes(found: &Found) -> Vec<String> {
 mod tests {
     use super::super::plan::Plan;
     use super::*;
+    use crate::experiment::Form;
 
     fn part(options: Options, data: u64, early: u64) -> Part {
         Part {
@@ -267,7 +268,7 @@ mod tests {
 
     fn request() -> Request {
         Request {
-            quick: true,
+            form: Form::Quick,
             seed: 1,
             runs: None,
             only: None,

@@ -150,7 +150,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
-        let (transfers, rounds) = if request.quick { (480, 1) } else { (5_000, 4) };
+        let (transfers, rounds) = request.form.pick((5_000, 4), (480, 1), (60, 1));
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let turn = random.next_u64();
         let count = rounds * Options::ALL.len() as u64;

@@ -8,9 +8,6 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use crate::experiment::Request;
 use crate::experiment::sessions::arrivals::arrivals;
 
-/// The average number of sessions started per second.
-const RATE: u32 = 200;
-
 /// A relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
@@ -73,10 +70,12 @@ pub(super) struct Plan {
     pub(super) storms: Vec<Storm>,
 }
 
-/// A form of the experiment.
-struct Form {
+/// The scale of a form of the experiment.
+struct Scale {
     /// The duration of the load, in seconds.
     load: u64,
+    /// The average number of sessions started per second.
+    rate: u32,
     /// The pause before the first event and between two events, in ms.
     pause: u64,
     storms: u32,
@@ -86,8 +85,9 @@ struct Form {
     connections: u32,
 }
 
-const FULL: Form = Form {
+const FULL: Scale = Scale {
     load: 280,
+    rate: 200,
     pause: 9_000,
     storms: 4,
     storm: 20,
@@ -95,41 +95,56 @@ const FULL: Form = Form {
 };
 
 /// The short form. It leaves time within a minute for the start, the last sessions and the end.
-const QUICK: Form = Form {
+const QUICK: Scale = Scale {
     load: 30,
+    rate: 200,
     pause: 2_500,
     storms: 2,
     storm: 4,
     connections: 5_000,
 };
 
+/// The smallest form: relays end three times, and each other event happens once.
+const SMOKE: Scale = Scale {
+    load: 8,
+    rate: 50,
+    pause: 800,
+    storms: 1,
+    storm: 2,
+    connections: 500,
+};
+
 // === impl Plan ===
 
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
-        let form = if request.quick { QUICK } else { FULL };
-        let load = Duration::from_secs(form.load);
+        let scale = request.form.pick(FULL, QUICK, SMOKE);
+        let load = Duration::from_secs(scale.load);
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let half = load / 2;
         // The last tenth has no event, because the end is measured there.
         let until = load * 9 / 10;
-        let pause = Duration::from_millis(form.pause);
+        let pause = Duration::from_millis(scale.pause);
         let times = (1..).map(|n| pause * n).take_while(|at| *at < until);
         let (early, late): (Vec<_>, Vec<_>) = times.partition(|at| *at + pause < half);
         // The short form only has time to end each process once in each way.
-        let first = if request.quick { deadly } else { everything };
+        let first = if request.form.is_short() {
+            deadly
+        } else {
+            everything
+        };
         let mut events = fill(&early, first, &mut random);
         events.extend(fill(&late, harmless, &mut random));
-        let storms = (0..form.storms).map(|n| Storm {
+        let storms = (0..scale.storms).map(|n| Storm {
             // Spread evenly over the load, so that some storms meet relays that have just started.
-            at: load * (2 * n + 1) / (2 * form.storms),
-            time: Duration::from_secs(form.storm),
-            connections: form.connections / form.storms,
+            at: load * (2 * n + 1) / (2 * scale.storms),
+            time: Duration::from_secs(scale.storm),
+            connections: scale.connections / scale.storms,
         });
         Self {
             seed: request.seed,
             load,
-            rate: RATE,
+            rate: scale.rate,
             events,
             storms: storms.collect(),
         }
@@ -208,10 +223,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::experiment::Form;
 
     fn plan(quick: bool, seed: u64) -> Plan {
         Plan::of(&Request {
-            quick,
+            form: Form::of(quick),
             seed,
             runs: None,
             only: None,

@@ -50,7 +50,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             request.only.clone().unwrap_or_default(),
         ));
     }
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let runs = request
+        .runs
+        .unwrap_or(if request.form.is_short() { 1 } else { RUNS });
     let programs = program::versions(&[
         program::NGINX,
         program::CURL,
@@ -75,9 +77,10 @@ fn parts(request: &Request) -> Vec<Part> {
     });
     let is_wanted = |part: &Part| match &request.only {
         Some(only) => part.is_named(only),
-        None => !request.quick || part.family == Family::Cubic,
+        None => !request.form.is_short() || part.family == Family::Cubic,
     };
-    all.filter(is_wanted).collect()
+    let most = request.form.pick(usize::MAX, usize::MAX, 1);
+    all.filter(is_wanted).take(most).collect()
 }
 
 fn run_both(part: Part, number: usize, request: &Request) -> Result<Done, ExperimentError> {
@@ -87,7 +90,7 @@ fn run_both(part: Part, number: usize, request: &Request) -> Result<Done, Experi
     let _alone = is_busy.then(|| PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner));
     let case = Case::of(part, request.seed, number);
     let shown = stage::run(&case, &[], request)?;
-    let carried = stage::carried_without_limit(&case)?;
+    let carried = stage::carried_without_limit(&case, request)?;
     Ok(Done {
         case,
         number,

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use super::guests::uml;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
-use super::{Experiment, ExperimentError, Request};
+use super::{Experiment, ExperimentError, Form, Request};
 use crate::peer::program;
 use case::Case;
 use cause::Cause;
@@ -56,15 +56,22 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             request.only.clone().unwrap_or_default(),
         ));
     }
-    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
-    let programs = program::versions(&[
+    let runs = request
+        .runs
+        .unwrap_or(if request.form.is_short() { 1 } else { RUNS });
+    let mut programs = vec![
         program::NGINX,
         program::CURL,
         program::SOCAT,
         program::IPERF3,
         program::NFT,
-        uml::KERNEL,
-    ])?;
+    ];
+    let has_guest =
+        |part: &Part| matches!(part.cause, Cause::Descheduled | Cause::DescheduledSender);
+    if parts.iter().any(has_guest) {
+        programs.push(uml::KERNEL);
+    }
+    let programs = program::versions(&programs)?;
     let done = runs::run_all("verdicts: runs", &parts, runs, AT_A_TIME, |part, number| {
         let case = Case::of(part, request.seed, number);
         let shown = stage::run(&case, &Mode::ALL, request)?;
@@ -86,7 +93,12 @@ fn parts(request: &Request) -> Vec<Part> {
     let all = Part::all();
     match &request.only {
         Some(only) => all.into_iter().filter(|part| part.is_named(only)).collect(),
-        None if request.quick => {
+        None if request.form == Form::Smoke => {
+            let is_smallest =
+                |part: &Part| (part.family, part.cause) == (Family::Cubic, Cause::Idle);
+            all.into_iter().filter(is_smallest).collect()
+        }
+        None if request.form.is_short() => {
             let one = |(index, cause): (usize, Cause)| {
                 let of: Vec<_> = all.iter().filter(|part| part.cause == cause).collect();
                 of.get(index % of.len().max(1)).map(|part| **part)
@@ -412,7 +424,7 @@ mod tests {
     #[test]
     fn a_world_that_did_not_work_and_a_command_that_did_not_run_are_counted() {
         let request = Request {
-            quick: false,
+            form: Form::Full,
             seed: 1,
             runs: None,
             only: None,

@@ -100,6 +100,7 @@ pub(super) fn run(
     modes: &[Mode],
     request: &Request,
 ) -> Result<Shown, ExperimentError> {
+    let short = |time| shortened(time, request);
     let mut stage = Stage::build(case)?;
     if case.cause == Cause::NoAnswer {
         stage.cut();
@@ -112,14 +113,14 @@ pub(super) fn run(
     if let Some(time) = case.cause.warm_up() {
         stage.talk()?;
         // The observation covers only what happens after this time.
-        std::thread::sleep(time);
+        std::thread::sleep(short(time));
     }
     if case.cause == Cause::Cut {
         stage.cut();
     }
     let began = Instant::now();
     let before = stage.bottleneck()?;
-    let watch = case.watch();
+    let watch = short(case.watch());
     let has_both = modes.contains(&Mode::BothEnds) && Mode::BothEnds.can_tell(case);
     let why = match has_both {
         true => stage.observe(Mode::BothEnds, request, watch)?,
@@ -178,16 +179,26 @@ pub(super) fn run(
 
 /// Runs a case without its limit. Returns the payload that its bottleneck carries after the start,
 /// in bytes a second.
-pub(super) fn carried_without_limit(case: &Case) -> Result<f64, ExperimentError> {
+pub(super) fn carried_without_limit(
+    case: &Case,
+    request: &Request,
+) -> Result<f64, ExperimentError> {
     let case = case.without_limit();
     let mut stage = Stage::build(&case)?;
     stage.talk()?;
-    std::thread::sleep(WITHOUT_LIMIT_START);
+    std::thread::sleep(shortened(WITHOUT_LIMIT_START, request));
     let (began, before) = (Instant::now(), stage.bottleneck()?);
-    std::thread::sleep(WITHOUT_LIMIT);
+    std::thread::sleep(shortened(WITHOUT_LIMIT, request));
     let (took, after) = (began.elapsed(), stage.bottleneck()?);
     let bytes = (after.delivered_bytes - before.delivered_bytes) as f64;
     Ok(bytes * PAYLOAD_SHARE / took.as_secs_f64())
+}
+
+/// Returns a time of the plan, or in the smallest form a second.
+fn shortened(time: Duration, request: &Request) -> Duration {
+    request
+        .form
+        .pick(time, time, Duration::from_secs(1).min(time))
 }
 
 // === impl Observer ===

@@ -40,11 +40,10 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
-        let (size, runs) = match request.quick {
-            // The smallest file that gives the flows time to reach a balance.
-            true => (Size::Mb20, 1),
-            false => (Size::Mb50, 10),
-        };
+        // 20 MB is the smallest file that gives the flows time to reach a balance.
+        let (size, runs) = request
+            .form
+            .pick((Size::Mb50, 10), (Size::Mb20, 1), (Size::Mb1, 1));
         Self {
             size,
             runs: request.runs.unwrap_or(runs),

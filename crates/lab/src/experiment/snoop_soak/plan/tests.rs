@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::*;
+use crate::experiment::Form;
 
 fn plan(quick: bool) -> Plan {
     Plan::of(&Request {
-        quick,
+        form: Form::of(quick),
         seed: 1,
         runs: None,
         only: None,
