@@ -39,6 +39,9 @@ pub struct Config {
 pub struct Node {
     /// The address at which metrics are served.
     pub metrics: SocketAddr,
+    /// The control socket, which is off: the default path is one for all relays of the machine, and the
+    /// first of them gets it.
+    control: &'static str,
     /// The limits of a source, which are off: the one client of a world opens all connections.
     max_sessions_per_source: &'static str,
     max_connects_per_source: &'static str,
@@ -107,6 +110,7 @@ impl Node {
     pub fn new(metrics: SocketAddr, mesh: Option<Mesh>, forwards: Vec<Forward>) -> Self {
         Self {
             metrics,
+            control: "off",
             max_sessions_per_source: "off",
             max_connects_per_source: "off",
             mesh,
@@ -369,7 +373,7 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_in_the_file() {
         let text = written(None, vec![Forward::new(addr(1), addr(2))]);
-        let expected = "[relay]\nmetrics = \"127.0.0.1:9464\"\nmax_sessions_per_source = \"off\"\n\
+        let expected = "[relay]\nmetrics = \"127.0.0.1:9464\"\ncontrol = \"off\"\nmax_sessions_per_source = \"off\"\n\
                         max_connects_per_source = \"off\"\n\n[[relay.forward]]\n\
                         listen = \"10.0.0.1:8080\"\nto = \"10.0.0.2:8080\"\n";
         assert_eq!(text, expected);
@@ -401,6 +405,7 @@ mod tests {
             r#"
             [relay]
             metrics = "127.0.0.1:9464"
+            control = "off"
             max_sessions_per_source = "off"
             max_connects_per_source = "off"
             [relay.mesh]
