@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use taut_mesh::identity::PublicKey;
 use taut_sys::bpf::Object;
 
-use super::plan::{Act, Event, Side};
+use super::plan::{Act, Plan, Side};
 use super::rig::{DRAIN, RECORDED, Rig, Settings};
 use super::watch::{Processes, accepted, bpf_objects};
 use crate::experiment::ExperimentError;
@@ -79,6 +79,8 @@ pub(super) struct Chaos<'a> {
     /// The public key of the member [`RECORDED`].
     recorded: PublicKey,
     reloads: bool,
+    /// When the last session starts.
+    load_ends: Instant,
     pub(super) done: Done,
 }
 
@@ -119,6 +121,7 @@ impl<'a> Chaos<'a> {
             keys,
             recorded,
             reloads: true,
+            load_ends: Instant::now(),
             done: Done::default(),
         };
         for side in Side::BOTH {
@@ -136,11 +139,13 @@ impl<'a> Chaos<'a> {
         self.relays[side as usize].service.id()
     }
 
-    /// Runs all events, each at its time or as soon as the previous event has finished.
-    pub(super) fn wreak(&mut self, events: &[Event], run: &Run) -> Result<(), ExperimentError> {
-        for event in events {
+    /// Runs all events, each at its time or as soon as the previous event has finished. On a slow machine
+    /// the load may end before them: the others are left out, because no session would show their effect.
+    pub(super) fn wreak(&mut self, plan: &Plan, run: &Run) -> Result<(), ExperimentError> {
+        self.load_ends = run.began + plan.load;
+        for event in &plan.events {
             std::thread::sleep(event.at.saturating_sub(run.now()));
-            if run.is_over_early() {
+            if run.is_over_early() || run.now() >= plan.load {
                 break;
             }
             let from = run.now();
@@ -280,11 +285,14 @@ impl<'a> Chaos<'a> {
         self.is_back("the near relay's return to the list")
     }
 
-    /// Waits until the server serves a new session after `what`. A filled pool would be no sign of
-    /// that: sessions that wait take its connections before they count as ready.
+    /// Waits until the server serves a new session after `what`, or until no more sessions start. A
+    /// filled pool would be no sign of that: sessions that wait take its connections before they count as
+    /// ready.
     fn is_back(&mut self, what: &str) -> Result<(), ExperimentError> {
         let before = self.served()?;
-        let is_back = self.within(RETURN_PATIENCE, |chaos| Ok(chaos.served()? > before))?;
+        let is_back = self.within(RETURN_PATIENCE, |chaos| {
+            Ok(chaos.served()? > before || Instant::now() >= chaos.load_ends)
+        })?;
         if !is_back {
             self.done.faults.push(format!(
                 "no session reached the server within {RETURN_PATIENCE:?} of {what}"

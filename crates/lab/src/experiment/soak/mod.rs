@@ -111,7 +111,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             run.over.notify_one();
             load
         });
-        let wreaked = chaos.wreak(&plan.events, &run);
+        let wreaked = chaos.wreak(&plan, &run);
         if wreaked.is_err() {
             run.give_up();
         }
