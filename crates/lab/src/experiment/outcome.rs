@@ -201,8 +201,10 @@ impl Check {
 // === impl Series ===
 
 impl Series {
-    /// Returns the series of these samples, or `None` if there are none.
-    pub fn of(name: &str, metric: &str, unit: &str, samples: Vec<f64>) -> Option<Self> {
+    /// Returns the series of these samples, or `None` if there are none. A sample that could not be
+    /// computed (a ratio to nothing) is none: JSON has no such number.
+    pub fn of(name: &str, metric: &str, unit: &str, mut samples: Vec<f64>) -> Option<Self> {
+        samples.retain(|sample| sample.is_finite());
         Some(Self {
             name: name.to_owned(),
             metric: metric.to_owned(),
@@ -261,6 +263,14 @@ mod tests {
         let back: Outcome = serde_json::from_str(&json).unwrap();
         assert_eq!(back.headline.len(), figures);
         assert!(!back.calibration.checks["none"].holds());
+    }
+
+    #[test]
+    fn a_sample_that_could_not_be_computed_is_in_no_series() {
+        let of = |samples| Series::of("relay", "ratio", "1", samples);
+        let series = of(vec![f64::NAN, 2.0, f64::INFINITY]).unwrap();
+        assert_eq!((series.n, series.samples), (1, vec![2.0]));
+        assert!(of(vec![f64::NAN]).is_none());
     }
 
     #[test]
