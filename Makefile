@@ -107,10 +107,10 @@ bench-tune: root-demo release ## what it costs to tune 10,000 idle connections (
 	@$(TAUT) lab run tune-cost $(ARGS)
 
 bench-share: ## how long it takes to share a budget out among 100,000 connections, beside sorting them
-	@cargo bench --quiet -p taut-tune --bench share -- $(ARGS)
+	@$(CARGO) bench --quiet -p taut-bench --features criterion --bench share -- $(ARGS)
 
 bench-plan: ## how long it takes to plan for 1,000 relays and 100,000 pairs
-	@cargo bench --quiet -p taut-mesh --bench plan -- $(ARGS)
+	@$(CARGO) bench --quiet -p taut-bench --features criterion --bench plan -- $(ARGS)
 
 bench-relay: root-test release ## taut relay beside HAProxy, nginx, socat and ssh, in target/lab too (root)
 	@mkdir -p $(TARGET)/lab
