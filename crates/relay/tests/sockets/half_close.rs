@@ -78,7 +78,7 @@ fn both_may_end_with_data_on_the_way_in_both_directions() {
     for path in paths() {
         let rig = Rig::new(path);
         let (client, server) = rig.pair();
-        let (up, down) = (stream(8 * MIB, 3), stream(8 * MIB, 4));
+        let (up, down) = (stream(4 * MIB, 3), stream(4 * MIB, 4));
         thread::scope(|s| {
             s.spawn(|| {
                 (&client).write_all(&up).unwrap();
