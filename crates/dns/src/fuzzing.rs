@@ -132,3 +132,13 @@ pub fn query(data: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
+#[test]
+fn every_fuzz_target_accepts_its_seeds() {
+    replay::replay("taut_dns", &[("dns_query", query)]);
+}

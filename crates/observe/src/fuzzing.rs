@@ -40,3 +40,13 @@ pub fn both_ends(bytes: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
+#[test]
+fn every_fuzz_target_accepts_its_seeds() {
+    replay::replay("taut_observe", &[("both_ends", both_ends)]);
+}

@@ -175,6 +175,26 @@ fn forgive(target: fn(&[u8]), data: &[u8]) {
 }
 
 #[test]
+fn every_fuzz_target_accepts_its_seeds() {
+    let targets: [(&str, fn(&[u8])); 13] = [
+        ("acceptor", acceptor),
+        ("client_hello", client_hello_stream),
+        ("dialler", dialler),
+        ("etcd_reply", etcd_reply),
+        ("hello", hello),
+        ("key_file", key_file),
+        ("members_file", members_file),
+        ("proxy", proxy),
+        ("rows", rows),
+        ("rtt_file", rtt_file),
+        ("session", session),
+        ("signed_members", signed_members),
+        ("target", target),
+    ];
+    replay::replay("taut_mesh", &targets);
+}
+
+#[test]
 fn headers_of_foreign_proxies() {
     drive(10_000, raw(), proxy);
     drive(20_000, headers(), proxy);
