@@ -12,6 +12,7 @@ use std::path::Path;
 use taut_sys::job_dir::JobDir;
 
 const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 const DIRECTORY: &str = "/run/taut/lab-settings";
 const LOCK: &str = "congestion";
 
@@ -21,7 +22,7 @@ pub(super) fn allowing<T>(name: &str, choose: impl FnOnce() -> T) -> io::Result<
     restore(&mut saved)?;
     let list = fs::read_to_string(ALLOWED)?;
     saved.write_all(list.as_bytes())?;
-    fs::write(ALLOWED, format!("{} {name}", list.trim_end()))?;
+    allow(&format!("{} {name}", list.trim_end()))?;
     let chosen = choose();
     restore(&mut saved)?;
     Ok(chosen)
@@ -49,7 +50,45 @@ fn restore(saved: &mut File) -> io::Result<()> {
     saved.read_to_string(&mut list)?;
     // Without its line break the copy is incomplete, and the list had not been changed yet.
     if list.ends_with('\n') {
-        fs::write(ALLOWED, list.trim_end())?;
+        allow(&list)?;
     }
     saved.set_len(0)
+}
+
+/// Allows the congestion controls of a list that the kernel has. It refuses a list with one that is gone:
+/// those of `taut guest` and of relays may be unregistered at any time.
+fn allow(list: &str) -> io::Result<()> {
+    let mut before = None;
+    loop {
+        let available = fs::read_to_string(AVAILABLE)?;
+        match fs::write(ALLOWED, those_of(list, &available)) {
+            // One was unregistered between the two calls.
+            Err(e)
+                if e.kind() == io::ErrorKind::NotFound && before.as_ref() != Some(&available) =>
+            {
+                before = Some(available);
+            }
+            other => return other,
+        }
+    }
+}
+
+fn those_of(list: &str, available: &str) -> String {
+    let is_available = |name: &&str| available.split_whitespace().any(|other| other == *name);
+    let names: Vec<_> = list.split_whitespace().filter(is_available).collect();
+    names.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_set_again_without_what_is_gone() {
+        let list = "reno bbr taut_cubic\n";
+        assert_eq!(those_of(list, "reno cubic bbr\n"), "reno bbr");
+        assert_eq!(those_of(list, "reno taut_cubic bbr"), "reno bbr taut_cubic");
+        // A list of names that begin alike.
+        assert_eq!(those_of("cubic", "taut_cubic"), "");
+    }
 }
