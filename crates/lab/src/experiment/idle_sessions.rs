@@ -34,6 +34,8 @@ const SESSIONS_SMOKE: usize = 100;
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
 /// How long the relay may take to remove sessions whose ends have been closed.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How many reads in a row must find as many descriptors as the one before.
+const STABLE: u32 = 25;
 /// The pause between two reads of the relay's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -158,12 +160,15 @@ impl Holding {
     fn of(node: &Service, connections: usize) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Self::at_once(node)?;
+        let mut equal = 0;
         loop {
             std::thread::sleep(POLL_INTERVAL);
             let now = Self::at_once(node)?;
-            // Descriptors that are not connections may be closed later.
-            let stable = now.descriptors == last.descriptors;
-            if now.connections == connections && stable || Instant::now() > deadline {
+            // Descriptors that are not connections may be closed later: a relay that has just started
+            // reads the addresses of its host, for one.
+            let is_equal = now.descriptors == last.descriptors;
+            equal = if is_equal { equal + 1 } else { 0 };
+            if now.connections == connections && equal >= STABLE || Instant::now() > deadline {
                 return Ok(now);
             }
             last = now;
