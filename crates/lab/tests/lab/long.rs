@@ -81,6 +81,13 @@ fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
 
 #[test]
 #[ignore = "minutes: make test-all runs it"]
+fn what_turbo_flows_leave_to_flows_of_cubic_is_measured() {
+    let outcome = once("neighbours");
+    assert_some(&outcome, &["cubic_share_left"]);
+}
+
+#[test]
+#[ignore = "minutes: make test-all runs it"]
 fn every_stream_to_a_guest_is_exact_and_each_configuration_is_measured() {
     let outcome = once("consolidate");
     // The experiment would have failed if a received stream differed from the sent one.
