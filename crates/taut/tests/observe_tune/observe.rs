@@ -842,8 +842,8 @@ fn join(hosts: [&Host; 2]) {
 }
 
 /// Returns whether one connection was reported, limited by packets that this host drops.
-fn is_host_drops(told: &Vec<Value>) -> bool {
-    matches!(&told[..], [record] if factor(record) == "host-drops")
+fn is_host_drops(told: &[Value]) -> bool {
+    matches!(told, [record] if factor(record) == "host-drops")
 }
 
 /// Adds a rule to what comes in at a host.
@@ -892,7 +892,7 @@ fn drops_are_named(name: &str, rule: &str) {
     });
     // Long enough that few of the losses are of drops before it counted them.
     let args = ["why", "--json", "--for", "3s", "netns", near.name()];
-    let told = until_told(|| records(&args), is_host_drops);
+    let told = until_told(|| records(&args), |told| is_host_drops(told));
     is_done.store(true, Ordering::Relaxed);
     let record = &told[0];
     let verdict = &record["verdict"];
@@ -951,7 +951,7 @@ fn full_backlog() -> Vec<Value> {
 #[test]
 fn the_full_backlog_of_a_socket_whose_application_is_stuck_is_named() {
     // A report that has come between two retransmissions needs another connection: the next may take long.
-    let told = until_told(full_backlog, is_host_drops);
+    let told = until_told(full_backlog, |told| is_host_drops(told));
     let verdict = &told[0]["verdict"];
     let evidence = &verdict["evidence"][1];
     assert_eq!(evidence["drop"]["place"], "socket-backlog", "{evidence}");
