@@ -70,7 +70,7 @@ test-guest: root-test ## the kernel module for guests, in guests of QEMU's with 
 
 test-snoop-guests: root-test guests ## taut snoop while guests of QEMU's are paused, saved, unplugged, reset and migrated (root)
 	@echo "taut: building the tests of snoop with guests of QEMU's and running all of them"
-	@TAUT_SNOOP_GUESTS=all $(CARGO) test --locked -p taut --test machine -- snoop_guests::
+	@$(CARGO) test --locked -p taut --test machine -- --include-ignored snoop_guests::
 
 lint: setup-check ## formatting, clippy, dependencies, documentation and shell scripts; warnings are errors
 	@scripts/deny fetch
@@ -169,13 +169,12 @@ old-kernel-short:
 	    $(call on-old-kernel,--only tap --only taut_observe --only taut_tune) -- \
 	    tap_supervisor:: bpf_iter:: scan:: actuate::tests:: tuner::
 
-# Legs and half-close with TLS in the kernel, which this machine's may not have. They fail without it. The one that is
-# skipped has no TLS, and a time limit that an emulated guest cannot keep.
+# Legs and half-close with TLS in the kernel, which this machine's may not have. They fail without it.
 kernel-tls-short:
 	@echo "taut: running the tests of TLS in the kernel on Linux 6.12 (scripts/on-kernel)"
 	@TAUT_REQUIRE_KERNEL_TLS=1 $(CARGO) test --workspace --locked --lib --test sockets \
 	    $(call on-kernel,--only taut_sys --only taut_relay --only sockets --module tls 6.12) -- \
-	    kernel_tls forwarding::leg half_close --skip whose_tail_is_slow
+	    kernel_tls forwarding::leg half_close
 
 guest-module-short:
 	@echo "taut: building taut_pvtcp and loading it 20 times on Linux 6.1 (100 times, and what it does in gaps: make test-guest)"
