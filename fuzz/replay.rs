@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 /// The crates whose unit tests call [`replay`].
 const CRATES: [&str; 3] = ["taut_dns", "taut_mesh", "taut_observe"];
 
+/// A fuzz target's name and function.
+pub(crate) type Target<'a> = (&'a str, fn(&[u8]));
+
 /// Calls each fuzz target of the crate `of` with every file of `fuzz/seeds/TARGET`.
 ///
 /// # Panics
 /// If `targets` is not what `fuzz/fuzz_targets` has for this crate, if one has no seeds, or if a target panics.
-pub(crate) fn replay(of: &str, targets: &[(&str, fn(&[u8]))]) {
+pub(crate) fn replay(of: &str, targets: &[Target<'_>]) {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
     let mut there = BTreeSet::new();
     for source in files(&fuzz.join("fuzz_targets")) {
