@@ -176,7 +176,7 @@ fn forgive(target: fn(&[u8]), data: &[u8]) {
 
 #[test]
 fn every_fuzz_target_accepts_its_seeds() {
-    let targets: [(&str, fn(&[u8])); 13] = [
+    let targets: [replay::Target<'_>; 13] = [
         ("acceptor", acceptor),
         ("client_hello", client_hello_stream),
         ("dialler", dialler),
