@@ -6,5 +6,6 @@ mod commands;
 mod host;
 mod imports;
 mod lab;
+mod promises;
 mod setup;
 mod unsafe_inventory;
