@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_tcp_user_timeout;
 use sha2::{Digest as _, Sha256};
+use taut_sys::tcp_info::TcpInfo;
 
 use crate::snoop_guests::world::{GUEST, World};
 use crate::snoop_guests::{PATIENCE, wait_until};
@@ -17,6 +18,7 @@ use crate::snoop_guests::{PATIENCE, wait_until};
 const CHUNK: usize = 16 * 1024;
 
 pub(crate) struct Stream {
+    socket: TcpStream,
     sent: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
     sender: JoinHandle<io::Result<String>>,
@@ -41,14 +43,26 @@ impl Stream {
         let over = Arc::new(AtomicBool::new(false));
         let sender = std::thread::spawn({
             let (sent, over) = (sent.clone(), over.clone());
+            let socket = socket.try_clone().unwrap();
             move || send(socket, &sent, &over)
         });
-        Self { sent, over, sender }
+        Self {
+            socket,
+            sent,
+            over,
+            sender,
+        }
     }
 
     /// Bytes that the sender's kernel has taken.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Retransmissions, and probes of a closed window: when one is added, the sender waits for an ACK.
+    pub(crate) fn repeated(&self) -> (u32, u8) {
+        let info = TcpInfo::of(&self.socket).unwrap();
+        (info.total_retrans, info.probes)
     }
 
     /// Waits until so many more bytes were taken.
