@@ -1,5 +1,7 @@
-//! A network of its own for a test, so that no other process takes its ports.
+//! A network of its own for a test, so that no other process takes its ports; and its settings.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd as _;
@@ -23,6 +25,34 @@ pub fn enter_private_network() {
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
         .expect("a new network namespace");
     loopback_up().expect("lo can be set up in a new network namespace");
+}
+
+/// Returns the settings of the calling thread's network namespace and of its interfaces, by path below `/proc/sys/net`: all that a write
+/// changes in it. (What cannot be written counts something or says what the kernel has. The congestion controls that users may choose
+/// are the whole kernel's: other tests register some.)
+pub fn settings() -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let mut directories = vec![String::new()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(format!("/proc/sys/net/{directory}")).unwrap() {
+            let entry = entry.unwrap();
+            let name = format!("{directory}{}", entry.file_name().display());
+            if entry.file_type().unwrap().is_dir() {
+                directories.push(name + "/");
+            } else if !entry.metadata().unwrap().permissions().readonly() {
+                // Some can only be written.
+                all.extend(
+                    fs::read_to_string(entry.path())
+                        .ok()
+                        .map(|is| (name, is.trim().to_owned())),
+                );
+            }
+        }
+    }
+    all.remove("ipv4/tcp_allowed_congestion_control");
+    // Random until it is set.
+    all.remove("ipv4/tcp_fastopen_key");
+    all
 }
 
 fn loopback_up() -> io::Result<()> {

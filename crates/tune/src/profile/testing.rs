@@ -59,27 +59,9 @@ impl Host {
             .unwrap()
     }
 
-    /// Returns all settings of the namespace and of its interfaces, by path.
+    /// Returns all settings of the namespace and of its interfaces, by path below /proc/sys/net.
     pub(crate) fn settings(&self) -> BTreeMap<String, String> {
-        let read = || {
-            let mut all = BTreeMap::new();
-            let mut directories = vec!["/proc/sys/net".to_owned()];
-            while let Some(directory) = directories.pop() {
-                for entry in fs::read_dir(&directory).unwrap().flatten() {
-                    let path = entry.path().display().to_string();
-                    match entry.file_type().unwrap().is_dir() {
-                        true => directories.push(path),
-                        // Some settings are write-only.
-                        false => all.extend(fs::read_to_string(&path).ok().map(|is| (path, is))),
-                    }
-                }
-            }
-            all
-        };
-        let mut all = self.0.run(read).unwrap();
-        // This setting is random.
-        all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
-        all
+        self.0.run(taut_sys_testing::network::settings).unwrap()
     }
 
     /// Returns the settings of `conf/default`.

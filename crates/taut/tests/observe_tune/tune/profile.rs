@@ -54,27 +54,8 @@ fn set(host: &Host, name: &str, value: &str) {
     host.0.run(write).unwrap();
 }
 
-/// Returns all settings of the namespace and of its interfaces, by path below /proc/sys/net.
 fn settings(host: &Host) -> BTreeMap<String, String> {
-    fn read(directory: &Path, all: &mut BTreeMap<String, String>) {
-        for entry in fs::read_dir(directory).unwrap().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                read(&path, all);
-            } else if let Ok(text) = fs::read_to_string(&path) {
-                // Some can only be written.
-                let name = path.strip_prefix("/proc/sys/net").unwrap();
-                all.insert(name.display().to_string(), text.trim().to_owned());
-            }
-        }
-    }
-    let mut all = BTreeMap::new();
-    host.0
-        .run(|| read(Path::new("/proc/sys/net"), &mut all))
-        .unwrap();
-    // This one is random.
-    all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
-    all
+    host.0.run(taut_sys_testing::network::settings).unwrap()
 }
 
 /// Returns a temporary directory and a path for a journal in it.
