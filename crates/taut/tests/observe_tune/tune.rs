@@ -41,24 +41,9 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Returns all settings of TCP and of sockets in a namespace, by path.
+/// Returns all settings of a namespace and of its interfaces, by path below /proc/sys/net.
 fn settings(host: &Host) -> BTreeMap<String, String> {
-    let read = || {
-        let mut all = BTreeMap::new();
-        for directory in ["/proc/sys/net/ipv4", "/proc/sys/net/core"] {
-            for entry in fs::read_dir(directory).unwrap().flatten() {
-                // Some can only be written.
-                if let Ok(text) = fs::read_to_string(entry.path()) {
-                    all.insert(entry.path().display().to_string(), text);
-                }
-            }
-        }
-        all
-    };
-    let mut all = host.0.run(read).unwrap();
-    // This one is random.
-    all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
-    all
+    host.0.run(taut_sys_testing::network::settings).unwrap()
 }
 
 fn rmem(host: &Host) -> String {

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::host::Host;
-use crate::tune::{end, run, said, tune};
+use crate::tune::{end, run, said, settings, tune};
 
 /// The settings that are too lax in a namespace of [`lax`], by path below /proc/sys/net, with the
 /// values that the profile sets.
@@ -52,10 +52,6 @@ fn lax(name: &str) -> Host {
 fn set(host: &Host, name: &str, value: &str) {
     let write = || fs::write(format!("/proc/sys/net/{name}"), value).unwrap();
     host.0.run(write).unwrap();
-}
-
-fn settings(host: &Host) -> BTreeMap<String, String> {
-    host.0.run(taut_sys_testing::network::settings).unwrap()
 }
 
 /// Returns a temporary directory and a path for a journal in it.
