@@ -25,10 +25,8 @@ use crate::window::Window;
 /// A connection of the table. Remembers its limit while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
 
-/// The minimum time for which an ended connection is remembered.
-const REMEMBERED: Duration = Duration::from_secs(3);
-/// The maximum number of ended connections to remember in each period of [`REMEMBERED`].
-const MAX_REMEMBERED: usize = 20_000;
+/// The number of connections that have ended last to remember; for some time, twice as many are.
+const REMEMBERED: usize = 20_000;
 
 /// Observes the connections of the machine, scan by scan.
 #[derive(Debug)]
@@ -47,12 +45,17 @@ pub struct Observer {
     host_drops: Option<HostDrops>,
     /// Why drops on this machine are not counted although they are wanted.
     host_drops_problem: Option<String>,
-    /// Connections that have ended, in the current and the previous period.
-    remembered: [FxHashMap<u64, Ended>; 2],
-    /// When the current period began.
-    remembered_since: Duration,
+    remembered: Remembered,
     /// Ends that were lost because the kernel's ring buffer was full.
     ends_missed: u64,
+}
+
+/// The connections that have ended last. The kernel's own report of an end may come seconds after the
+/// program's, so their number bounds them, and no time does.
+#[derive(Debug, Default)]
+struct Remembered {
+    newest: FxHashMap<u64, Ended>,
+    before: FxHashMap<u64, Ended>,
 }
 
 /// A connection of the last scan.
@@ -64,6 +67,24 @@ pub struct Observed<'a> {
     pub tracked: &'a Tracked,
     /// The process that owns it, if it is known.
     pub process: Option<&'a Process>,
+}
+
+// === impl Remembered ===
+
+impl Remembered {
+    fn insert(&mut self, ended: Ended) {
+        if self.newest.len() == REMEMBERED {
+            std::mem::swap(&mut self.newest, &mut self.before);
+            self.newest.clear();
+        }
+        self.newest.insert(ended.cookie, ended);
+    }
+
+    fn get(&self, cookie: u64) -> Option<&Ended> {
+        self.newest
+            .get(&cookie)
+            .or_else(|| self.before.get(&cookie))
+    }
 }
 
 // === impl Observer ===
@@ -85,8 +106,7 @@ impl Observer {
             quotas: None,
             host_drops: None,
             host_drops_problem: None,
-            remembered: Default::default(),
-            remembered_since: Duration::ZERO,
+            remembered: Remembered::default(),
             ends_missed: 0,
         }
     }
@@ -148,7 +168,7 @@ impl Observer {
         let (owners, remembered) = (&self.owners, &self.remembered);
         let owner = |cookie| {
             let known = owners.of(cookie).cloned();
-            known.or_else(|| recall(remembered, cookie)?.process.clone())
+            known.or_else(|| remembered.get(cookie)?.process.clone())
         };
         self.table
             .end(|cookie, tracked| ended(cookie, tracked, owner(cookie)));
@@ -170,20 +190,12 @@ impl Observer {
         let mut records = Vec::new();
         let missed = self.scanner.ends(|record| records.push(record))?;
         self.ends_missed += missed;
-        let now = self.elapsed();
-        if now.saturating_sub(self.remembered_since) > REMEMBERED {
-            self.remembered.swap(0, 1);
-            self.remembered[0].clear();
-            self.remembered_since = now;
-        }
         for record in &records {
             let Some(ended) = self.ended(record) else {
                 continue;
             };
             each(&ended);
-            if self.remembered[0].len() < MAX_REMEMBERED {
-                self.remembered[0].insert(ended.cookie, ended);
-            }
+            self.remembered.insert(ended);
         }
         Some(missed)
     }
@@ -198,9 +210,9 @@ impl Observer {
         Some(Ended::of(record, netns, process))
     }
 
-    /// Returns a connection that has ended in the last seconds, if a BPF program has reported it.
+    /// Returns a connection that has ended, if a BPF program has reported it and not too many others after it.
     pub(crate) fn remembered(&self, cookie: u64) -> Option<&Ended> {
-        recall(&self.remembered, cookie)
+        self.remembered.get(cookie)
     }
 
     /// Returns the connections of the last scan that the filter matches, in arbitrary order.
@@ -433,10 +445,6 @@ fn followed<'a>(
     })
 }
 
-fn recall(remembered: &[FxHashMap<u64, Ended>; 2], cookie: u64) -> Option<&Ended> {
-    remembered.iter().find_map(|period| period.get(&cookie))
-}
-
 /// Reads the buffer limits of the caller's own namespace.
 fn context() -> Context {
     Context {
@@ -457,6 +465,20 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::ended::tests::ended;
+
+    #[test]
+    fn the_connections_that_have_ended_last_are_remembered_however_long_ago() {
+        let count = REMEMBERED as u64;
+        let mut remembered = Remembered::default();
+        for cookie in 0..3 * count {
+            remembered.insert(ended(|end| end.cookie = cookie));
+            let oldest = (cookie + 1).saturating_sub(count);
+            assert!(remembered.get(oldest).is_some() && remembered.get(cookie).is_some());
+            assert!(remembered.newest.len() + remembered.before.len() <= 2 * REMEMBERED);
+        }
+        assert!(remembered.get(count - 1).is_none());
+    }
 
     const KEEP: Retention = Retention {
         connections: 100_000,
