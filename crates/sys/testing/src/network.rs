@@ -30,29 +30,32 @@ pub fn enter_private_network() {
 /// Returns the settings of the calling thread's network namespace and of its interfaces, by path below `/proc/sys/net`: all that a write
 /// changes in it. (What cannot be written counts something or says what the kernel has. The congestion controls that users may choose
 /// are the whole kernel's: other tests register some.)
+///
+/// # Panics
+/// If a directory cannot be read.
 pub fn settings() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
-    let mut directories = vec![String::new()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(format!("/proc/sys/net/{directory}")).unwrap() {
-            let entry = entry.unwrap();
-            let name = format!("{directory}{}", entry.file_name().display());
-            if entry.file_type().unwrap().is_dir() {
-                directories.push(name + "/");
-            } else if !entry.metadata().unwrap().permissions().readonly() {
-                // Some can only be written.
-                all.extend(
-                    fs::read_to_string(entry.path())
-                        .ok()
-                        .map(|is| (name, is.trim().to_owned())),
-                );
-            }
-        }
-    }
+    read_settings("", &mut all).expect("/proc/sys/net can be read");
     all.remove("ipv4/tcp_allowed_congestion_control");
     // Random until it is set.
     all.remove("ipv4/tcp_fastopen_key");
     all
+}
+
+fn read_settings(directory: &str, all: &mut BTreeMap<String, String>) -> io::Result<()> {
+    for entry in fs::read_dir(format!("/proc/sys/net/{directory}"))? {
+        let entry = entry?;
+        let name = format!("{directory}{}", entry.file_name().display());
+        if entry.file_type()?.is_dir() {
+            read_settings(&(name + "/"), all)?;
+        } else if !entry.metadata()?.permissions().readonly()
+            // Some can only be written.
+            && let Ok(text) = fs::read_to_string(entry.path())
+        {
+            all.insert(name, text.trim().to_owned());
+        }
+    }
+    Ok(())
 }
 
 fn loopback_up() -> io::Result<()> {

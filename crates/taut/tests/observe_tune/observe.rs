@@ -654,7 +654,7 @@ fn a_listener_that_drops_connection_attempts_is_named_with_its_process() {
             .filter(|record| record.get("listener").is_some())
             .collect::<Vec<_>>()
     };
-    let records = watch(&port);
+    let records = until_told(|| watch(&port), |told| !told.is_empty());
     let [record] = &records[..] else {
         panic!("{records:?}");
     };

@@ -164,7 +164,10 @@ fn only_syns_to_intercepted_and_allowed_destinations_begin_legs() {
         stream.read(&mut [0])
     });
     assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
-    assert_eq!(figures(&metrics), [1, 0, 0, 1]);
+    // Its SYN is reported to another thread than the one that has reset it.
+    wait_until("the report of its SYN", || {
+        figures(&metrics) == [1, 0, 0, 1]
+    });
     forbidden.set_nonblocking(true).unwrap();
     assert_eq!(
         forbidden.accept().unwrap_err().kind(),
