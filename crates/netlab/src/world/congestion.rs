@@ -28,6 +28,15 @@ pub(super) fn allowing<T>(name: &str, choose: impl FnOnce() -> T) -> io::Result<
     Ok(chosen)
 }
 
+/// Keeps worlds from changing the list until the file is dropped. A congestion control that is registered
+/// while they do is missing in the list that they restore, and no namespace may choose it.
+///
+/// # Errors
+/// The system's.
+pub fn keep_allowed() -> io::Result<File> {
+    lock()
+}
+
 /// Restores the list if a process was killed before it could.
 pub(super) fn recover() -> io::Result<()> {
     let Some(folder) = JobDir::find(Path::new(DIRECTORY)).map_err(io::Error::other)? else {

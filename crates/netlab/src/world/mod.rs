@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use builder::WorldBuilder;
+pub use congestion::keep_allowed as keep_allowed_congestion_controls;
 pub use cpu_quota::CpuQuota;
 pub use host::Host;
 use record::Record;

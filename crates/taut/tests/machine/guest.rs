@@ -69,6 +69,7 @@ impl Machine {
             .arg(program)
             .args(args)
             .env_remove("TAUT_LOG");
+        let _allowed = args.contains(&"up").then(crate::programs::keep_allowed);
         host.0.run(|| command.output().unwrap()).unwrap()
     }
 

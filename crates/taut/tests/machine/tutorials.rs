@@ -258,6 +258,8 @@ impl Tutorial {
             );
             let began = Instant::now();
             loop {
+                let registers = command.starts_with("taut guest up");
+                let _allowed = registers.then(crate::programs::keep_allowed);
                 let (status, said) = shell
                     .run(&command)
                     .unwrap_or_else(|e| panic!("{place}: {e}"));
