@@ -294,6 +294,10 @@ impl Observer {
             self.ended = Some("a frame from another Ethernet address");
         }
         self.followed |= own && self.is_sent_with(s.ttl) && s.has(SYN | ACK) && !s.has(FIN);
+        if own && s.has(SYN) && !s.has(ACK) {
+            // The guest begins another connection.
+            self.ttl = None;
+        }
         if own && s.has(ACK) && !s.has(SYN) {
             let first = *self.ttl.get_or_insert(s.ttl);
             if first != s.ttl {
