@@ -25,7 +25,8 @@ FAULTS := 10000
 # build single packages and their dependencies again with other features; `--only` chooses the binaries.
 COMMA := ,
 on-kernel = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", $(foreach word,$(1),"$(word)"$(COMMA))]'
-on-old-kernel = $(call on-kernel,$(1) --with ip --with tc --with nft 6.1)
+# Tests that need veth begin at the same time, and the second would find it half loaded.
+on-old-kernel = $(call on-kernel,$(1) --with ip --with tc --with nft --module veth 6.1)
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
