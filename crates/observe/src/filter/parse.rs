@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use glob::Pattern;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use taut_sys::sock_diag::State;
 
 use super::{Expr, Names, Side, Test, single};
@@ -477,7 +477,21 @@ fn of(mut exprs: Vec<Expr>, several: impl FnOnce(Vec<Expr>) -> Expr) -> Expr {
 fn network(word: &str) -> Option<IpNet> {
     let word = word.trim_start_matches('[').trim_end_matches(']');
     let address = word.parse::<IpAddr>().ok().map(single);
-    address.or_else(|| word.parse().ok())
+    address.or_else(|| word.parse().ok()).map(canonical)
+}
+
+/// Returns a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) as one of IPv4, which a socket of both
+/// families also has.
+fn canonical(net: IpNet) -> IpNet {
+    let v4 = match net {
+        IpNet::V4(_) => None,
+        IpNet::V6(of) => of
+            .addr()
+            .to_ipv4_mapped()
+            .zip(of.prefix_len().checked_sub(96)),
+    };
+    let v4 = v4.and_then(|(address, length)| Ipv4Net::new(address, length).ok());
+    v4.map_or(net, IpNet::V4)
 }
 
 fn ports(word: &str) -> Option<RangeInclusive<u16>> {
