@@ -1,4 +1,5 @@
-//! Serves metrics over HTTP in the OpenMetrics text format, which the caller encodes, and small pages. It
+//! Serves metrics over HTTP in the OpenMetrics text format, which the caller encodes, or to clients that want
+//! it in that of Prometheus before; and small pages. It
 //! also [limits the number of lines](log_limit) that jobs write to the log, and starts the
 //! [runtime] of jobs that serve.
 //!
@@ -12,6 +13,8 @@
 
 #![forbid(unsafe_code)]
 
+mod classic;
+mod connections;
 pub mod log_limit;
 pub mod runtime;
 
@@ -24,16 +27,19 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HOST};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HOST, VARY};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-/// The most connections served at a time; more wait in the listen queue.
+use self::connections::Connections;
+use self::log_limit::LogLimit;
+
+/// The most connections served at a time. Beyond it, one of the source that has the most makes room for
+/// a new one: the one that has asked for nothing the longest.
 pub const CONNECTIONS: usize = 16;
 /// The longest life of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,6 +47,9 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause after a failed accept, for lack of descriptors, say.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// The lines about connections that were closed to make room.
+static FULL: LogLimit = LogLimit::new("connections for metrics");
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -108,7 +117,15 @@ where
 {
     let page = move |request: Request<Incoming>| {
         let (method, path) = (request.method(), request.uri().path());
-        std::future::ready(answer(method, path, &encode, &ready))
+        let accept = request.headers().get(ACCEPT);
+        let accept = accept.and_then(|accept| accept.to_str().ok());
+        std::future::ready(answer(
+            method,
+            path,
+            accept.unwrap_or_default(),
+            &encode,
+            &ready,
+        ))
     };
     serve_requests(listener, "metrics", page).await;
 }
@@ -173,22 +190,29 @@ where
     A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Connections::new(CONNECTIONS));
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else {
-            return;
-        };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for {what}");
                 sleep(PAUSE).await;
                 continue;
             }
         };
-        let answer = answer.clone();
+        let (place, made_room, has_made_room) = places.enter(peer.ip());
+        if has_made_room && let Some(line) = FULL.line(std::time::Instant::now()) {
+            tracing::warn!(
+                left_out = line.left_out,
+                "all {CONNECTIONS} connections for {what} are in use: one was closed for a new one of {}",
+                peer.ip()
+            );
+        }
+        let (answer, places) = (answer.clone(), places.clone());
         tokio::spawn(async move {
+            let in_use = places.clone();
             let service = service_fn(move |request: Request<Incoming>| {
+                in_use.used(place);
                 let answer = answer(request);
                 async { Ok::<_, Infallible>(answer.await) }
             });
@@ -196,10 +220,15 @@ where
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
-            if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
-                tracing::debug!(%error, "a connection for {what} failed");
+            tokio::select! {
+                ended = timeout(CONNECTION_TIMEOUT, connection) => {
+                    if let Ok(Err(error)) = ended {
+                        tracing::debug!(%error, "a connection for {what} failed");
+                    }
+                }
+                _ = made_room => {}
             }
-            drop(permit);
+            places.leave(place);
         });
     }
 }
@@ -207,6 +236,7 @@ where
 fn answer(
     method: &Method,
     path: &str,
+    accept: &str,
     encode: impl Fn() -> Result<String, fmt::Error>,
     ready: impl Fn() -> bool,
 ) -> Response<Full<Bytes>> {
@@ -231,11 +261,15 @@ fn answer(
     }
     match encode() {
         Ok(text) => {
+            let (text, kind) = match classic::is_wanted(accept) {
+                true => (classic::convert(&text), classic::CONTENT_TYPE),
+                false => (text, OPENMETRICS),
+            };
             let mut response = Response::new(Full::new(Bytes::from(text)));
-            response.headers_mut().insert(
-                CONTENT_TYPE,
-                hyper::header::HeaderValue::from_static(OPENMETRICS),
-            );
+            let kind = hyper::header::HeaderValue::from_static(kind);
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, kind);
+            headers.insert(VARY, hyper::header::HeaderValue::from_static("Accept"));
             response
         }
         Err(_) => plain(
@@ -261,7 +295,7 @@ mod tests {
 
     #[test]
     fn only_a_get_of_the_metrics_path_returns_metrics() {
-        let status = |method, path| answer(&method, path, encode, || true).status();
+        let status = |method, path| answer(&method, path, "", encode, || true).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
         assert_eq!(
@@ -272,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_ready_is_healthy_all_the_same() {
-        let status = |path, ready| answer(&Method::GET, path, encode, || ready).status();
+        let status = |path, ready| answer(&Method::GET, path, "", encode, || ready).status();
         assert_eq!(status("/readyz", true), StatusCode::OK);
         assert_eq!(status("/readyz", false), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(status("/healthz", false), StatusCode::OK);
@@ -281,7 +315,7 @@ mod tests {
 
     #[test]
     fn an_encoding_error_is_a_server_error() {
-        let answer = answer(&Method::GET, "/metrics", || Err(fmt::Error), || true);
+        let answer = answer(&Method::GET, "/metrics", "", || Err(fmt::Error), || true);
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 
@@ -294,8 +328,10 @@ mod tests {
     }
 
     #[test]
-    fn the_content_type_is_openmetrics() {
-        let response = answer(&Method::GET, "/metrics", encode, || true);
-        assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
+    fn the_content_type_is_openmetrics_unless_text_is_wanted() {
+        for (accept, kind) in [("*/*", OPENMETRICS), ("text/plain", classic::CONTENT_TYPE)] {
+            let response = answer(&Method::GET, "/metrics", accept, encode, || true);
+            assert_eq!(response.headers()[CONTENT_TYPE], kind);
+        }
     }
 }

@@ -1,0 +1,176 @@
+//! Places for connections, with a share for each source.
+//!
+//! A new connection never waits: if all places are taken, one of the source that has the most makes
+//! room, the one that has asked for nothing the longest. So who holds connections open keeps
+//! no other from being answered.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot::{self, Receiver, Sender};
+
+/// The connections that are served.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    most: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    by_id: HashMap<u64, Connection>,
+    /// The number of events so far: connections and requests.
+    events: u64,
+}
+
+#[derive(Debug)]
+struct Connection {
+    source: IpAddr,
+    /// The last event of this connection.
+    used: u64,
+    /// Dropping it ends the connection.
+    _end: Sender<()>,
+}
+
+// === impl Connections ===
+
+impl Connections {
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            most,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Takes a place for a connection from this address. Returns its number, a receiver that ends
+    /// when the place is taken away, and whether another connection had to make room.
+    pub(crate) fn enter(&self, source: IpAddr) -> (u64, Receiver<()>, bool) {
+        let mut taken = self.lock();
+        let makes_room = taken.by_id.len() >= self.most;
+        if makes_room && let Some(id) = taken.idlest_of_largest() {
+            taken.by_id.remove(&id);
+        }
+        let (end, ends) = oneshot::channel();
+        taken.events += 1;
+        let id = taken.events;
+        let place = Connection {
+            source: party(source),
+            used: id,
+            _end: end,
+        };
+        taken.by_id.insert(id, place);
+        (id, ends, makes_room)
+    }
+
+    /// Notes a request of the connection.
+    pub(crate) fn used(&self, id: u64) {
+        let taken = &mut *self.lock();
+        taken.events += 1;
+        if let Some(place) = taken.by_id.get_mut(&id) {
+            place.used = taken.events;
+        }
+    }
+
+    /// Frees the place of a connection that has ended.
+    pub(crate) fn leave(&self, id: u64) {
+        self.lock().by_id.remove(&id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Returns the connection that has asked for nothing the longest, of the source that has the
+    /// most.
+    fn idlest_of_largest(&self) -> Option<u64> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for place in self.by_id.values() {
+            *counts.entry(place.source).or_default() += 1;
+        }
+        let most = counts.values().copied().max()?;
+        let of_largest = self
+            .by_id
+            .iter()
+            .filter(|(_, of)| counts[&of.source] == most);
+        of_largest
+            .min_by_key(|(_, place)| place.used)
+            .map(|(id, _)| *id)
+    }
+}
+
+/// Returns the party behind an address: of IPv6 a network of 64 bits, which one host can have.
+fn party(source: IpAddr) -> IpAddr {
+    match source.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    fn is_open(ends: &mut Receiver<()>) -> bool {
+        matches!(ends.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+    }
+
+    #[test]
+    fn the_idlest_of_the_source_with_the_most_makes_room() {
+        let places = Connections::new(4);
+        let [mut scraper, mut first, mut second, mut third] =
+            [1, 2, 2, 2].map(|last| places.enter(source(last)));
+        assert!(!third.2);
+        // The scraper has been idle for longest, but has one place only.
+        places.used(first.0);
+        let mut probe = places.enter(source(3));
+        assert!(probe.2);
+        let open = [
+            &mut scraper,
+            &mut first,
+            &mut second,
+            &mut third,
+            &mut probe,
+        ];
+        let open = open.map(|(_, ends, _)| is_open(ends));
+        assert_eq!(open, [true, true, false, true, true]);
+    }
+
+    #[test]
+    fn whoever_holds_all_places_keeps_none_from_a_newcomer() {
+        let places = Connections::new(3);
+        let mut held: Vec<_> = (0..100).map(|_| places.enter(source(1))).collect();
+        let mut newcomer = places.enter(source(1));
+        assert!(is_open(&mut newcomer.1));
+        let open = held
+            .iter_mut()
+            .filter_map(|of| is_open(&mut of.1).then_some(()));
+        assert_eq!(open.count(), 2);
+    }
+
+    #[test]
+    fn a_connection_that_has_ended_leaves_its_place() {
+        let places = Connections::new(1);
+        let (id, ..) = places.enter(source(1));
+        places.leave(id);
+        assert!(!places.enter(source(2)).2);
+    }
+
+    #[test]
+    fn addresses_of_one_network_of_64_bits_are_one_source() {
+        let places = Connections::new(3);
+        let mut held = ["2001:db8::1", "192.0.2.1", "2001:db8::2"]
+            .map(|address| places.enter(address.parse().unwrap()));
+        places.enter("2001:db8:0:1::1".parse().unwrap());
+        let open: Vec<_> = held.iter_mut().map(|of| is_open(&mut of.1)).collect();
+        assert_eq!(open, [false, true, true]);
+    }
+}
