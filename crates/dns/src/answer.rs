@@ -148,14 +148,16 @@ impl Answers {
                 self.response(question, asker, &mut reply)
             }
             Err(Unanswered::Nothing) => return reply,
-            Err(Unanswered::Code(code)) => {
-                write_header(query, code, answer);
+            Err(Unanswered::Code(code, with_opt)) => {
+                write_header(query, code, with_opt, answer);
                 reply.code = Some(code);
                 return reply;
             }
         };
         let limit = match asker.transport {
             Transport::Tcp => usize::from(u16::MAX),
+            // The source is not forged.
+            _ if reply.cookie == Some(Proof::Proven) => payload,
             Transport::Udp | Transport::UdpTruncated => {
                 let (most, of) = AMPLIFICATION;
                 payload.min(query.len() * most / of)
@@ -165,17 +167,16 @@ impl Answers {
             set_cookie(response, cookie);
             write(response, answer).is_some() && answer.len() <= limit
         };
-        // The records are what was asked for, so the cookie is left out first.
-        let is_complete = !response.metadata.truncation
-            && (fits(&mut response, cookie) || (cookie.is_some() && fits(&mut response, None)));
-        if !is_complete {
+        // A client that has sent a cookie takes no answer without one (RFC 7873 section 5.3).
+        if response.metadata.truncation || !fits(&mut response, cookie) {
             response.metadata.truncation = true;
             response.answers.clear();
             response.authorities.clear();
             if !fits(&mut response, cookie) {
                 // A question is as long as it was in the query, and an OPT record with a cookie fits, so this does
                 // not happen; the limit holds all the same.
-                write_header(query, ResponseCode::ServFail, answer);
+                let with_opt = response.edns.is_some();
+                write_header(query, ResponseCode::ServFail, with_opt, answer);
                 response.metadata.response_code = ResponseCode::ServFail;
                 response.metadata.truncation = false;
             }
@@ -225,7 +226,7 @@ impl Answers {
             response.metadata.response_code = ResponseCode::BADVERS;
         } else if transport == Transport::UdpTruncated {
             response.metadata.truncation = true;
-        } else {
+        } else if let Some(query) = &query {
             let client = Client {
                 // A source prefix of length 0 says that the subnet is to stay unknown (RFC 7871
                 // section 7.1.2).
@@ -234,7 +235,7 @@ impl Answers {
                     .map(|subnet| subnet.addr()),
                 resolver: source,
             };
-            scope = self.fill(&mut response, &query, client, reply);
+            scope = self.fill(&mut response, query, client, reply);
         }
         if let Some(asked) = edns {
             let mut edns = Edns::new();
@@ -247,7 +248,7 @@ impl Answers {
             }
             response.set_edns(edns);
         }
-        response.add_query(query);
+        response.add_queries(query);
         let cookie = cookie.map(|cookie| self.cookies.answer(&cookie, source, now));
         (response, payload, cookie)
     }
@@ -414,8 +415,8 @@ fn write(response: &Message, answer: &mut Vec<u8>) -> Option<()> {
     response.emit(&mut BinEncoder::new(answer)).ok()
 }
 
-/// Writes an answer of a header alone.
-fn write_header(query: &[u8], code: ResponseCode, answer: &mut Vec<u8>) {
+/// Writes an answer of a header, and an OPT record if the query has one.
+fn write_header(query: &[u8], code: ResponseCode, with_opt: bool, answer: &mut Vec<u8>) {
     answer.clear();
     let id = query.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));
     let flags = query.get(2).copied().unwrap_or(0);
@@ -425,6 +426,11 @@ fn write_header(query: &[u8], code: ResponseCode, answer: &mut Vec<u8>) {
     metadata.recursion_desired = flags & 1 != 0;
     let mut message = Message::response(id, op_code);
     message.metadata = metadata;
+    if with_opt {
+        let mut edns = Edns::new();
+        edns.set_max_payload(UDP_PAYLOAD);
+        message.set_edns(edns);
+    }
     // A header alone cannot fail.
     let _ = message.emit(&mut BinEncoder::new(answer));
 }

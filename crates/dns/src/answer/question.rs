@@ -1,8 +1,8 @@
 //! Reading a query, strictly.
 
 use hickory_proto::op::{Edns, Message, Query, ResponseCode};
-use hickory_proto::rr::Name;
 use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsCode, EdnsOption};
+use hickory_proto::rr::{Name, RecordType};
 
 use super::HEADER;
 use crate::cookie::Cookie;
@@ -12,19 +12,28 @@ use crate::zone::Family;
 pub(super) struct Question {
     pub(super) id: u16,
     pub(super) recursion_desired: bool,
-    pub(super) query: Query,
+    /// `None`: the client only asks for a cookie (RFC 7873 section 5.4).
+    pub(super) query: Option<Query>,
     pub(super) edns: Option<Edns>,
     pub(super) subnet: Option<ClientSubnet>,
     pub(super) cookie: Option<Cookie>,
 }
 
 /// Why a query is not answered.
+#[derive(Clone, Copy)]
 pub(super) enum Unanswered {
     /// It gets no answer: it is itself an answer, or no message.
     Nothing,
-    /// It gets a header with this code.
-    Code(ResponseCode),
+    /// It gets a header with this code, and an OPT record if it has one itself (RFC 6891 section 6.1.1).
+    Code(ResponseCode, WithOpt),
 }
+
+/// Whether there is an OPT record.
+pub(super) type WithOpt = bool;
+
+/// The option of a client's subnet (RFC 7871 section 6) of no family, with an empty address, as `dig +subnet=0`
+/// sends it: its code and length, the family, both prefix lengths.
+const EMPTY_SUBNET: [u8; 8] = [0, 8, 0, 4, 0, 0, 0, 0];
 
 // === impl Question ===
 
@@ -36,25 +45,30 @@ impl Question {
         if header[2] & 0x80 != 0 {
             return Err(Unanswered::Nothing);
         }
-        let bad = Unanswered::Code(ResponseCode::FormErr);
+        let opt = find_opt(bytes);
+        let bad = Unanswered::Code(ResponseCode::FormErr, opt.is_some());
         if header[2] & 0x78 != 0 {
-            return Err(Unanswered::Code(ResponseCode::NotImp));
+            return Err(Unanswered::Code(ResponseCode::NotImp, opt.is_some()));
         }
         let [questions, answers, authorities, additionals] =
             [4, 6, 8, 10].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));
-        if questions != 1 || answers > 0 || authorities > 0 || additionals > 1 {
+        if questions > 1 || answers > 0 || authorities > 0 || additionals > 1 {
             return Err(bad);
         }
+        // The library refuses a subnet of no family, which says that the subnet is to stay unknown.
+        let stripped = opt.and_then(|at| without_empty_subnet(bytes, at));
+        let bytes = stripped.as_deref().unwrap_or(bytes);
         let Ok(mut message) = Message::from_vec(bytes) else {
             return Err(bad);
         };
-        let (Some(query), None) = (message.queries.pop(), message.additionals.pop()) else {
+        let (query, None) = (message.queries.pop(), message.additionals.pop()) else {
             return Err(bad);
         };
         let edns = message.edns.take();
         // So a compressed name, bytes after the message and an option of a wrong length are refused,
         // which the library accepts (RFC 7871 section 6 for the last).
-        let length = HEADER + wire_len(&query.name) + 4 + edns.as_ref().map_or(0, opt_len);
+        let question = query.as_ref().map_or(0, |query| wire_len(&query.name) + 4);
+        let length = HEADER + question + edns.as_ref().map_or(0, opt_len);
         if length != bytes.len() {
             return Err(bad);
         }
@@ -68,6 +82,9 @@ impl Question {
             Some(_) => return Err(bad),
             None => None,
         };
+        if query.is_none() && cookie.is_none() {
+            return Err(bad);
+        }
         Ok(Self {
             id: message.metadata.id,
             recursion_desired: message.metadata.recursion_desired,
@@ -77,6 +94,39 @@ impl Question {
             cookie,
         })
     }
+}
+
+/// Returns where the OPT record of a query begins, if it has one: after at most one question, whose name is not
+/// compressed.
+fn find_opt(bytes: &[u8]) -> Option<usize> {
+    let count = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
+    let mut at = HEADER;
+    if count(4)? > 0 {
+        while let label @ 1..64 = *bytes.get(at)? {
+            at += 1 + usize::from(label);
+        }
+        at += 1 + 4;
+    }
+    let is_opt = *bytes.get(at)? == 0 && count(at + 1)? == u16::from(RecordType::OPT);
+    (is_opt && count(10)? > 0).then_some(at)
+}
+
+/// Returns the query without its [`EMPTY_SUBNET`]; `None` if its OPT record, at `opt`, has none.
+fn without_empty_subnet(bytes: &[u8], opt: usize) -> Option<Vec<u8>> {
+    // An empty name, type, class, TTL and length.
+    const OPTIONS: usize = 1 + 2 + 2 + 4 + 2;
+    let length_at = opt + OPTIONS - 2;
+    let mut at = opt + OPTIONS;
+    while bytes.get(at..at + EMPTY_SUBNET.len())? != EMPTY_SUBNET {
+        let length = u16::from_be_bytes([*bytes.get(at + 2)?, *bytes.get(at + 3)?]);
+        at += 4 + usize::from(length);
+    }
+    let mut without = bytes.to_vec();
+    without.drain(at..at + EMPTY_SUBNET.len());
+    let length = without.get_mut(length_at..length_at + 2)?;
+    let shorter = u16::from_be_bytes([length[0], length[1]]).checked_sub(8)?;
+    length.copy_from_slice(&shorter.to_be_bytes());
+    Some(without)
 }
 
 /// Returns the length of a name that is not compressed.

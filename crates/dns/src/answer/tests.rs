@@ -356,7 +356,8 @@ fn messages_that_are_no_queries_of_this_kind_get_a_header_or_nothing() {
         let (mut query, mut bytes) = (good.clone(), Vec::new());
         change(&mut query);
         let reply = answers.respond(&query, by(Transport::Udp), &mut bytes);
-        assert!(reply.code == Some(ResponseCode::NoError) || bytes.len() <= HEADER);
+        // An empty OPT record has 11 bytes.
+        assert!(reply.code == Some(ResponseCode::NoError) || bytes.len() <= HEADER + 11);
         reply.code
     };
     assert_eq!(code(&|_| ()), Some(ResponseCode::NoError));
@@ -445,14 +446,118 @@ fn a_client_over_its_rate_gets_a_cookie_that_proves_its_address() {
     assert!(cookie_of(&message).is_some());
 }
 
+/// A client that has sent a cookie discards an answer without one (RFC 7873 section 5.3).
 #[test]
-fn a_cookie_that_would_make_the_answer_too_large_is_left_out() {
-    let asked = ask("www.x.example.", RecordType::A).cookie(&[1; 8]);
-    let (message, _) = asked.over(&answers(), Transport::Udp);
-    assert_eq!(addresses(&message), ["198.51.100.1"]);
-    assert_eq!(cookie_of(&message), None);
-    let (message, _) = asked.tcp(&answers());
-    assert!(cookie_of(&message).is_some());
+fn every_answer_to_a_cookie_has_one_and_a_proven_one_ends_the_bound() {
+    let answers = answers();
+    let names = [
+        "www.x.example.",
+        "no.x.example.",
+        "x.example.",
+        "elsewhere.example.",
+    ];
+    let kinds = [
+        RecordType::A,
+        RecordType::AAAA,
+        RecordType::HTTPS,
+        RecordType::NS,
+    ];
+    for (name, kind) in names
+        .iter()
+        .flat_map(|name| kinds.map(|kind| (*name, kind)))
+    {
+        let asked = ask(name, kind).cookie(&[1; 8]);
+        let (message, _) = asked.over(&answers, Transport::Udp);
+        let cookie = cookie_of(&message).unwrap();
+        let (complete, reply) = asked.tcp(&answers);
+        assert_eq!(cookie_of(&complete), Some(cookie.clone()), "{name} {kind}");
+        // With the server's part there is the whole answer over UDP, too.
+        let asked = ask(name, kind).cookie(&cookie);
+        let (message, proven) = asked.over(&answers, Transport::Udp);
+        assert_eq!(proven.code, reply.code, "{name} {kind}");
+        assert!(!message.metadata.truncation, "{name} {kind}");
+        assert_eq!(message.answers, complete.answers, "{name} {kind}");
+        assert_eq!(message.authorities, complete.authorities, "{name} {kind}");
+    }
+}
+
+#[test]
+fn a_query_without_a_question_gets_a_cookie() {
+    let mut message = Message::new(7, MessageType::Query, OpCode::Query);
+    let with = |options: Option<Vec<u8>>| {
+        let mut edns = Edns::new();
+        if let Some(cookie) = options {
+            let cookie = EdnsOption::Unknown(EdnsCode::Cookie.into(), cookie);
+            edns.options_mut().insert(cookie);
+        }
+        edns
+    };
+    let mut ask = |edns| {
+        message.set_edns(edns);
+        let mut bytes = Vec::new();
+        answers().respond(&message.to_vec().unwrap(), by(Transport::Udp), &mut bytes);
+        Message::from_vec(&bytes).unwrap()
+    };
+    let answer = ask(with(Some(vec![1; 8])));
+    assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+    assert_eq!(cookie_of(&answer).unwrap().len(), LENGTH);
+    let answer = ask(with(None));
+    assert_eq!(answer.metadata.response_code, ResponseCode::FormErr);
+}
+
+/// A query with these options, which may be malformed.
+fn with_options(flags: u8, options: &[u8]) -> Vec<u8> {
+    let mut query = ask("www.x.example.", RecordType::A).bytes();
+    query[2] |= flags;
+    let length = query.len();
+    query[length - 2..].copy_from_slice(&u16::try_from(options.len()).unwrap().to_be_bytes());
+    query.extend(options);
+    query
+}
+
+#[test]
+fn an_error_has_an_opt_record_if_the_query_has_one() {
+    let code = |query: &[u8]| {
+        let mut bytes = Vec::new();
+        answers().respond(query, by(Transport::Udp), &mut bytes);
+        let answer = Message::from_vec(&bytes).unwrap();
+        (answer.metadata.response_code, answer.edns.is_some())
+    };
+    let truncated_cookie = [0, 10, 0, 3, 1, 1, 1];
+    assert_eq!(
+        code(&with_options(0, &truncated_cookie)),
+        (ResponseCode::FormErr, true)
+    );
+    // An address of a family that does not exist.
+    let strange = [0, 8, 0, 5, 0, 9, 8, 0, 1];
+    assert_eq!(
+        code(&with_options(0, &strange)),
+        (ResponseCode::FormErr, true)
+    );
+    assert_eq!(code(&with_options(0x20, &[])), (ResponseCode::NotImp, true));
+    let plain = ask("www.x.example.", RecordType::A).without_edns();
+    let mut plain = plain.bytes();
+    plain.push(0);
+    assert_eq!(code(&plain), (ResponseCode::FormErr, false));
+}
+
+#[test]
+fn a_subnet_of_no_family_stays_unknown() {
+    let empty = [0, 8, 0, 4, 0, 0, 0, 0];
+    let cookie = [&[0, 10, 0, 8][..], &[1; 8]].concat();
+    for options in [
+        empty.to_vec(),
+        [&cookie[..], &empty].concat(),
+        [&empty[..], &cookie].concat(),
+    ] {
+        let mut bytes = Vec::new();
+        let query = with_options(0, &options);
+        let reply = answers().respond(&query, by(Transport::Tcp), &mut bytes);
+        let message = Message::from_vec(&bytes).unwrap();
+        assert_eq!(reply.code, Some(ResponseCode::NoError), "{options:?}");
+        assert_eq!(reply.choice.unwrap().by, By::Resolver);
+        assert_eq!(cookie_of(&message).is_some(), options.len() > empty.len());
+    }
 }
 
 #[test]
