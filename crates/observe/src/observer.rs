@@ -67,6 +67,8 @@ pub struct Observed<'a> {
     pub tracked: &'a Tracked,
     /// The process that owns it, if it is known.
     pub process: Option<&'a Process>,
+    /// Whether the search for that process has ended. Before, it may have one that is not known yet.
+    pub is_owner_sought: bool,
 }
 
 // === impl Remembered ===
@@ -221,6 +223,7 @@ impl Observer {
             cookie,
             tracked,
             process: self.owners.of(cookie).map(|process| &**process),
+            is_owner_sought: self.owners.has_sought(cookie),
         });
         let all = filter.matches_all();
         seen.filter(move |seen| {
@@ -238,6 +241,7 @@ impl Observer {
             cookie,
             tracked: self.table.get(cookie)?,
             process: self.owners.of(cookie).map(|process| &**process),
+            is_owner_sought: self.owners.has_sought(cookie),
         })
     }
 

@@ -135,6 +135,13 @@ impl Owners {
         self.known.get(&cookie)?.process.as_ref()
     }
 
+    /// Returns whether the search for the owner of this connection has ended. A search reads at most
+    /// [`READS`] descriptors in one scan.
+    pub fn has_sought(&self, cookie: u64) -> bool {
+        let known = self.known.get(&cookie);
+        known.is_some_and(|known| known.process.is_some() || known.settled.is_some())
+    }
+
     /// Returns the number of processes whose descriptors the last walk could not read.
     pub fn denied(&self) -> usize {
         self.denied

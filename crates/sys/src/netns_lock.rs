@@ -1,40 +1,48 @@
 //! Locks that belong to a network namespace.
 //!
-//! Such a lock must be out of reach of other users, or any of them could take it first and keep a
-//! job from running. A name of a UNIX or TCP socket is not; a directory is, but network namespaces
-//! share directories, and a job with few privileges cannot create one. So the lock is on a file of
-//! `/proc/sys/net`: every namespace has its own, and only root and processes with CAP_NET_ADMIN in
-//! the namespace may open it. The kernel releases the lock when the process ends.
-//!
-//! A container, or a unit of systemd's with `ProtectProc=`, that has a `/proc` of its own and shares the
-//! network namespace has another file: there two processes can hold the same lock.
-//! [`NetnsLock::is_taken`] finds them also there, if its caller may see their descriptors.
+//! Such a lock must be the same one for every process of the namespace, whatever `/proc`, `/run` or
+//! other mount it sees, and out of reach of other users, or any of them could take it first and keep
+//! a job from running. So the lock is a UDP port below 1024 of a loopback address, which no service
+//! uses. Binding it needs CAP_NET_BIND_SERVICE in the namespace. The kernel releases it when the
+//! process ends, and `ss -lunp` names who has it. Nothing is received there.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::libc;
-use rustix::fs::FlockOperation;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// A file with mode 0600, in every namespace since Linux 4.15. Its content is of no importance here, and
-/// is neither read nor written.
-const FILE: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
+use crate::Errno;
+
+/// A port that no service has (IANA).
+const PORT: u16 = 4;
 
 /// What is done by one process of a network namespace at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exclusive {
     /// Interception of connections.
-    Interception = 0,
+    Interception = 1,
     /// Routes with metrics.
-    RouteMetrics = 1,
+    RouteMetrics = 2,
+    /// Tuning of the namespace.
+    Tuning = 3,
+    /// Tuning of this and all other namespaces that a process of this one finds.
+    TuningOfAll = 4,
 }
 
 /// The exclusive right to do something in the network namespace in which it was taken, until dropped.
 #[derive(Debug)]
 pub struct NetnsLock {
-    _file: File,
+    _socket: OwnedFd,
+}
+
+// === impl Exclusive ===
+
+impl Exclusive {
+    fn address(self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::new(127, 84, 65, self as u8), PORT)
+    }
 }
 
 // === impl NetnsLock ===
@@ -44,79 +52,45 @@ impl NetnsLock {
     /// process, or another part of this one, has it.
     ///
     /// # Errors
-    /// The system's: `PermissionDenied` without CAP_NET_ADMIN.
+    /// The system's: `PermissionDenied` without CAP_NET_BIND_SERVICE.
     pub fn take(what: Exclusive) -> io::Result<Option<Self>> {
-        let file = File::open(FILE)?;
-        // The file may be read-only, so the lock is a shared one, which needs no right to write. This
-        // makes it exclusive. It is held only for the next two calls.
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-        if is_locked(&file, what)? {
-            return Ok(None);
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+        // The loopback device of a new namespace is down.
+        sockopt::set_ip_freebind(&socket, true)?;
+        match rustix::net::bind(&socket, &what.address()) {
+            Err(Errno::ADDRINUSE) => return Ok(None),
+            other => other?,
         }
-        let lock = byte(what, libc::F_RDLCK);
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))?;
-        rustix::fs::flock(&file, FlockOperation::Unlock)?;
-        Ok(Some(Self { _file: file }))
+        // Nothing is received: a packet does not fit.
+        sockopt::set_socket_recv_buffer_size(&socket, 0)?;
+        Ok(Some(Self { _socket: socket }))
     }
 
-    /// Returns whether a process has the lock in the network namespace of the calling thread, or may
-    /// have it through another `/proc`.
+    /// Returns whether a process has the lock in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// As [`NetnsLock::take`].
+    /// The system's.
     pub fn is_taken(what: Exclusive) -> io::Result<bool> {
-        Ok(is_locked(&File::open(FILE)?, what)? || is_open_elsewhere()?)
-    }
-}
-
-/// Returns whether a lock of another open file conflicts with an exclusive one.
-fn is_locked(file: &File, what: Exclusive) -> io::Result<bool> {
-    let mut lock = byte(what, libc::F_WRLCK);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
-}
-
-/// Returns whether another process of this network namespace has the file open in another `/proc`. (In
-/// the same one, the lock itself tells.)
-fn is_open_elsewhere() -> io::Result<bool> {
-    let netns = fs::read_link("/proc/thread-self/ns/net")?;
-    let here = fs::metadata(FILE)?.dev();
-    let own = std::process::id().to_string();
-    let processes = fs::read_dir("/proc")?.flatten();
-    let mut descriptors = processes
-        .filter(|process| process.file_name().to_str() != Some(&*own))
-        .map(|process| process.path())
-        // Processes end meanwhile, and some may not be looked at.
-        .filter(|process| fs::read_link(process.join("ns/net")).is_ok_and(|of| of == netns))
-        .filter_map(|process| fs::read_dir(process.join("fd")).ok())
-        .flat_map(Iterator::flatten)
-        .map(|descriptor| descriptor.path());
-    Ok(descriptors.any(|descriptor| {
-        fs::read_link(&descriptor).is_ok_and(|file| file.as_os_str() == FILE)
-            && fs::metadata(&descriptor).is_ok_and(|file| file.dev() != here)
-    }))
-}
-
-/// Returns a lock of the byte that stands for `what`.
-fn byte(what: Exclusive, kind: libc::c_int) -> libc::flock {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the kernel's constants are small, and their types differ"
-    )]
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: what as libc::off_t,
-        l_len: 1,
-        l_pid: 0,
+        // Binding the port to find out would keep a process that starts at that moment from it.
+        let sockets = fs::read_to_string("/proc/thread-self/net/udp")?;
+        let address = what.address();
+        let local = format!(
+            "{:08X}:{PORT:04X}",
+            u32::from_ne_bytes(address.ip().octets())
+        );
+        Ok(sockets
+            .lines()
+            .any(|line| line.split_whitespace().nth(1) == Some(&local)))
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
+    use std::io::BufRead as _;
     use std::os::unix::process::CommandExt as _;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
     use crate::netns::Netns;
@@ -146,10 +120,13 @@ mod tests {
         Space(Netns::create(&format!("taut-lock-{}-{name}", std::process::id())).unwrap())
     }
 
+    fn take(netns: &Netns, what: Exclusive) -> Option<NetnsLock> {
+        netns.run(|| NetnsLock::take(what)).unwrap().unwrap()
+    }
+
     #[test]
     fn a_lock_is_held_once_in_a_namespace_and_free_after_that() {
         let [one, other] = [netns("one"), netns("other")];
-        let take = |netns: &Netns, what| netns.run(|| NetnsLock::take(what)).unwrap().unwrap();
         let is_taken = |what| one.run(|| NetnsLock::is_taken(what)).unwrap().unwrap();
         let held = take(&one, Exclusive::Interception).unwrap();
         assert!(take(&one, Exclusive::Interception).is_none());
@@ -158,52 +135,57 @@ mod tests {
         assert!(take(&one, Exclusive::RouteMetrics).is_some());
         assert!(take(&other, Exclusive::Interception).is_some());
         drop(held);
-        // A child that another test has just forked may have the file, too.
-        let began = std::time::Instant::now();
-        while is_taken(Exclusive::Interception) && began.elapsed().as_secs() < 60 {
-            std::thread::yield_now();
-        }
         assert!(!is_taken(Exclusive::Interception));
         assert!(take(&one, Exclusive::Interception).is_some());
     }
 
+    /// Another container of the same network namespace, or a service with mounts of its own.
     #[test]
-    fn a_process_with_a_proc_of_its_own_is_seen() {
+    fn a_process_with_a_proc_of_its_own_finds_the_lock() {
         let netns = netns("proc");
-        let mut holder = Command::new("unshare");
-        holder
-            .args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-c"])
-            .arg(format!("exec 3< {FILE}; echo ready; read -r end"))
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped());
-        let mut holder = netns.run(|| holder.spawn()).unwrap().unwrap();
-        let mut line = String::new();
-        let mut said = std::io::BufReader::new(holder.stdout.as_mut().unwrap());
-        std::io::BufRead::read_line(&mut said, &mut line).unwrap();
-        let is_taken = || netns.run(|| NetnsLock::is_taken(Exclusive::Interception));
-        assert!(is_taken().unwrap().unwrap());
-        drop(holder.stdin.take());
-        holder.wait().unwrap();
-        assert!(!is_taken().unwrap().unwrap());
+        let held = take(&netns, Exclusive::Tuning).unwrap();
+        let mut other = Command::new("unshare");
+        let own_proc = ["--mount", "--pid", "--fork", "--mount-proc"];
+        other.args(own_proc).args(["cat", "/proc/net/udp"]);
+        let seen = netns.run(|| other.output()).unwrap().unwrap();
+        assert_eq!(String::from_utf8_lossy(&seen.stdout).lines().count(), 2);
+        drop(held);
+        let seen = netns.run(|| other.output()).unwrap().unwrap();
+        assert_eq!(String::from_utf8_lossy(&seen.stdout).lines().count(), 1);
     }
 
     #[test]
-    fn a_user_without_privileges_cannot_hold_it_and_one_with_cap_net_admin_can() {
+    fn a_user_without_privileges_cannot_hold_it_and_one_with_the_capability_can() {
         let netns = netns("users");
-        let opens = |args: &[&str]| {
+        let bind = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setsockopt(0, 15, 1); s.bind(('127.84.65.1', 4)); print('bound')";
+        let binds = |command: &mut Command| {
+            let mut child = command
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut line = String::new();
+            let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+            output.read_line(&mut line).unwrap();
+            child.wait().unwrap();
+            line == "bound\n"
+        };
+        let as_user = |args: &[&str]| {
             let mut command = Command::new("setpriv");
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-            let command = command.args(args).args(["head", "-c0", FILE]);
-            netns.run(|| command.output()).unwrap().unwrap().status
+            command.args(args).args(["python3", "-c", bind]);
+            netns.run(|| binds(&mut command)).unwrap()
         };
-        assert!(!opens(&[]).success());
-        let capable = ["--inh-caps=+net_admin", "--ambient-caps=+net_admin"];
-        assert!(opens(&capable).success());
-        // The file is not opened for a process of another namespace's administrator, either.
+        assert!(!as_user(&[]));
+        let capable = [
+            "--inh-caps=+net_bind_service",
+            "--ambient-caps=+net_bind_service",
+        ];
+        assert!(as_user(&capable));
+        // The administrator of another user namespace has no right in this network namespace.
         let mut elsewhere = Command::new("unshare");
-        elsewhere.args(["--user", "--map-root-user", "head", "-c0", FILE]);
-        let elsewhere = elsewhere.uid(65_534).gid(65_534);
-        let status = netns.run(|| elsewhere.output()).unwrap().unwrap().status;
-        assert!(!status.success());
+        elsewhere.args(["--user", "--map-root-user", "python3", "-c", bind]);
+        elsewhere.uid(65_534).gid(65_534);
+        assert!(!netns.run(|| binds(&mut elsewhere)).unwrap());
     }
 }

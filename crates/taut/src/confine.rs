@@ -77,9 +77,12 @@ pub(crate) fn adviser(args: SandboxArgs) -> Confinement {
 /// buffers, and set sysctls and routes of each namespace.
 pub(crate) fn tuner(args: SandboxArgs) -> Confinement {
     let calls = vec![Calls::Bpf, Calls::EnterNamespaces, Calls::BorrowDescriptors];
+    let mut confinement = adviser(args);
+    // The lock of the network namespace is a port below 1024.
+    confinement.keep.push(Capability::NetBindService);
     Confinement {
         sandbox: args.sandbox(calls),
-        ..adviser(args)
+        ..confinement
     }
 }
 

@@ -125,6 +125,11 @@ impl ConnectionArgs {
         self.filter.join(" ")
     }
 
+    /// Whether the connections of all network namespaces are meant.
+    pub(crate) fn is_of_machine(&self) -> bool {
+        self.netns.is_none() && !self.own_netns
+    }
+
     /// Returns an observer that keeps `samples` of each connection. `connections` is the default of
     /// `--connections`.
     pub(crate) fn observer(&self, connections: usize, samples: usize, ends: Ends) -> Observer {

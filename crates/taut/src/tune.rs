@@ -48,9 +48,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const NAP: Duration = Duration::from_millis(50);
 /// The maximum number of lines that wait for a reader of the output; further ones are dropped.
 const MAX_UNREAD: usize = 10_000;
-/// The maximum number of namespaces, besides this process's own, that are reported as having no
-/// room for all settings.
-const MAX_SHORT: usize = 16;
+/// The maximum number of namespaces, besides this process's own, of which the same is reported.
+const MAX_REPORTED: usize = 16;
 /// The maximum time that the exit waits for a reader of the output.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
@@ -182,7 +181,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .map_err(|e| Failure::Run(format!("cannot handle signals: {e}")))?;
     }
     let actuators = match args.apply {
-        true => Some(actuators(&args.journal)?),
+        true => Some(actuators(args)?),
         false => None,
     };
     let metrics = Metrics::default();
@@ -236,7 +235,7 @@ fn rounds(
     let mut missing = Missing::default();
     let (mut has_said_none, mut has_said_dropped, mut has_said_excess) = (false, false, false);
     let mut scans = 0_usize;
-    let mut short = HashSet::new();
+    let (mut foreign, mut short) = (HashSet::new(), HashSet::new());
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
@@ -253,9 +252,13 @@ fn rounds(
             round.excess > 0,
             "the budget is exceeded: it is too small for the queued bytes and for the minimum of each connection",
         );
+        for netns in &round.foreign {
+            if is_reported(&mut foreign, netns) {
+                say(&foreign_sentence(netns));
+            }
+        }
         for netns in &round.short {
-            // This process's own namespace is always reported.
-            if (&**netns == "-" || short.len() < MAX_SHORT) && short.insert(Arc::clone(netns)) {
+            if is_reported(&mut short, netns) {
                 say(&short_sentence(netns));
             }
         }
@@ -306,6 +309,26 @@ fn cpu_time() -> Duration {
 
 fn leaves_all_alone(round: &Round) -> bool {
     round.connections > 0 && round.left_alone == round.connections
+}
+
+/// Whether to report something of this namespace that `reported` does not contain.
+fn is_reported(reported: &mut HashSet<Arc<str>>, netns: &Arc<str>) -> bool {
+    // This process's own namespace is always reported.
+    (&**netns == "-" || reported.len() < MAX_REPORTED) && reported.insert(Arc::clone(netns))
+}
+
+/// Returns the sentence that reports a namespace that another process tunes.
+fn foreign_sentence(netns: &str) -> String {
+    let (of, enter) = match netns {
+        "-" => ("this namespace".to_owned(), String::new()),
+        named => (
+            format!("namespace {named}"),
+            format!("ip netns exec {named} "),
+        ),
+    };
+    format!(
+        "another taut tune --apply changes {of}: until it ends, nothing is changed there (`{enter}ss -lunp src 127.84.65.3` names it)"
+    )
 }
 
 /// Returns the sentence that reports a namespace with more settings than there is room for.
@@ -424,7 +447,8 @@ fn selection(args: &Args) -> Result<Selection, Failure> {
 }
 
 /// Opens the journal and undoes the changes that a killed process left in it.
-fn actuators(path: &Path) -> Result<Actuators, Failure> {
+fn actuators(args: &Args) -> Result<Actuators, Failure> {
+    let path = &args.journal;
     if !taut_sys::probe::is_root() {
         return Err(Failure::Run(
             "--apply: run this as root; without --apply it only reports what it would do".into(),
@@ -432,7 +456,7 @@ fn actuators(path: &Path) -> Result<Actuators, Failure> {
     }
     let journal = Journal::open(path).map_err(|e| Failure::Run(e.to_string()))?;
     let is_left = journal.entries().next().is_some();
-    let mut actuators = Actuators::new(journal);
+    let mut actuators = Actuators::new(journal, args.which.is_of_machine());
     if is_left {
         say("undoing the changes of a process that was killed");
         let summary = actuators.undo();
@@ -449,7 +473,7 @@ pub(crate) fn undo(path: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let journal = Journal::open(path).map_err(|e| Failure::Run(e.to_string()))?;
-    let mut actuators = Actuators::new(journal);
+    let mut actuators = Actuators::new(journal, false);
     let summary = actuators.undo();
     actuators.close();
     say_undone(&summary);

@@ -14,7 +14,7 @@ use crate::journal::JournalWriteError;
 #[derive(Debug, thiserror::Error)]
 pub enum SysctlError {
     /// The file could not be read or written.
-    #[error("{name}, namespace {netns}: {error}")]
+    #[error("{name}, {}: {error}", in_words(netns))]
     File {
         /// The setting.
         name: String,
@@ -45,6 +45,14 @@ pub(crate) fn buffer_limits_name(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net.ipv4.tcp_wmem",
         Direction::Receive => "net.ipv4.tcp_rmem",
+    }
+}
+
+/// Returns how a sentence names a namespace. This program's own has no name.
+fn in_words(netns: &str) -> String {
+    match netns {
+        "-" => "this namespace".to_owned(),
+        named => format!("namespace {named}"),
     }
 }
 

@@ -54,5 +54,5 @@ impl Drop for TestNetns {
 pub(crate) fn actuators() -> (Actuators, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
-    (Actuators::new(journal), dir)
+    (Actuators::new(journal, false), dir)
 }

@@ -231,7 +231,9 @@ fn the_full_backlog_of_a_socket_that_its_application_uses_is_named() {
     assert!(received.data_segments > 0, "{received:?}");
     // The packet had reached the receiver's socket, which the kernel tells since Linux 6.11.
     let release = taut_sys::probe::kernel_release();
-    let version = release.split(['.', '-']).filter_map(|part| part.parse::<u32>().ok());
+    let version = release
+        .split(['.', '-'])
+        .filter_map(|part| part.parse::<u32>().ok());
     let tells_socket = version.take(2).ge([6, 11]);
     assert_eq!((sent.is_own, received.is_own), (false, tells_socket));
 }

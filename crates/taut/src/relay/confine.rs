@@ -115,7 +115,9 @@ pub(super) fn needed(config: &Config) -> Vec<Capability> {
     {
         needed.push(Capability::NetAdmin);
     }
-    if ports(config).any(|port| (1..first_unprivileged()).contains(&port)) {
+    // The locks of a network namespace, for interception and routes, are ports below 1024.
+    let takes_locks = config.mesh.is_some() || has_early_syn || intercepts(config);
+    if takes_locks || ports(config).any(|port| (1..first_unprivileged()).contains(&port)) {
         needed.push(Capability::NetBindService);
     }
     let turbo = config.mesh.as_ref().is_some_and(MeshConfig::wants_turbo);
@@ -348,13 +350,17 @@ mod tests {
         assert_eq!(needed(&config(&marked)), [NetAdmin]);
         for more in ["early_syn = true", "source = \"client\""] {
             let config = config(&format!("{PLAIN}{more}\n"));
-            assert_eq!(needed(&config), [NetAdmin, Bpf, Perfmon], "{more}");
+            assert_eq!(
+                needed(&config),
+                [NetAdmin, NetBindService, Bpf, Perfmon],
+                "{more}"
+            );
             assert!(needs_root(&config).is_some(), "{more}");
         }
         let transparent = "[[relay.forward]]\nlisten = \"127.0.0.1:8080\"\ntransparent = true\nports = [81]\n\
                            allow = [\"*:81\"]\n";
         let config = config(transparent);
-        assert_eq!(needed(&config), [NetAdmin, Bpf, Perfmon]);
+        assert_eq!(needed(&config), [NetAdmin, NetBindService, Bpf, Perfmon]);
         let sandbox = sandbox(&config, &needed(&config));
         assert_eq!(sandbox.calls, [Calls::Bpf, Calls::Execute]);
     }

@@ -298,7 +298,9 @@ fn a_relay_of_another_user_can_intercept_with_nft() {
         &format!("relay --config {file}"),
         "intercepting by nftables",
     );
-    let kept = ["BPF", "NET_ADMIN", "PERFMON"].map(str::to_owned).to_vec();
+    let kept = ["BPF", "NET_ADMIN", "NET_BIND_SERVICE", "PERFMON"]
+        .map(str::to_owned)
+        .to_vec();
     assert_eq!(privileges(child.id()), ("another".into(), kept));
 }
 

@@ -408,6 +408,36 @@ fn the_buffers_of_a_budget_are_restored_at_the_end_and_after_a_kill() {
     }
 }
 
+/// As in another container with the network of the host, which has neither its /run nor its /proc.
+#[test]
+fn a_second_tuner_with_another_journal_and_other_mounts_only_advises() {
+    let host = host("second");
+    let dir = tempfile::tempdir().unwrap();
+    let before = settings(&host);
+    let first = applying(&host, &dir.path().join("first"));
+    let raised = settings(&host);
+    let mut second = Command::new("unshare");
+    second
+        .args(["--mount", "--pid", "--fork", "--mount-proc"])
+        .arg(env!("CARGO_BIN_EXE_taut"))
+        .args(["tune", "--apply", "--own-netns", "--budget", "4MiB"])
+        .args(["--json", "--for", "2s", "--journal"])
+        .arg(dir.path().join("second"))
+        .env_remove("TAUT_LOG");
+    let output = host.0.run(|| second.output().unwrap()).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let sentence = "another taut tune --apply changes this namespace";
+    assert!(said(&output).contains(sentence), "{output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    for line in lines.lines() {
+        let report: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(report["outcome"], "advised", "{report}");
+    }
+    assert_eq!(settings(&host), raised);
+    end(first, Signal::TERM);
+    assert_eq!(settings(&host), before);
+}
+
 #[test]
 fn a_connection_left_alone_keeps_the_maximum_of_its_namespace() {
     let host = host("alone");

@@ -51,6 +51,8 @@ pub(super) enum RequestOutcome {
     Failed(i32),
     /// The buffer exists, and the request was only to search for it.
     Found,
+    /// The socket is closed, and only the kernel has it until TCP is done.
+    Orphan,
 }
 
 // === impl BufferIter ===
@@ -130,6 +132,7 @@ impl BufferIter {
             Some(raw::RequestOutcome::NotFixed) => RequestOutcome::NotFixed,
             Some(raw::RequestOutcome::Failed) => RequestOutcome::Failed(request.error),
             Some(raw::RequestOutcome::Found) => RequestOutcome::Found,
+            Some(raw::RequestOutcome::Orphan) => RequestOutcome::Orphan,
             Some(raw::RequestOutcome::NotFound) | None => RequestOutcome::NotFound,
         })
     }

@@ -7,6 +7,7 @@ mod ownerless;
 mod socket;
 pub(crate) mod undo;
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use taut_observe::namespaces::Namespace;
@@ -22,6 +23,7 @@ use self::undo::{undo_buffer, undo_maximum};
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
+use crate::namespaces::lock::{LockChanges, TuningLock};
 use crate::profile;
 use crate::routes;
 use crate::sysctl::{self, SysctlError};
@@ -60,6 +62,7 @@ pub enum BufferOutcome {
 #[derive(Debug)]
 pub struct Actuators {
     journal: Journal,
+    lock: TuningLock,
     owners: SocketOwners,
     /// The BPF iterator, loaded on first use.
     iter: Option<BufferIter>,
@@ -68,10 +71,12 @@ pub struct Actuators {
 // === impl Actuators ===
 
 impl Actuators {
-    /// Returns actuators that write into this journal.
-    pub fn new(journal: Journal) -> Self {
+    /// Returns actuators that write into this journal. `is_of_all`: they may change all namespaces,
+    /// not only the one that this process was started for.
+    pub fn new(journal: Journal, is_of_all: bool) -> Self {
         Self {
             journal,
+            lock: TuningLock::new(is_of_all),
             owners: SocketOwners::default(),
             iter: None,
         }
@@ -84,6 +89,17 @@ impl Actuators {
     /// Returns the journal, which contains the changes to undo.
     pub fn journal(&self) -> &Journal {
         &self.journal
+    }
+
+    /// Takes the locks of the namespaces that no other process tunes.
+    pub(crate) fn lock(&mut self, namespaces: &[Namespace]) -> LockChanges {
+        self.lock.scan(namespaces)
+    }
+
+    /// Returns whether another process tunes the namespace with this name. Nothing may be changed
+    /// there.
+    pub(crate) fn is_foreign(&self, namespace: &str) -> bool {
+        self.lock.is_foreign(namespace)
     }
 
     /// Begins a round. Processes may have opened, closed and passed on sockets since the last
@@ -166,9 +182,19 @@ impl Actuators {
         };
         let after = sysctl::with_maximum(&before, to);
         let target = Target::maximum(cookie, direction);
-        let entry = Entry::new(target, Value::Text(before), Value::Text(after.clone()));
+        let is_first = self.journal.entry(&target).is_none();
+        let entry = Entry::new(
+            target.clone(),
+            Value::Text(before),
+            Value::Text(after.clone()),
+        );
         self.journal.note(entry)?;
-        sysctl::write(namespace, cookie, name, &after)
+        let written = sysctl::write(namespace, cookie, name, &after);
+        // What could not be written has not changed, and nothing is to be undone.
+        if written.is_err() && is_first {
+            self.journal.undone(&target)?;
+        }
+        written
     }
 
     /// Records that a new namespace has inherited a maximum that was set in another namespace, and
@@ -252,6 +278,10 @@ impl Actuators {
         // entry needs one.
         let needs_index = entries.iter().any(|entry| entry.target.netns().is_some());
         let index = needs_index.then(NamespaceIndex::read);
+        let entries = match &index {
+            Some(index) => self.without_foreign(index, entries, &mut summary),
+            None => entries,
+        };
         // Routes are undone last, because they take time, and together, because a list contains all
         // routes of a namespace.
         let (routes, mut entries): (Vec<_>, Vec<_>) = entries
@@ -284,7 +314,7 @@ impl Actuators {
                     undo_maximum(index, netns, direction, &entry).map_err(ActuateError::from)
                 }
                 _ => {
-                    tracing::warn!(target = ?entry.target, "not undone: this program changes no such thing");
+                    tracing::warn!(target = %entry.target, "not undone: this program changes no such thing");
                     summary.failed += 1;
                     continue;
                 }
@@ -307,6 +337,38 @@ impl Actuators {
             }
         }
         summary
+    }
+
+    /// Returns the entries without those of namespaces that another process tunes. They stay in the
+    /// journal: that process has taken these changes for the original values, and will restore them.
+    fn without_foreign(
+        &self,
+        index: &NamespaceIndex,
+        entries: Vec<Entry>,
+        summary: &mut UndoSummary,
+    ) -> Vec<Entry> {
+        let cookies: HashSet<u64> = { entries.iter() }
+            .filter_map(|entry| entry.target.netns())
+            .collect();
+        let namespaces = cookies
+            .into_iter()
+            .filter_map(|cookie| Some((cookie, index.get(cookie).ok()??)));
+        let foreign: HashMap<u64, &Namespace> = namespaces
+            .filter(|(_, namespace)| self.lock.is_foreign_now(namespace))
+            .collect();
+        for namespace in foreign.values() {
+            tracing::warn!(
+                netns = %namespace.name,
+                "not undone while another taut tune changes this network namespace; it stays in the journal"
+            );
+        }
+        let is_foreign = |entry: &Entry| {
+            let netns = entry.target.netns();
+            netns.is_some_and(|cookie| foreign.contains_key(&cookie))
+        };
+        let (left, entries): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_foreign);
+        summary.failed += left.len();
+        entries
     }
 
     /// Undoes the settings of one namespace.
@@ -352,7 +414,7 @@ impl Actuators {
             Ok(UndoOutcome::Gone) => &mut summary.gone,
             Ok(UndoOutcome::Foreign) => &mut summary.foreign,
             Err(error) => {
-                tracing::warn!(%error, target = ?entry.target, "not undone");
+                tracing::warn!(%error, target = %entry.target, "not undone");
                 summary.failed += 1;
                 return;
             }

@@ -134,6 +134,7 @@ impl Actuators {
         for ((request, found), (index, is_new)) in requests.iter().zip(found).zip(places) {
             outcomes[index] = match found {
                 RequestOutcome::Set { from, now } => Some(BufferOutcome::Set { from, to: now }),
+                RequestOutcome::Orphan => Some(BufferOutcome::Gone),
                 RequestOutcome::NotFound if is_whole => Some(BufferOutcome::Gone),
                 RequestOutcome::NotFound
                 | RequestOutcome::OtherSize { .. }
@@ -211,7 +212,7 @@ impl Actuators {
                 RequestOutcome::NotFound if !is_whole && is_ownerless(entry) => {
                     failed("not all namespaces could be entered")
                 }
-                RequestOutcome::NotFound => Ok(UndoOutcome::Gone),
+                RequestOutcome::NotFound | RequestOutcome::Orphan => Ok(UndoOutcome::Gone),
                 RequestOutcome::Found => failed(
                     "only a process that has the socket can unlock the buffer; try again later: taut tune --undo",
                 ),

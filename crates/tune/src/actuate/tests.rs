@@ -99,7 +99,7 @@ fn the_changes_of_a_killed_process_are_undone_by_the_next() {
         .unwrap();
     drop(first);
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
-    let mut next = Actuators::new(journal);
+    let mut next = Actuators::new(journal, false);
     assert_eq!(next.undo().restored, 1);
     assert_eq!(buffers(&near), fixed);
     next.close();
@@ -146,6 +146,31 @@ fn a_closed_socket_is_neither_changed_nor_undone() {
         actuators.unlock(&missing, Direction::Send, 1).unwrap(),
         BufferOutcome::Gone
     );
+}
+
+/// Its process has closed it, and TCP still sends what is queued (FIN-WAIT).
+#[test]
+fn a_closed_socket_that_still_sends_is_gone() {
+    let (near, far) = connection();
+    let of = socket(&near);
+    let (mut actuators, _dir) = actuators();
+    near.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut &near, &[7; 1 << 16]).is_ok() {}
+    for direction in [Direction::Send, Direction::Receive] {
+        actuators.resize(&of, direction, 1 << 20).unwrap();
+    }
+    drop(near);
+    let is_there = || SocketOwners::default().borrow(&of).unwrap().is_some();
+    while is_there() {
+        std::thread::yield_now();
+    }
+    let gone = UndoSummary {
+        gone: 2,
+        ..UndoSummary::default()
+    };
+    assert_eq!(actuators.undo(), gone);
+    assert_eq!(actuators.journal().entries().count(), 0);
+    drop(far);
 }
 
 #[test]
@@ -305,7 +330,7 @@ fn buffers_without_an_owner_are_resized_and_restored_from_inside_the_kernel() {
     drop(actuators);
     let waits = in_transit(near);
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
-    let undone = Actuators::new(journal).undo();
+    let undone = Actuators::new(journal, false).undo();
     assert_eq!((undone.restored, undone.failed), (2, 0), "{undone:?}");
     assert_eq!(buffers(&received(&waits)), before);
 }

@@ -25,7 +25,10 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
+struct socket;
+
 struct sock {
+	struct socket *sk_socket;
 	int sk_sndbuf;
 	int sk_rcvbuf;
 	__u8 sk_userlocks:4;
@@ -72,6 +75,10 @@ static __always_inline void resize(struct tcp_sock *tp, struct request *request,
 
 	request->from = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
 	request->now = request->from;
+	if (!sk->sk_socket) {
+		request->outcome = REQUEST_ORPHAN;
+		return;
+	}
 	if (!request->to) {
 		request->outcome = REQUEST_FOUND;
 		return;

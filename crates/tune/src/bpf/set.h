@@ -21,6 +21,7 @@ enum request_outcome {
 	REQUEST_NOT_FIXED,	/* it could not be unlocked again */
 	REQUEST_FAILED,
 	REQUEST_FOUND,		/* the request was to find it only */
+	REQUEST_ORPHAN,		/* closed: only the kernel has it, until TCP is done */
 };
 
 struct request {

@@ -1,5 +1,7 @@
 //! The entries of the journal: the target of each change and its values.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::demand::Direction;
@@ -77,6 +79,27 @@ pub enum Value {
         /// The id of a process that has the socket, and the socket's inode.
         owner: (u32, u32),
     },
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SendMaximum(netns) => {
+                write!(f, "net.ipv4.tcp_wmem, namespace with cookie {netns}")
+            }
+            Self::ReceiveMaximum(netns) => {
+                write!(f, "net.ipv4.tcp_rmem, namespace with cookie {netns}")
+            }
+            Self::SendBuffer(cookie) => write!(f, "send buffer of the socket with cookie {cookie}"),
+            Self::ReceiveBuffer(cookie) => {
+                write!(f, "receive buffer of the socket with cookie {cookie}")
+            }
+            Self::Setting(netns, setting) => {
+                write!(f, "{}, namespace with cookie {netns}", setting.name(None))
+            }
+            Self::Route { netns, key } => write!(f, "route {key}, namespace with cookie {netns}"),
+        }
+    }
 }
 
 // === impl Target ===

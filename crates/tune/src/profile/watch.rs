@@ -234,7 +234,7 @@ mod tests {
                 namespaces::named(stranger.name()).unwrap(),
             ];
             let scan = watch.scan(&namespaces, Some(&mut journal), || false);
-            Actuators::new(journal).undo();
+            Actuators::new(journal, false).undo();
             scan
         });
         let scan = scan.unwrap();

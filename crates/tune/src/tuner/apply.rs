@@ -8,7 +8,7 @@ use crate::report::{ChangeReport, Outcome};
 use crate::undo::UndoOutcome;
 
 impl Tuner {
-    /// Makes a change; without actuators, only reports it.
+    /// Makes a change. Without actuators, or where another process tunes, only reports it.
     pub(super) fn apply(&mut self, planned: Planned) -> ChangeReport {
         let Planned {
             change,
@@ -16,7 +16,9 @@ impl Tuner {
             netns,
             inode,
         } = planned;
-        let outcome = match (&mut self.actuators, &change, &connection.process) {
+        let actuators = self.actuators.as_mut();
+        let actuators = actuators.filter(|of| !of.is_foreign(&netns));
+        let outcome = match (actuators, &change, &connection.process) {
             (_, Change::Reconnect { .. }, _) => Outcome::OutOfReach,
             (None, change, _) => {
                 self.note_shrunk(change);
@@ -95,11 +97,11 @@ impl Tuner {
         let (mut ownerless, mut others, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
         for planned in planned {
             match planned.ownerless() {
-                Some(buffer) => {
+                Some(buffer) if !actuators.is_foreign(&planned.netns) => {
                     buffers.push(buffer);
                     ownerless.push(planned);
                 }
-                None => others.push(planned),
+                _ => others.push(planned),
             }
         }
         if ownerless.is_empty() {

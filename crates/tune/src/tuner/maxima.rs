@@ -74,6 +74,9 @@ impl Tuner {
         self.start_maxima.retain(|id, _| there.contains(id));
         let mut reports = Vec::new();
         for namespace in &namespaces {
+            if self.is_foreign(&namespace.name) {
+                continue;
+            }
             let before = self.start_maxima.get(&namespace.id).copied();
             let to = match kernel_tuned.contains(&namespace.name) {
                 true => {
@@ -120,7 +123,7 @@ impl Tuner {
         reports
     }
 
-    /// Sets a maximum; without actuators, only advises it.
+    /// Sets a maximum. Without actuators, or where another process tunes, only advises it.
     fn set_maximum(
         &mut self,
         namespace: &Namespace,
@@ -128,7 +131,8 @@ impl Tuner {
         from: u64,
         to: u64,
     ) -> Outcome {
-        let Some(actuators) = &mut self.actuators else {
+        let actuators = self.actuators.as_mut();
+        let Some(actuators) = actuators.filter(|of| !of.is_foreign(&namespace.name)) else {
             return Outcome::Advised;
         };
         match actuators.set_maximum(namespace, direction, to) {
@@ -154,7 +158,7 @@ impl Tuner {
         else {
             return;
         };
-        if self.scans == 1 || original == found {
+        if self.scans == 1 || original == found || actuators.is_foreign(&namespace.name) {
             return;
         }
         self.originals.insert((namespace.id, direction), original);

@@ -11,6 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use taut_observe::filter::{Filter, Subject};
+use taut_observe::namespaces::Namespace;
 use taut_observe::observer::{Observed, Observer};
 use taut_observe::scan::{ScanError, ScanSummary};
 use taut_sys::netns::NetnsId;
@@ -98,6 +99,8 @@ pub struct Round {
     pub granted: u64,
     /// With a budget: the bytes by which memory that cannot be taken away exceeds it.
     pub excess: u64,
+    /// Namespaces that another process tunes since the last round. There, changes are only advised.
+    pub foreign: Vec<Arc<str>>,
     /// With a profile: namespaces with more interfaces or changes than the limits allow.
     pub short: Vec<Arc<str>>,
     /// Requested routes that no namespace has, reported once.
@@ -199,16 +202,21 @@ impl Tuner {
             self.ended_namespaces
                 .scan(namespaces, is_whole, actuators.journal_mut());
         }
+        let foreign = self.lock_namespaces();
         let mut round = Round {
+            foreign,
             reports: self.raise_maxima(),
             summary,
             ..Round::default()
         };
         self.scan_profile(&mut round, &ends);
-        if let Some(routes) = &mut self.routes {
-            let namespaces = self.observer.namespaces();
+        if self.routes.is_some() {
+            let namespaces = self.own_namespaces();
+            let Some(routes) = &mut self.routes else {
+                return Ok(round);
+            };
             let journal = self.actuators.as_mut().map(Actuators::journal_mut);
-            let scan = routes.scan(self.scans, namespaces, &self.cookies, journal, &ends);
+            let scan = routes.scan(self.scans, &namespaces, &self.cookies, journal, &ends);
             round.reports.extend(scan.reports);
             round.problems = scan.problems;
             round.unmatched = routes.unmatched();
@@ -259,13 +267,45 @@ impl Tuner {
             && (self.budget.is_some() || has_memory())
     }
 
+    /// Takes the locks of namespaces that no other process tunes. Returns the names of those that
+    /// another process tunes since the last scan.
+    fn lock_namespaces(&mut self) -> Vec<Arc<str>> {
+        let Some(actuators) = &mut self.actuators else {
+            return Vec::new();
+        };
+        let changes = actuators.lock(self.observer.namespaces());
+        // Their maxima were only advised, or changed by the other process.
+        for id in &changes.won {
+            self.cookies.remove(id);
+            self.start_maxima.remove(id);
+        }
+        changes.lost
+    }
+
+    /// Whether another process tunes the namespace with this name.
+    fn is_foreign(&self, netns: &str) -> bool {
+        let actuators = self.actuators.as_ref();
+        actuators.is_some_and(|actuators| actuators.is_foreign(netns))
+    }
+
+    /// Returns the namespaces that no other process tunes.
+    fn own_namespaces(&self) -> Vec<Namespace> {
+        let namespaces = self.observer.namespaces().iter();
+        let own = namespaces.filter(|namespace| !self.is_foreign(&namespace.name));
+        own.cloned().collect()
+    }
+
     /// Examines the settings of the profile.
     fn scan_profile(&mut self, round: &mut Round, ends: impl Fn() -> bool) {
+        if self.profile.is_none() {
+            return;
+        }
+        let namespaces = self.own_namespaces();
         let Some(profile) = &mut self.profile else {
             return;
         };
         let journal = self.actuators.as_mut().map(Actuators::journal_mut);
-        let scan = profile.scan(self.observer.namespaces(), journal, ends);
+        let scan = profile.scan(&namespaces, journal, ends);
         round.short = scan.short;
         let reports = scan.lax.into_iter().map(|(netns, lax)| {
             let outcome = match lax.result {
@@ -319,7 +359,7 @@ impl Tuner {
 }
 
 /// Returns the ids of these namespaces.
-fn ids(namespaces: &[taut_observe::namespaces::Namespace]) -> HashSet<NetnsId> {
+fn ids(namespaces: &[Namespace]) -> HashSet<NetnsId> {
     namespaces.iter().map(|namespace| namespace.id).collect()
 }
 

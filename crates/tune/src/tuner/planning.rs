@@ -21,8 +21,9 @@ impl Tuner {
                 round.left_alone += 1;
                 continue;
             }
-            // The needs of a connection that was idle in all samples have not changed.
-            if seen.tracked.is_idle() {
+            // The needs of a connection that was idle in all samples have not changed. What can be
+            // done for another one depends on whether a process has it.
+            if seen.tracked.is_idle() || !seen.is_owner_sought {
                 continue;
             }
             let Some(window) = seen.tracked.window() else {
@@ -64,6 +65,7 @@ impl Tuner {
         for seen in self.observer.connections(everything) {
             round.connections += 1;
             let is_skipped = self.selection.leaves_alone(&seen);
+            let is_foreign = self.is_foreign(&seen.tracked.netns);
             round.left_alone += usize::from(is_skipped);
             let window = seen.tracked.window();
             begun += usize::from(window.is_none());
@@ -75,7 +77,7 @@ impl Tuner {
                 };
                 // A buffer that could not be changed is tried again later.
                 let has_failed = self.actuators.is_some() && self.attempts.contains_key(&key);
-                let is_left_alone = is_skipped || has_failed;
+                let is_left_alone = is_skipped || is_foreign || has_failed;
                 if is_left_alone && direction == Direction::Send && demand.is_fixed != Some(true) {
                     kernel_tuned.insert(Arc::clone(&seen.tracked.netns));
                 }
@@ -83,8 +85,8 @@ impl Tuner {
                     cookie: seen.cookie,
                     direction,
                     demand,
-                    // The demand of a new connection is not known yet.
-                    is_left_alone: is_left_alone || window.is_none(),
+                    // The demand of a new connection is not known yet, or whether a process has it.
+                    is_left_alone: is_left_alone || window.is_none() || !seen.is_owner_sought,
                     cgroup: connection.cgroup,
                     destination: connection.remote.ip().to_canonical(),
                 });
@@ -92,10 +94,12 @@ impl Tuner {
         }
         let shared = budget.share(&claims);
         (round.granted, round.excess) = (shared.granted, shared.excess);
-        let start = budget.start_maximum(shared.granted, begun);
-        round
-            .reports
-            .extend(self.set_start_maximum(start, &kernel_tuned));
+        // In the first scan every connection is new, and none has a grant yet.
+        if self.scans > 1 {
+            let start = budget.start_maximum(shared.granted, begun);
+            let reports = self.set_start_maximum(start, &kernel_tuned);
+            round.reports.extend(reports);
+        }
         let mut planned = Vec::new();
         for change in shared.changes {
             let Change::Resize {

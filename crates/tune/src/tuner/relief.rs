@@ -46,7 +46,10 @@ impl Tuner {
             let Some(window) = seen.tracked.window() else {
                 continue;
             };
-            if self.selection.leaves_alone(&seen) {
+            if self.selection.leaves_alone(&seen)
+                || !seen.is_owner_sought
+                || self.is_foreign(&seen.tracked.netns)
+            {
                 continue;
             }
             let connection = &seen.tracked.last().connection;

@@ -123,7 +123,7 @@ fn the_changes_of_a_killed_process_are_undone_by_the_next() {
     tighten(&host, &mut VisitedNamespace::default(), &mut first);
     drop(first);
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
-    let mut next = Actuators::new(journal);
+    let mut next = Actuators::new(journal, false);
     assert_eq!(next.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
 }
@@ -452,7 +452,7 @@ fn a_forged_journal_changes_nothing_but_settings() {
          8\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"
     );
     fs::write(&path, text).unwrap();
-    let mut actuators = Actuators::new(Journal::free(&path).unwrap());
+    let mut actuators = Actuators::new(Journal::free(&path).unwrap(), false);
     assert_eq!(actuators.undo().failed, 1);
     assert_eq!(host.settings(), before);
 }
