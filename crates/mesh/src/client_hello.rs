@@ -23,7 +23,8 @@ const MESSAGE_HEADER: usize = 4;
 /// A complete hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello {
-    /// The server name in lower case, without a trailing dot; `None` if the client names none.
+    /// The server name in lower case, without a trailing dot; `None` if the client names none, or one that
+    /// is no host name and so in no configuration.
     pub server_name: Option<String>,
 }
 
@@ -208,7 +209,7 @@ fn server_name(body: &[u8]) -> Parsed<Option<String>> {
     Ok(name.flatten())
 }
 
-/// Returns the host name of a server_name extension.
+/// Returns the host name of a server_name extension, if it is one.
 fn host_name(mut data: Vector<'_>) -> Parsed<Option<String>> {
     let mut list = data.vector16("its list of server names")?;
     if list.is_empty() || !data.is_empty() {
@@ -219,23 +220,24 @@ fn host_name(mut data: Vector<'_>) -> Parsed<Option<String>> {
         let kind = list.u8("a server name")?;
         let name = list.vector16("a server name")?.0;
         // RFC 6066 3: one name of a type.
-        if kind == HOST_NAME && found.replace(checked(name)?).is_some() {
+        if kind == HOST_NAME && found.replace(checked(name)).is_some() {
             return Err("two host names");
         }
     }
-    Ok(found)
+    Ok(found.flatten())
 }
 
-/// Returns a host name (RFC 1123 2.1, underscores allowed) as it is compared.
-fn checked(name: &[u8]) -> Parsed<String> {
+/// Returns a host name (RFC 1123 2.1, underscores allowed) as it is compared. Clients also send addresses,
+/// ports and other text (RFC 6066 3 forbids them), which the destination may accept.
+fn checked(name: &[u8]) -> Option<String> {
     let name = name.strip_suffix(b".").unwrap_or(name);
     let inner = |b: &u8| b.is_ascii_alphanumeric() || *b == b'-' || *b == b'_';
     let is_label = |label: &[u8]| (1..=63).contains(&label.len()) && label.iter().all(inner);
     match std::str::from_utf8(name) {
         Ok(text) if name.len() <= 253 && name.split(|b| *b == b'.').all(is_label) => {
-            Ok(text.to_ascii_lowercase())
+            Some(text.to_ascii_lowercase())
         }
-        _ => Err("its server name is not a host name"),
+        _ => None,
     }
 }
 

@@ -17,7 +17,7 @@ use taut_sys::epoll::Waker;
 use taut_sys::socket::Stream;
 
 use crate::control::protocol::Answer;
-use crate::net::targets::Addrs;
+use crate::net::names::Addrs;
 
 /// The largest number of messages that wait for the thread.
 pub(crate) const MAX_MESSAGES: usize = 1024;

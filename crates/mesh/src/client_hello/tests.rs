@@ -74,6 +74,14 @@ fn a_name_that_could_mean_two_things_is_refused() {
     );
     let two = names(&[(HOST_NAME, b"a"), (HOST_NAME, b"b")]);
     assert_eq!(malformed(&extension(SERVER_NAME, &two)), "two host names");
+    for data in [&b""[..], b"\0\0", b"\0\x04\0\0\x01a!"] {
+        malformed(&extension(SERVER_NAME, data));
+    }
+}
+
+/// Its framing is right, and no configuration can list it.
+#[test]
+fn a_name_that_is_no_host_name_is_none() {
     for name in [
         &b""[..],
         b".",
@@ -87,14 +95,7 @@ fn a_name_that_could_mean_two_things_is_refused() {
         b"*.a",
     ] {
         let sni = extension(SERVER_NAME, &names(&[(HOST_NAME, name)]));
-        assert_eq!(
-            malformed(&sni),
-            "its server name is not a host name",
-            "{name:?}"
-        );
-    }
-    for data in [&b""[..], b"\0\0", b"\0\x04\0\0\x01a!"] {
-        malformed(&extension(SERVER_NAME, data));
+        assert_eq!(read(&hello_with(&sni)), named(None), "{name:?}");
     }
 }
 

@@ -293,6 +293,14 @@ impl Section {
                 );
                 return Err((at, message));
             }
+            let hop_limit = config.mesh.as_ref().map_or(u8::MAX, |mesh| mesh.hop_limit);
+            let longest = forward.via.iter().map(Vec::len).max().unwrap_or_default();
+            if let Some(at) = via_at.filter(|_| longest > hop_limit.into()) {
+                let message = format!(
+                    "relay.forward[{i}].via: a route has {longest} relays, and relay.mesh.hop_limit allows {hop_limit}"
+                );
+                return Err((at, message));
+            }
             let section = format!("relay.forward[{i}]");
             taken.name(name_at, &section, forward.name.as_deref())?;
             taken.listen(at, &section, &forward.listen)?;
@@ -570,8 +578,22 @@ fn routes(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Vec<MemberName>>, (us
             let message = format!("{}: a route has at most {MAX_VIA} relays", field());
             return Err((at, message));
         }
+        let twice = (1..relays.len()).find(|k| relays[..*k].contains(&relays[*k]));
+        if let Some(k) = twice {
+            let name = relays[k].escape_default();
+            let message = format!("{}: the route passes `{name}` twice", field());
+            return Err((at, message));
+        }
         let relays = relays.into_iter().map(|name| parse(name, at, field));
         relays.collect()
     };
-    texts.iter().enumerate().map(route).collect()
+    let routes = texts.iter().enumerate().map(route);
+    let routes: Vec<Vec<MemberName>> = routes.collect::<Result<_, _>>()?;
+    match (1..routes.len()).find(|j| routes[..*j].contains(&routes[*j])) {
+        Some(j) => Err((
+            at,
+            format!("relay.forward[{i}].via[{j}]: this route is there already"),
+        )),
+        None => Ok(routes),
+    }
 }

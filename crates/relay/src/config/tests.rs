@@ -101,6 +101,37 @@ fn an_automatic_route_needs_measured_paths() {
 }
 
 #[test]
+fn a_route_that_cannot_work_is_refused() {
+    let via = |limit: u8, via: &str| {
+        let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\n";
+        let forward = format!("[[relay.forward]]\nlisten = \":1\"\nto = \"a:1\"\nvia = {via}\n");
+        parse(&format!("{mesh}hop_limit = {limit}\n{forward}")).map_err(|e| e.to_string())
+    };
+    assert_eq!(
+        via(3, "[\"a > b > c\", \"a > c\"]").unwrap().forwards[0]
+            .via
+            .len(),
+        2
+    );
+    for (limit, routes, part) in [
+        (
+            2,
+            "\"a > b > c\"",
+            "a route has 3 relays, and relay.mesh.hop_limit allows 2",
+        ),
+        (8, "\"a > b > a\"", "via[0]: the route passes `a` twice"),
+        (
+            8,
+            "[\"a > b\", \"c\", \"a>b\"]",
+            "via[2]: this route is there already",
+        ),
+    ] {
+        let error = via(limit, routes).unwrap_err();
+        assert!(error.contains(part), "no `{part}` in {error}");
+    }
+}
+
+#[test]
 fn a_forward_may_have_several_destinations_and_check_them() {
     let config =
         parse("[[relay.forward]]\nlisten = \":1\"\nto = [\"a:1\", \"[::1]:2\"]\ncheck = \"5s\"\n")

@@ -12,7 +12,7 @@ use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use taut_mesh::etcd::{self, Lines, MAX_REPLY, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -20,6 +20,8 @@ use tokio_rustls::TlsConnector;
 use super::failure::Failure;
 use super::tls::{Tls, server_name};
 use crate::config::Endpoint;
+use crate::net::addr::Destination;
+use crate::net::names;
 
 /// The number of addresses of a server that are tried.
 const MAX_ADDRESSES: usize = 8;
@@ -192,9 +194,17 @@ async fn read_all(body: Incoming) -> Result<Vec<u8>, Failure> {
 /// Connects to the first address of a server that answers. Each address gets an equal part of the time that
 /// is left.
 async fn connect(endpoint: &Endpoint, deadline: Instant) -> Result<TcpStream, Failure> {
-    let addrs = lookup_host((endpoint.host.as_str(), endpoint.port)).await;
-    let addrs = addrs.map_err(Failure::LookUp)?;
-    let addrs: Vec<_> = addrs.take(MAX_ADDRESSES).collect();
+    let destination = Destination {
+        host: endpoint.host.clone(),
+        port: endpoint.port,
+    };
+    let addrs = names::look_up_again(&destination).await;
+    let addrs = addrs.map_err(|error| Failure::LookUp(io::Error::other(error)))?;
+    let addrs: Vec<_> = addrs
+        .iter()
+        .take(MAX_ADDRESSES)
+        .map(|addr| addr.0)
+        .collect();
     let mut last = Failure::LookUp(io::ErrorKind::NotFound.into());
     for (i, addr) in addrs.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());

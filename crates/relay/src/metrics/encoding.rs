@@ -11,6 +11,7 @@ use crate::counters::histogram::{Histogram, Totals};
 use crate::counters::log_limit;
 use crate::counters::worker::WorkerMetrics;
 use crate::intercept::Method;
+use crate::net::names;
 use crate::outcome::client_hello::HelloRefusal;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
@@ -239,6 +240,13 @@ impl Metrics {
         let name = "taut_relay_proxy_waiting";
         let waiting = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         Level(self.sum(|w| &w.proxy_waiting)).encode(waiting)?;
+        let help =
+            "Look-ups of names that were refused because too many ran, in all or of one relay";
+        let name = "taut_relay_look_ups_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (cause, count) in ["all", "party"].into_iter().zip(names::refused()) {
+            Count(count).encode(family.encode_family(&[("cause", cause)])?)?;
+        }
         let help =
             "Connections reset because they lack an accepted PROXY protocol header, by cause";
         let name = "taut_relay_proxy_refused";

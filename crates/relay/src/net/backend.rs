@@ -5,18 +5,29 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use taut_sys::random;
 
-use crate::net::addr::UpstreamAddr;
+use crate::net::addr::{Destination, UpstreamAddr};
 use crate::net::failures::{Failures, Health};
+use crate::net::race::ATTEMPT_DELAY;
+
+/// The maximum number of destinations of sessions whose backends are remembered.
+const MAX_NAMES: usize = 1024;
+
+/// When the kernel sends a SYN again (RFC 6298 section 2).
+const SYN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One address of a destination.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) addr: UpstreamAddr,
     sessions: AtomicU32,
+    /// How long it takes to connect, in microseconds; 0: not known yet.
+    connect_time: AtomicU32,
+    /// How long attempts have waited in vain, in microseconds, while nothing is known.
+    waited: AtomicU32,
     /// Whether `failures` has any, so that a session takes no lock for a live address.
     failed: AtomicBool,
     failures: Mutex<Failures>,
@@ -34,6 +45,8 @@ pub(crate) struct Lease(Arc<Backend>);
 #[derive(Debug, Default)]
 pub(crate) struct BackendTable {
     known: Mutex<HashMap<SocketAddr, Weak<Backend>>>,
+    /// Those of the destinations of other relays' sessions, which no configuration names.
+    of_names: Mutex<HashMap<Destination, Backends>>,
     /// Health checks that connected, and those that failed.
     checks: (AtomicU64, AtomicU64),
 }
@@ -46,6 +59,8 @@ impl Backend {
         Arc::new(Self {
             addr,
             sessions: AtomicU32::new(0),
+            connect_time: AtomicU32::new(0),
+            waited: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             failures: Mutex::default(),
         })
@@ -67,6 +82,38 @@ impl Backend {
             false => Health::Alive,
             true => self.failures().health(now),
         }
+    }
+
+    /// Returns how long an attempt may take before the next address is tried: half as long again as usual (RFC
+    /// 8305 section 5 asks for history). If none has connected yet, the address may be far away: an attempt that
+    /// finds out whether a dead address answers waits twice as long as those before it.
+    pub(crate) fn attempt_delay(&self, is_retry: bool) -> Duration {
+        let usual = self.connect_time.load(Ordering::Relaxed);
+        let waited = self.waited.load(Ordering::Relaxed);
+        let delay = match usual {
+            0 if is_retry => SYN_TIMEOUT.min(Duration::from_micros(waited.into()) * 2),
+            usual => Duration::from_micros(usual.into()) * 3 / 2,
+        };
+        delay.max(ATTEMPT_DELAY)
+    }
+
+    /// Records how long it has taken to connect. A longer time counts at once, a shorter one by and by, and none
+    /// in which a SYN was sent again.
+    pub(crate) fn connected_after(&self, time: Duration) {
+        if time >= SYN_TIMEOUT {
+            return;
+        }
+        let time = u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1);
+        let before = self.connect_time.load(Ordering::Relaxed);
+        let usual = time.max(before - before / 8);
+        self.connect_time.store(usual, Ordering::Relaxed);
+    }
+
+    /// Returns whether an attempt that has waited for this long, and was overtaken, has had its time.
+    pub(crate) fn is_dead_after(&self, waited: Duration) -> bool {
+        let micros = u32::try_from(waited.as_micros()).unwrap_or(u32::MAX);
+        self.waited.fetch_max(micros, Ordering::Relaxed);
+        waited >= self.attempt_delay(false)
     }
 
     /// Records a failed attempt. Returns whether the address was alive.
@@ -128,6 +175,18 @@ impl BackendTable {
         addrs.into_iter().map(backend).collect()
     }
 
+    /// Returns the backends of a destination that only sessions name. They are remembered until there are
+    /// [`MAX_NAMES`] others.
+    pub(crate) fn of_name(&self, destination: Destination, addrs: &[UpstreamAddr]) -> Backends {
+        let backends = self.of(addrs.iter().copied());
+        let mut of_names = self.of_names.lock().unwrap_or_else(PoisonError::into_inner);
+        if of_names.len() >= MAX_NAMES && !of_names.contains_key(&destination) {
+            of_names.clear();
+        }
+        of_names.insert(destination, backends.clone());
+        backends
+    }
+
     /// Returns the numbers of live and of dead addresses.
     pub(crate) fn alive_and_dead(&self, now: Instant) -> (u64, u64) {
         let table = self.lock();
@@ -181,6 +240,34 @@ mod tests {
         assert_eq!(two[0].sessions(), 0);
         assert!(one[1].clear());
         assert_eq!(table.alive_and_dead(now), (2, 0));
+    }
+
+    #[test]
+    fn the_delay_of_an_address_is_its_own() {
+        let ms = Duration::from_millis;
+        let of = Backend::once(addr(1));
+        assert_eq!(of.attempt_delay(false), ATTEMPT_DELAY);
+        of.connected_after(ms(300));
+        assert_eq!(of.attempt_delay(false), ms(450));
+        assert!(!of.is_dead_after(ms(449)) && of.is_dead_after(ms(450)));
+        // A shorter time counts by and by, and one with a lost SYN not at all.
+        of.connected_after(ms(1));
+        of.connected_after(ms(3000));
+        assert_eq!(of.attempt_delay(false), Duration::from_micros(393_750));
+    }
+
+    #[test]
+    fn an_address_that_is_far_away_is_found_alive_when_it_is_tried_again() {
+        let of = Backend::once(addr(1));
+        // Overtaken in turn by an address that is near.
+        let mut delays = Vec::new();
+        for is_retry in [false, true, true, true] {
+            let delay = of.attempt_delay(is_retry);
+            assert!(of.is_dead_after(delay));
+            delays.push(delay.as_millis());
+        }
+        assert_eq!(delays, [250, 500, 1000, 1000]);
+        assert_eq!(of.attempt_delay(false), ATTEMPT_DELAY);
     }
 
     #[test]

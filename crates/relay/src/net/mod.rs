@@ -6,6 +6,7 @@ pub(crate) mod devices;
 pub(crate) mod dial_order;
 pub(crate) mod failures;
 pub(crate) mod forward_loops;
+pub(crate) mod names;
 pub(crate) mod netlink;
 pub(crate) mod race;
 pub(crate) mod targets;

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The time from one attempt to the next (RFC 8305 section 8: the recommended value).
+/// The time from one attempt to the next, if nothing is known about the address (RFC 8305 section 8: the
+/// recommended value).
 pub(crate) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The maximum number of attempts in progress for one session.
@@ -35,12 +36,11 @@ impl Race {
         self.may_begin() && self.next_at.is_none_or(|at| at <= now)
     }
 
-    /// Begins the next attempt and returns the place of its address in the order of the session.
-    pub(crate) fn begin(&mut self, now: Instant) -> usize {
+    /// Begins the next attempt, after which the one after it is due after `delay`.
+    pub(crate) fn begin(&mut self, now: Instant, delay: Duration) {
         self.begun += 1;
         self.in_progress += 1;
-        self.next_at = Some(now + ATTEMPT_DELAY);
-        self.begun - 1
+        self.next_at = Some(now + delay);
     }
 
     /// Puts the next attempt off by the attempt delay.
@@ -80,14 +80,14 @@ mod tests {
         let start = Instant::now();
         let mut race = Race::new(3);
         assert!(race.is_due(start));
-        assert_eq!(race.begin(start), 0);
+        race.begin(start, ATTEMPT_DELAY);
         assert!(!race.is_due(start + ATTEMPT_DELAY - Duration::from_nanos(1)));
         assert_eq!(race.next_at(), Some(start + ATTEMPT_DELAY));
         assert!(race.is_due(start + ATTEMPT_DELAY));
-        assert_eq!(race.begin(start + ATTEMPT_DELAY), 1);
+        race.begin(start + ATTEMPT_DELAY, ATTEMPT_DELAY);
         race.fail();
         assert!(race.is_due(start + ATTEMPT_DELAY));
-        assert_eq!(race.begin(start + ATTEMPT_DELAY), 2);
+        race.begin(start + ATTEMPT_DELAY, ATTEMPT_DELAY);
         assert_eq!((race.next_at(), race.begun()), (None, 3));
     }
 
@@ -112,7 +112,8 @@ mod tests {
                 race.fail();
             }
             while race.is_due(now) {
-                let i = race.begin(now);
+                let i = race.begun();
+                race.begin(now, ATTEMPT_DELAY);
                 let answer = Duration::from_millis(servers[i].0.min(timeout));
                 attempts.push((now + answer, i));
                 most = most.max(attempts.len());

@@ -1,6 +1,6 @@
 //! The addresses of a destination, refreshed periodically.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,9 +8,7 @@ use arc_swap::ArcSwap;
 
 use crate::net::addr::{Destination, UpstreamAddr};
 use crate::net::backend::{BackendTable, Backends};
-
-/// The maximum number of addresses of a name; further ones are not used.
-const MAX_ADDRS: usize = 32;
+use crate::net::names::{Addrs, ResolveError, look_up};
 
 /// A destination and its present addresses. Only a relay that the configuration does not name may be without
 /// an address, until its name has been looked up.
@@ -22,28 +20,10 @@ pub(crate) struct Targets {
     look_ups: [AtomicU64; 2],
 }
 
-pub(crate) type Addrs = Arc<[UpstreamAddr]>;
-
-/// The reason why a destination has no address.
-#[derive(Debug, thiserror::Error)]
-pub enum ResolveError {
-    /// The look-up failed.
-    #[error("cannot look up `{destination}`: {source}")]
-    Lookup {
-        /// The destination.
-        destination: Destination,
-        /// The error of the resolver.
-        source: std::io::Error,
-    },
-    /// The look-up found no address.
-    #[error("`{0}` resolves to no address")]
-    Nothing(Destination),
-}
-
 // === impl Targets ===
 
 impl Targets {
-    /// Looks up the destination. Blocks for as long as the system's resolver takes.
+    /// Looks up the destination. Blocks until it is known, at most for 10 s.
     pub(crate) fn resolve(
         destination: Destination,
         table: &BackendTable,
@@ -72,16 +52,18 @@ impl Targets {
         !self.backends.load().is_empty()
     }
 
-    /// Replaces the addresses.
+    /// Returns whether these are its addresses. A resolver may rotate them, which is no change.
+    pub(crate) fn has_just(&self, addrs: &Addrs) -> bool {
+        let before = self.backends.load();
+        before.len() == addrs.len() && before.iter().all(|b| addrs.contains(&b.addr))
+    }
+
+    /// Replaces the addresses, which have changed.
     pub(crate) fn replace(&self, addrs: &Addrs, table: &BackendTable) {
         let backends = table.of(addrs.iter().copied());
         let before = self.backends.swap(Arc::new(backends));
-        // A resolver may rotate the same addresses, which is no change.
-        let same = before.len() == addrs.len() && before.iter().all(|b| addrs.contains(&b.addr));
-        if !same {
-            let what = if before.is_empty() { "the" } else { "new" };
-            tracing::info!("{} has {what} addresses: {}", self.destination, list(addrs));
-        }
+        let what = if before.is_empty() { "the" } else { "new" };
+        tracing::info!("{} has {what} addresses: {}", self.destination, list(addrs));
     }
 
     /// Returns the addresses in the order of the resolver.
@@ -125,24 +107,4 @@ impl Targets {
 pub(crate) fn list(addrs: &Addrs) -> String {
     let texts: Vec<_> = addrs.iter().map(|addr| addr.0.to_string()).collect();
     texts.join(", ")
-}
-
-/// Returns the addresses of a destination. Blocks for as long as the system's resolver takes.
-pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
-    let lookup = (destination.host.as_str(), destination.port).to_socket_addrs();
-    let found = lookup.map_err(|source| ResolveError::Lookup {
-        destination: destination.clone(),
-        source,
-    })?;
-    // The resolver sorts by RFC 6724 and may return an address twice.
-    let mut addrs: Vec<UpstreamAddr> = Vec::new();
-    for addr in found.map(UpstreamAddr) {
-        if !addrs.contains(&addr) && addrs.len() < MAX_ADDRS {
-            addrs.push(addr);
-        }
-    }
-    if addrs.is_empty() {
-        return Err(ResolveError::Nothing(destination.clone()));
-    }
-    Ok(addrs.into())
 }

@@ -23,7 +23,7 @@ use crate::etcd;
 use crate::intercept::InterceptError;
 use crate::net::addr::Destination;
 use crate::net::forward_loops::{self, Edge};
-use crate::net::targets::{Addrs, look_up};
+use crate::net::names::{Addrs, look_up};
 use crate::session_log;
 
 /// The number of names that are looked up at a time.

@@ -15,7 +15,7 @@ use super::kernel_tls::TlsPlace;
 use super::mesh::Identity;
 use crate::config::{Config, MeshConfig};
 use crate::net::addr::Destination;
-use crate::net::targets::look_up;
+use crate::net::names::look_up;
 
 /// The number of addresses that are dialled at a time.
 const DIALS: usize = 16;

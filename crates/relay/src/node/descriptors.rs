@@ -7,13 +7,14 @@ use taut_mesh::rows::MAX_LINKS;
 use taut_sys::limits::raise_open_file_limit;
 
 use super::StartError;
-use super::look_ups::{AT_ONCE, named_relays};
+use super::look_ups::named_relays;
 use crate::config::{Config, Control, Forward, MeshConfig};
 use crate::control::ASKERS;
 use crate::net::addr::Destination;
 use crate::net::devices::devices_up;
-use crate::rows::{MAX_LOOK_UPS, MAX_PROBES};
-use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING, RESOLVERS};
+use crate::net::names::cache::MAX_LOOK_UPS;
+use crate::rows::MAX_PROBES;
+use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING};
 
 /// The maximum number of sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -108,17 +109,12 @@ fn serving(config: &Config) -> u64 {
     pages + commands + handover + checks
 }
 
-/// Returns the maximum number of descriptors of look-ups: those at intervals, those of a reload, those of
-/// sessions from the mesh, and those of measured paths.
+/// Returns the maximum number of descriptors of look-ups.
 fn look_ups(config: &Config) -> u64 {
     let is_name = |to: &Destination| to.host.parse::<IpAddr>().is_err();
     let mut destinations = config.forwards.iter().flat_map(Forward::destinations);
-    let of_mesh = match config.mesh {
-        None => 0,
-        Some(_) => RESOLVERS + 2 * MAX_LOOK_UPS,
-    };
     match config.mesh.is_some() || destinations.any(is_name) {
-        true => OF_A_LOOK_UP * (LOOK_UPS + AT_ONCE + of_mesh) as u64,
+        true => OF_A_LOOK_UP * MAX_LOOK_UPS as u64,
         false => 0,
     }
 }
@@ -226,6 +222,6 @@ mod tests {
         assert_eq!(of(&|c| c.forwards[0].check = check), without + 32);
         let named = of(&|c| c.forwards = vec![forward("origin.example:80")]);
         // Its addresses may be dialled at the same time, too.
-        assert_eq!(named, without + 3 * (16 + 32) + u64::from(MAX_EXTRA));
+        assert_eq!(named, without + 3 * 256 + u64::from(MAX_EXTRA));
     }
 }

@@ -6,7 +6,7 @@ use super::early_syn_thread::ReaderError;
 use super::mesh::MeshError;
 use crate::access::TooManyRules;
 use crate::intercept::InterceptError;
-use crate::net::targets::ResolveError;
+use crate::net::names::ResolveError;
 use crate::session_log::SessionLogError;
 
 /// Why a node did not start.
@@ -96,9 +96,6 @@ pub enum StartError {
     /// This machine's addresses cannot be read.
     #[error("cannot read this machine's own addresses: {0}")]
     Addresses(std::io::Error),
-    /// The resolver's threads cannot be started.
-    #[error("cannot start the threads that look names up: {0}")]
-    Resolver(std::io::Error),
     /// The kernel has no resources for a worker.
     #[error("cannot set up worker {worker}: {source}")]
     Worker {

@@ -20,7 +20,8 @@ use crate::config::Config;
 use crate::counters::registry::Registry;
 use crate::etcd::{Host, ListStatus, Settings};
 use crate::net::backend::Backend;
-use crate::net::targets::{Targets, list, look_up};
+use crate::net::names::{Addrs, ResolveError};
+use crate::net::targets::{Targets, list};
 use crate::route::table::{NextHop, Setup};
 use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::SessionLog;
@@ -218,10 +219,14 @@ impl SharedHandle {
         self.turbo.adopt(mesh, members, addresses.collect());
     }
 
-    /// Looks up a destination again. The destination keeps its addresses if the look-up fails or
-    /// the result leads back to this node. Blocks for as long as the resolver takes.
-    pub(crate) fn refresh(&self, targets: &Arc<Targets>) {
-        let addrs = match look_up(targets.destination()) {
+    /// Adopts what was found for a destination. The destination keeps its addresses if the look-up has failed
+    /// or the result leads back to this node. Blocks while a reload adopts a configuration.
+    pub(crate) fn adopt_addresses(
+        &self,
+        targets: &Arc<Targets>,
+        found: Result<Addrs, ResolveError>,
+    ) {
+        let addrs = match found {
             Ok(addrs) => addrs,
             Err(error) => {
                 tracing::debug!(%error, "keeping the former addresses");
@@ -230,6 +235,10 @@ impl SharedHandle {
             }
         };
         targets.look_up_succeeded();
+        // Most look-ups find what is known. What follows looks at all forwards.
+        if targets.has_just(&addrs) {
+            return;
+        }
         if find_loop(&self.shared.setup().routes, Some((targets, &addrs))).is_some() {
             let destination = targets.destination();
             tracing::warn!(

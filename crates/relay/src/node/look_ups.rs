@@ -9,7 +9,8 @@ use super::holdings::Holdings;
 use crate::config::{Config, Forward};
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
-use crate::net::targets::{ResolveError, Targets};
+use crate::net::names::{ResolveError, look_up};
+use crate::net::targets::Targets;
 
 /// Returns the relays that the configuration names: the first relay of every route, and the relays that
 /// hellos may name.
@@ -46,7 +47,7 @@ pub(super) fn dialled_relays<'a>(
 }
 
 /// The largest number of names that are looked up at a time for a configuration.
-pub(super) const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 32;
 
 /// The addresses of each forward's destinations that this node dials, and of each relay.
 pub(super) struct Resolved {
@@ -100,6 +101,19 @@ pub(super) fn resolve_all(
             .map(|relay| (relay.clone(), all(addresses(relay))))
             .collect(),
     })
+}
+
+/// Looks up the destinations of forwards, several at a time, so that [`resolve_all`] finds them known, or known
+/// to fail, and waits for no server.
+pub(super) fn look_up_ahead(config: &Config) {
+    let dialled = config
+        .forwards
+        .iter()
+        .filter(|f| !f.uses_mesh() || f.direct);
+    let destinations: Vec<_> = dialled.flat_map(Forward::destinations).cloned().collect();
+    for some in destinations.chunks(AT_ONCE) {
+        at_once(some, |to| drop(look_up(to)));
+    }
 }
 
 /// Looks up each destination, several at a time.

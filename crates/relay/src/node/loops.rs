@@ -5,7 +5,8 @@ use std::sync::Arc;
 use taut_sys::socket::is_local;
 
 use crate::net::forward_loops::{self, Edge};
-use crate::net::targets::{Addrs, Targets};
+use crate::net::names::Addrs;
+use crate::net::targets::Targets;
 use crate::route::table::{NextHop, Route};
 
 /// Returns the index of the first forward that leads back to the node. `new` overrides the

@@ -93,8 +93,10 @@ pub enum MeshError {
         "relay.mesh: member {0} has no address in members_file, so this relay cannot dial it; add one"
     )]
     NoAddress(MemberName),
-    /// This relay is the first of a route of its own.
-    #[error("relay.mesh: {0} is this relay itself; a route begins with the next relay")]
+    /// A route leads through this relay itself.
+    #[error(
+        "relay.mesh: {0} is this relay itself; a route begins with the next relay, and does not come back"
+    )]
     Itself(MemberName),
 }
 
@@ -188,6 +190,9 @@ impl Identity {
     pub(super) fn dialled(&self, config: &Config) -> Result<Vec<Arc<Member>>, MeshError> {
         let members = &self.local.members;
         let routes = config.forwards.iter().flat_map(|f| &f.via).flatten();
+        if routes.clone().any(|name| *name == self.local.name) {
+            return Err(MeshError::Itself(self.local.name.clone()));
+        }
         let rules = config.mesh.iter().flat_map(|mesh| &mesh.rules);
         for name in routes.chain(rules.map(|rule| &rule.name)) {
             if members.by_name(name.as_str()).is_none() {

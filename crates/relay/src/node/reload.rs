@@ -13,10 +13,11 @@ use super::control::without;
 use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
 use super::kernel_tls::TlsPlace;
+use super::look_ups::look_up_ahead;
 use super::mesh::Identity;
 use super::next_hop::note_relays;
 use super::start::announce;
-use super::threads::{early_reader, start_resolver};
+use super::threads::early_reader;
 use crate::config::{Config, Forward};
 use crate::route::peer::Peer;
 use crate::route::table::{Mesh, Route, Setup};
@@ -30,6 +31,8 @@ impl SharedHandle {
     ///
     /// # Errors [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<Vec<String>, StartError> {
+        // Before the lock is taken, for which the control thread may wait.
+        look_up_ahead(config);
         self.adopt(Source::Config(config))
     }
 
@@ -105,7 +108,6 @@ impl SharedHandle {
             &names,
         )?;
         let setup = Arc::new(setup);
-        start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
 
         // Nothing below fails. The node may have been told to drain meanwhile.

@@ -14,7 +14,7 @@ use super::holdings::Holdings;
 use super::kernel_tls::TlsPlace;
 use super::look_ups::named_relays;
 use super::next_hop::note_relays;
-use super::threads::{early_reader, plan, route_metrics, start_resolver};
+use super::threads::{early_reader, plan, route_metrics};
 use super::windows_thread::WindowsThread;
 use super::{Node, StartError};
 use crate::access::session_quota::SessionQuota;
@@ -120,7 +120,6 @@ impl Node {
         .with_rows(rows.clone());
         let shared = Arc::new(shared);
         let setup = shared.setup();
-        start_resolver(&shared, &setup)?;
         let mut ready = Vec::with_capacity(workers);
         for i in 0..workers {
             let listeners = all_listeners.pop().unwrap_or_default();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::StartError;
 use super::early_syn_thread::{Reader, ReaderError};
 use super::next_hop::addrs_of;
 use crate::config::{Config, InterceptConfig};
@@ -14,19 +13,6 @@ use crate::route::table::{NextHop, Setup};
 use crate::turbo::route_metrics::{Job, RouteMetrics};
 use crate::worker::Shared;
 use crate::worker::mailbox::Mailbox;
-use crate::worker::resolver::Resolver;
-
-/// Starts the resolver if the node accepts sessions from the mesh and it is not running yet. Only
-/// such sessions bring new names.
-pub(super) fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), StartError> {
-    let takes_sessions = setup.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
-    if takes_sessions && shared.resolver.get().is_none() {
-        let resolver = Resolver::start(&shared.backends).map_err(StartError::Resolver)?;
-        // Reloads are serialised, so the cell is set only once.
-        let _ = shared.resolver.set(resolver);
-    }
-    Ok(())
-}
 
 /// Starts early SYN for the listeners of forwards that use it.
 pub(super) fn early_reader(

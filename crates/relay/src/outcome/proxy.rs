@@ -1,5 +1,7 @@
 //! The reasons for resetting a connection before its PROXY protocol header is accepted.
 
+use taut_mesh::proxy::ProxyError;
+
 /// The reason why a connection was reset before its PROXY protocol header was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyRefusal {
@@ -7,6 +9,8 @@ pub(crate) enum ProxyRefusal {
     Sender,
     /// The connection does not start with a valid header.
     Malformed,
+    /// The header is too long.
+    TooLong,
     /// The header was not complete in time.
     TimedOut,
     /// The sender closed the connection.
@@ -19,9 +23,10 @@ pub(crate) enum ProxyRefusal {
 
 impl ProxyRefusal {
     /// Every cause.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Sender,
         Self::Malformed,
+        Self::TooLong,
         Self::TimedOut,
         Self::Gone,
         Self::Full,
@@ -32,6 +37,7 @@ impl ProxyRefusal {
         match self {
             Self::Sender => "sender",
             Self::Malformed => "malformed",
+            Self::TooLong => "too_long",
             Self::TimedOut => "timed_out",
             Self::Gone => "gone",
             Self::Full => "full",
@@ -40,5 +46,14 @@ impl ProxyRefusal {
 
     pub(crate) fn index(self) -> usize {
         self as usize
+    }
+}
+
+impl From<ProxyError> for ProxyRefusal {
+    fn from(error: ProxyError) -> Self {
+        match error {
+            ProxyError::TooLong { .. } => Self::TooLong,
+            _ => Self::Malformed,
+        }
     }
 }

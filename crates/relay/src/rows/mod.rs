@@ -27,6 +27,5 @@ mod probe;
 mod routes_file;
 mod thread;
 
-pub(crate) use names::MAX_LOOK_UPS;
 pub(crate) use probe::MAX_PROBES;
 pub(crate) use thread::start;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use taut_mesh::hello::Target;
 
 use crate::net::addr::Destination;
-use crate::net::targets::{Addrs, look_up};
+use crate::net::names::{self, Addrs};
 use crate::rows_mailbox::{NameKind, RowsMailbox, ToRows};
 
 /// The number of look-ups of members in progress, and of destinations.
@@ -87,17 +87,13 @@ impl Names {
                 return;
             }
         }
+        self.under_way += 1;
+        self.found.insert(target.clone(), Found { addrs, at: now });
         let (mailbox, what, kind) = (mailbox.clone(), target.clone(), self.kind);
-        let thread = std::thread::Builder::new().name("relay-name".into());
-        let started = thread.spawn(move || {
-            let found = look_up(&Destination::from(&what));
+        names::ask(&Destination::from(target), &None, move |found| {
             let addrs = found.unwrap_or_else(|_| Arc::from([]));
             mailbox.post(ToRows::Found(kind, what, addrs));
         });
-        if started.is_ok() {
-            self.under_way += 1;
-            self.found.insert(target.clone(), Found { addrs, at: now });
-        }
     }
 
     /// Records the result of a look-up. A name that cannot be looked up keeps its addresses.

@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::etcd::{self, FirstListError};
 use crate::handover::{HandoverError, Passed};
 use crate::metrics::Metrics;
+use crate::net::names;
 use crate::net::netlink::Changes;
 use crate::net::targets::Targets;
 use crate::node::{CONDITION_INTERVAL, LOOK_UPS, Node, SharedHandle, StartError, WorkerLost};
@@ -45,6 +46,9 @@ const MEMBERS_EVERY: Duration = Duration::from_secs(1);
 /// The interval at which the addresses of this machine are read if the kernel does not report changes, or
 /// reading has failed.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a look-up waits for a slot of [`LOOK_UPS`] before it looks for one again.
+const LOOK_UP_PAUSE: Duration = Duration::from_millis(100);
 
 /// The number of concurrent look-ups of members that the configuration does not name. Other operators choose
 /// these names, and slow ones must leave threads for the rest.
@@ -399,8 +403,8 @@ async fn report_conditions(node: Arc<SharedHandle>, metrics: Metrics) {
     }
 }
 
-/// Repeats look-ups on threads that may block; names and interval may change. A slow look-up delays
-/// no other look-up and is not started twice.
+/// Repeats look-ups; names and interval may change. A slow look-up delays no other look-up and is not started
+/// twice.
 async fn look_up_again(node: Arc<SharedHandle>) {
     let mut under_way: Vec<(Arc<Targets>, JoinHandle<()>)> = Vec::new();
     loop {
@@ -410,13 +414,21 @@ async fn look_up_again(node: Arc<SharedHandle>) {
             if under_way.iter().any(|(t, _)| Arc::ptr_eq(t, &targets)) {
                 continue;
             }
-            let look_up = tokio::task::spawn_blocking({
-                let (node, targets) = (node.clone(), targets.clone());
-                move || node.refresh(&targets)
-            });
+            while under_way.len() >= LOOK_UPS {
+                sleep(LOOK_UP_PAUSE).await;
+                under_way.retain(|(_, look_up)| !look_up.is_finished());
+            }
+            let look_up = tokio::spawn(refresh(node.clone(), targets.clone()));
             under_way.push((targets, look_up));
         }
     }
+}
+
+/// Looks up a destination, and adopts what was found on a thread that may block.
+async fn refresh(node: Arc<SharedHandle>, targets: Arc<Targets>) {
+    let found = names::look_up_again(targets.destination()).await;
+    // A panic is reported by the panic hook, and must not end the look-ups.
+    let _ = tokio::task::spawn_blocking(move || node.adopt_addresses(&targets, found)).await;
 }
 
 /// Looks up the names of members that the configuration does not name, when there may be new ones and at the
@@ -429,8 +441,7 @@ async fn look_up_others(node: Arc<SharedHandle>) {
             if look_ups.len() >= LOOK_UPS_OF_OTHERS {
                 look_ups.join_next().await;
             }
-            let node = node.clone();
-            look_ups.spawn_blocking(move || node.refresh(&targets));
+            look_ups.spawn(refresh(node.clone(), targets));
         }
         while look_ups.join_next().await.is_some() {}
         all = tokio::select! {

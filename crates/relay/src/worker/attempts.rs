@@ -143,11 +143,13 @@ impl Dial {
         client: ClientAddr,
     ) -> (Begun, Result<Stream, Errno>) {
         let begun = Begun {
-            place: self.race.begin(now),
+            place: self.race.begun(),
             at: now,
         };
         let backend = &self.backends[begun.place];
-        if backend.health(now) == Health::Due {
+        let is_retry = backend.health(now) == Health::Due;
+        self.race.begin(now, backend.attempt_delay(is_retry));
+        if is_retry {
             // Until this attempt is over, other sessions must not wait for the address too.
             backend.fail(now);
         }
@@ -190,7 +192,16 @@ impl Dial {
         }
     }
 
-    pub(super) fn note_dead(&self, begun: Begun, now: Instant, why: &dyn std::fmt::Display) {
+    /// Records that another address was faster than this attempt, which has had its time: its address does not
+    /// answer.
+    pub(super) fn note_overtaken(&self, begun: Begun, now: Instant) {
+        let waited = now.saturating_duration_since(begun.at);
+        if self.backends[begun.place].is_dead_after(waited) {
+            self.note_dead(begun, now, &"another address was faster");
+        }
+    }
+
+    fn note_dead(&self, begun: Begun, now: Instant, why: &dyn std::fmt::Display) {
         // With one address and no other way there is no choice, and nothing to remember.
         let backend = &self.backends[begun.place];
         let has_choice = self.backends.len() > 1 || self.otherwise.is_some();

@@ -5,7 +5,7 @@
 //! |---|---|---|---|
 //! | connections without a whole hello | [`MAX_HELLOS`] of the node | the oldest is reset | `taut_relay_client_hellos_refused_total{cause="full"}` |
 //! | time to the end of the hello | [`PATIENCE`] | reset | `{cause="timed_out"}` |
-//! | a hello | [`MAX_HELLO`](taut_mesh::client_hello::MAX_HELLO) bytes | reset | `{cause="too_long"}` |
+//! | a hello | [`MAX_HELLO`](taut_mesh::client_hello::MAX_HELLO) bytes | the forward's default destination; without one, reset | `{cause="too_long"}` |
 
 use std::time::Duration;
 
@@ -119,9 +119,13 @@ impl Worker {
         let Some(waiting) = self.client_hellos.get_mut(slot, generation) else {
             return;
         };
+        let by_name = waiting.client.route.by_name.as_ref();
+        let has_default = by_name.is_some_and(|to| matches!(to.choose(None), Choice::Default));
         let hello = match waiting.read(&mut self.io.plain) {
             Ok(None) => return,
             Ok(Some(hello)) => hello,
+            // What has been read is passed on, and the rest follows.
+            Err(HelloRefusal::TooLong) if has_default => ClientHello { server_name: None },
             Err(why) => return self.end_hello(slot, generation, why),
         };
         let Some(Waiting { mut client, reader }) = self.client_hellos.remove(slot, generation)

@@ -9,14 +9,14 @@ use taut_sys::epoll::Interest;
 use super::Worker;
 use super::attempts::Dial;
 use super::dial_plan::DialPlan;
-use super::resolver::LookUp;
 use super::sessions::Close;
 use crate::event::token::{Generation, Slot, Token};
 use crate::mesh::pool::{DialOutcome, Spare};
 use crate::net::addr::Destination;
 use crate::net::backend::{Backend, Backends};
-use crate::net::targets::ResolveError;
+use crate::net::names::{self, ResolveError};
 use crate::outcome::session_end::{End, Side};
+use crate::worker::mailbox::Message;
 
 impl Worker {
     /// Takes the next step of the session's plan. If no step is left, the session ends with the
@@ -166,30 +166,28 @@ impl Worker {
         }
     }
 
-    /// Orders a look-up of the session's destination.
+    /// Asks for the addresses of the session's destination, on behalf of the member that it comes from.
     fn look_up(&mut self, slot: Slot) {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        let DialPlan::LookUp { name, .. } = &entry.plan else {
+        let DialPlan::LookUp { name, member } = &entry.plan else {
             return;
         };
-        let ordered = name.parse::<Destination>().is_ok_and(|destination| {
-            let order = LookUp {
-                destination,
-                mailbox: self.mailbox.clone(),
-                slot,
-                generation: entry.generation,
-            };
-            self.shared
-                .resolver
-                .get()
-                .is_some_and(|resolver| resolver.order(order))
-        });
-        if !ordered {
-            self.end(slot, End::NoResources, Close::Reset);
+        let Ok(destination) = name.parse::<Destination>() else {
+            self.end(slot, End::LookUpFailed, Close::Reset);
             return;
-        }
+        };
+        let (mailbox, backends) = (self.mailbox.clone(), self.shared.backends.clone());
+        let (generation, member) = (entry.generation, member.clone());
+        names::ask(&destination.clone(), &Some(member), move |found| {
+            let backends = found.map(|addrs| backends.of_name(destination, &addrs));
+            let _ = mailbox.post(Message::Resolved {
+                slot,
+                generation,
+                backends,
+            });
+        });
         entry.session.awaits(self.io.now + entry.timeouts.connect);
         self.set_deadline(slot);
     }

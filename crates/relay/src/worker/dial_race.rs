@@ -200,8 +200,7 @@ impl Worker {
         };
         if let Some(overtaken) = dial.own.take() {
             dial.race.fail();
-            // The address had an attempt delay more and has not answered.
-            dial.note_dead(overtaken, self.io.now, &"another address was faster");
+            dial.note_overtaken(overtaken, self.io.now);
         }
         dial.set_own(attempt.begun);
         let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
@@ -232,6 +231,7 @@ impl Worker {
         let Some(own) = dial.own else { return };
         entry.keep_alive_at = Some(now + KEEP_ALIVE_AFTER);
         let backend = &dial.backends[own.place];
+        backend.connected_after(now.saturating_duration_since(own.at));
         if backend.clear()
             && let Some(line) = LIVE_ADDRESS.line(now)
         {
@@ -244,7 +244,7 @@ impl Worker {
             if let Some(attempt) = self.attempts.get(i)
                 && attempt.begun.place < own.place
             {
-                dial.note_dead(attempt.begun, now, &"another address was faster");
+                dial.note_overtaken(attempt.begun, now);
             }
         }
         self.attempts.forget(dial, &self.io.metrics);

@@ -9,7 +9,7 @@ use taut_sys::epoll::Waker;
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
 use crate::net::backend::Backends;
-use crate::net::targets::ResolveError;
+use crate::net::names::ResolveError;
 use crate::route::listener::NewListener;
 use crate::route::table::Setup;
 use crate::session_list::{SessionFilter, SessionRow};

@@ -37,7 +37,6 @@ mod mesh;
 mod path_samples;
 mod pending_record;
 mod proxy_header;
-pub(crate) mod resolver;
 mod sessions;
 mod shared;
 mod slots;
@@ -48,7 +47,6 @@ pub(crate) use attempts::MAX_EXTRA;
 pub(crate) use client_hello::MAX_HELLOS;
 pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
-pub(crate) use resolver::THREADS as RESOLVERS;
 pub(crate) use shared::{Order, Shared};
 
 use attempts::Attempts;

@@ -5,7 +5,7 @@
 //! |---|---|---|---|
 //! | connections without a whole header | [`MAX_WAITING`] of the node | the newest is reset | `taut_relay_proxy_refused_total{cause="full"}` |
 //! | time to the end of the header | [`PATIENCE`] from accept | reset | `{cause="timed_out"}` |
-//! | a header | [`MAX_HEADER`] bytes | reset | `{cause="malformed"}` |
+//! | a header | [`MAX_HEADER`] bytes | reset | `{cause="too_long"}` |
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Waiting {
                     Ok(None) => {}
                     Err(error) => {
                         tracing::debug!(from = %self.from, %error, "refused a connection");
-                        return HeaderProgress::Refused(ProxyRefusal::Malformed);
+                        return HeaderProgress::Refused(error.into());
                     }
                 },
                 Err(Errno::AGAIN) => return HeaderProgress::Part,

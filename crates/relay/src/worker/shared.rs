@@ -14,7 +14,6 @@ use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;
 use crate::worker::mailbox::Mailbox;
-use crate::worker::resolver::Resolver;
 
 /// An order to all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +40,6 @@ pub(crate) struct Shared {
     pub(crate) workers: u32,
     /// The configuration that workers adopt on [`super::mailbox::Message::Reloaded`].
     setup: ArcSwap<Setup>,
-    /// Set when the node first accepts sessions from the mesh.
-    pub(crate) resolver: OnceLock<Resolver>,
     /// The session log.
     pub(super) log: Option<Recorder>,
     /// The clients that have an early upstream leg, and its worker; `None` if early SYN is off.
@@ -78,7 +75,6 @@ impl Shared {
             arrivals: ArrivalRate::new(UNLIMITED),
             workers,
             setup: ArcSwap::from_pointee(setup),
-            resolver: OnceLock::new(),
             log,
             early,
             relays,

@@ -226,10 +226,11 @@ fn an_untrusted_malformed_or_late_proxy_header_is_reset() {
         assert_eq!(node.metrics().proxy_refused(), 1);
     }
     let node = relay(identity(false, Some("127.0.0.1")));
-    // A client that speaks to the server directly, and a malformed line.
+    // A client that speaks to the server directly, a malformed line, and a header of 64 KiB.
     for said in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"PROXY TCP4 1.2.3.4 1.2.3.4 1 65536\r\n",
+        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\xff\xff",
     ] {
         let mut client = connect(8000);
         client.write_all(said).unwrap();
@@ -243,10 +244,11 @@ fn an_untrusted_malformed_or_late_proxy_header_is_reset() {
     gone.shutdown(Shutdown::Write).unwrap();
     assert_reset(gone);
     assert_reset(slow);
-    assert_eq!(node.metrics().proxy_refused(), 4);
+    assert_eq!(node.metrics().proxy_refused(), 5);
     let text = node.metrics().encode().unwrap();
     for line in [
         "taut_relay_proxy_refused_total{cause=\"malformed\"} 2",
+        "taut_relay_proxy_refused_total{cause=\"too_long\"} 1",
         "taut_relay_proxy_refused_total{cause=\"gone\"} 1",
         "taut_relay_proxy_refused_total{cause=\"timed_out\"} 1",
         "taut_relay_proxy_waiting 0",

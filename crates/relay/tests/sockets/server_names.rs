@@ -69,6 +69,12 @@ fn expect_at(server: &TcpListener, node: &Node, hello: &[u8], pieces: usize) {
     assert_eq!(read_to_fin(&mut client), b"answer");
 }
 
+/// Announces a message of 32 kB.
+fn too_long_hello() -> Vec<u8> {
+    let start = [22, 3, 1, 0x40, 0, 1, 0, 0x7f, 0xff];
+    [&start[..], &[0; 20 << 10]].concat()
+}
+
 #[test]
 fn a_server_name_leads_to_its_destination_and_the_hello_arrives_unchanged() {
     let (named, to_named) = server();
@@ -85,14 +91,20 @@ fn a_server_name_leads_to_its_destination_and_the_hello_arrives_unchanged() {
             expect_at(&other, &node, &hello(None), pieces);
         }
     }
+    // The destination decides about what no forward can list.
+    for name in ["a.example:443", "2001:db8::1", "no name"] {
+        let hello = client_hello(Some(name), 1 << 14);
+        expect_at(&other, &node, &hello, 4096);
+    }
+    expect_at(&other, &node, &too_long_hello(), 4096);
     let metrics = node.metrics();
     wait_until("the sessions' end", || metrics.sessions() == 0);
-    assert_eq!(metrics.ended(End::Complete), 36);
+    assert_eq!(metrics.ended(End::Complete), 40);
     let text = metrics.encode().unwrap();
     for line in [
         "taut_relay_client_hellos_total{by=\"name\"} 9",
         "taut_relay_client_hellos_total{by=\"wildcard\"} 9",
-        "taut_relay_client_hellos_total{by=\"default\"} 18",
+        "taut_relay_client_hellos_total{by=\"default\"} 22",
         "taut_relay_client_hellos_waiting 0",
     ] {
         assert!(text.lines().any(|l| l == line), "no `{line}` in:\n{text}");
@@ -128,15 +140,14 @@ fn a_client_without_a_listed_name_or_without_tls_is_reset_and_nothing_is_dialled
     let (server, to) = server();
     server.set_nonblocking(true).unwrap();
     let node = relay(&[("a.example", &to)], None);
-    let long = vec![0; 20 << 10];
-    let too_long = [&[22, 3, 1, 0x40, 0, 1, 0, 0x7f, 0xff], &long[..]].concat();
+    let malformed = vec![22, 3, 1, 0, 5, 1, 0, 0, 1, 0];
     let hello = |name| client_hello(name, 1 << 14);
     for (stream, cause) in [
         (hello(Some("b.example")), "unknown_name"),
         (hello(None), "no_name"),
-        (hello(Some("no name")), "malformed"),
+        (malformed, "malformed"),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "not_tls"),
-        (too_long, "too_long"),
+        (too_long_hello(), "too_long"),
     ] {
         let mut client = connect(&node);
         // The reset may come before everything has been written.

@@ -1,0 +1,369 @@
+//! Looks names up: one asynchronous resolver for all destinations and relays, with a [cache].
+//!
+//! Names are found in `/etc/hosts` and asked of the servers in `/etc/resolv.conf`, which are read again when
+//! they change. Other sources of nsswitch.conf(5) are not used.
+
+pub(crate) mod cache;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolverConfig};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
+use taut_mesh::members::MemberName;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::timeout;
+
+use self::cache::{Addresses, Answer, Failure, MAX_LOOK_UPS, NameCache, Refused, Want};
+use super::addr::{Destination, UpstreamAddr};
+
+/// The time limit of a look-up. The system's own is 5 s for each server, twice (resolv.conf(5)).
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The maximum number of addresses of a name; further ones are not used.
+const MAX_ADDRS: usize = 32;
+/// Why a look-up has no result if its thread has ended.
+const ENDED: &str = "the thread that looks names up has ended";
+/// The files that say how names are looked up.
+const FILES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
+
+/// The addresses of a destination.
+pub(crate) type Addrs = Arc<[UpstreamAddr]>;
+
+/// The reason why a destination has no address.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// The look-up failed.
+    #[error("cannot look up `{destination}`: {source}")]
+    Lookup {
+        /// The destination.
+        destination: Destination,
+        /// The error of the resolver.
+        source: io::Error,
+    },
+    /// The look-up found no address.
+    #[error("`{0}` resolves to no address")]
+    Nothing(Destination),
+}
+
+/// Gets the result of a look-up. Called by another thread; must not block.
+type Waiter = Box<dyn FnOnce(Result<Addresses, Failure>) + Send>;
+
+/// For whom a name is looked up: the relay itself, or a member of the mesh.
+pub(crate) type Party = Option<MemberName>;
+
+struct Names {
+    cache: Mutex<NameCache<Party, Waiter>>,
+    starts: Sender<Arc<str>>,
+    /// Look-ups that were refused: there were too many in all, or of the party.
+    refused: [AtomicU64; 2],
+    /// What the thread gets that looks names up.
+    ordered: Mutex<Option<(Runtime, Receiver<Arc<str>>)>>,
+}
+
+/// A resolver, and the state of [`FILES`] when it was made.
+struct System {
+    resolver: Result<TokioResolver, NetError>,
+    files: [Option<(u64, i64, i64)>; 2],
+}
+
+/// The resolver of this process, as the system's is one for all.
+static NAMES: OnceLock<Names> = OnceLock::new();
+
+/// Asks for the addresses of a destination on behalf of a party. `told` gets them: at once if they are known,
+/// otherwise on another thread, which it must not block.
+pub(crate) fn ask(
+    destination: &Destination,
+    party: &Party,
+    told: impl FnOnce(Result<Addrs, ResolveError>) + Send + 'static,
+) {
+    ask_for(destination, party, Want::Known, told);
+}
+
+/// Returns the addresses of a destination. Blocks until they are known, at most for [`PATIENCE`].
+pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    ask(destination, &None, move |result| {
+        let _ = tell.try_send(result);
+    });
+    told.recv()
+        .unwrap_or_else(|_| Err(failed(destination, ENDED)))
+}
+
+/// Returns the addresses of a destination by a look-up of now.
+pub(crate) async fn look_up_again(destination: &Destination) -> Result<Addrs, ResolveError> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    ask_for(destination, &None, Want::New, move |result| {
+        let _ = tell.send(result);
+    });
+    told.await
+        .unwrap_or_else(|_| Err(failed(destination, ENDED)))
+}
+
+/// Returns the numbers of look-ups that were refused: there were too many in all, or of the party.
+pub(crate) fn refused() -> [u64; 2] {
+    let count = |at: usize| {
+        NAMES
+            .get()
+            .map_or(0, |names| names.refused[at].load(Ordering::Relaxed))
+    };
+    [count(0), count(1)]
+}
+
+fn ask_for(
+    destination: &Destination,
+    party: &Party,
+    want: Want,
+    told: impl FnOnce(Result<Addrs, ResolveError>) + Send + 'static,
+) {
+    if let Ok(ip) = destination.host.parse::<IpAddr>() {
+        let addr = UpstreamAddr(SocketAddr::new(ip, destination.port));
+        return told(Ok(Arc::from([addr])));
+    }
+    let waiter: Waiter = {
+        let destination = destination.clone();
+        Box::new(move |result| told(with_port(&destination, result)))
+    };
+    match Names::of_process() {
+        Ok(names) => names.ask(destination.host.as_str().into(), party, want, waiter),
+        Err(error) => waiter(Err(no_answer(&format!(
+            "cannot start the thread that looks names up: {error}"
+        )))),
+    }
+}
+
+// === impl Names ===
+
+impl Names {
+    /// Returns the resolver of the process, whose thread starts with the first look-up.
+    fn of_process() -> io::Result<&'static Self> {
+        if let Some(names) = NAMES.get() {
+            return Ok(names);
+        }
+        let runtime = taut_exposition::runtime::build(Builder::new_current_thread().enable_all())?;
+        // Each running look-up is in the channel at most once.
+        let (starts, ordered) = channel(MAX_LOOK_UPS);
+        let names = NAMES.get_or_init(|| Self {
+            cache: Mutex::new(NameCache::new()),
+            starts,
+            refused: Default::default(),
+            ordered: Mutex::new(Some((runtime, ordered))),
+        });
+        let work = { names.ordered.lock() }
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some((runtime, ordered)) = work {
+            let thread = std::thread::Builder::new().name("names".into());
+            thread.spawn(move || runtime.block_on(work_on(ordered, names)))?;
+        }
+        Ok(names)
+    }
+
+    fn ask(&'static self, name: Arc<str>, party: &Party, want: Want, waiter: Waiter) {
+        let (answer, waiter) = self.lock().ask(&name, party, want, Instant::now(), waiter);
+        let (result, starts) = match answer {
+            Answer::Known { result, starts } => (Some(result), starts),
+            Answer::Waits { starts } => (None, starts),
+            Answer::Refused(why) => {
+                self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
+                let whose = match why {
+                    Refused::All => "in all",
+                    Refused::Party => "for the same relay",
+                };
+                let text = format!("too many names are being looked up {whose}");
+                (Some(Err(no_answer(&text))), false)
+            }
+        };
+        if let (Some(waiter), Some(result)) = (waiter, result) {
+            waiter(result);
+        }
+        // There is room for all look-ups, so it fails only if the thread has ended.
+        if starts && self.starts.try_send(name.clone()).is_err() {
+            self.finish(&name, Err(no_answer(ENDED)));
+        }
+    }
+
+    fn finish(&self, name: &str, result: Result<(Addresses, Duration), Failure>) {
+        let (waiting, result) = self.lock().finish(name, result, Instant::now());
+        // The lock is free again: a waiter may ask for another name.
+        for waiter in waiting {
+            waiter(result.clone());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NameCache<Party, Waiter>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks up each name that is ordered.
+async fn work_on(mut ordered: Receiver<Arc<str>>, names: &'static Names) {
+    let mut system = System::read();
+    while let Some(name) = ordered.recv().await {
+        if system.files != state_of_files() {
+            system = System::read();
+        }
+        let resolver = system.resolver.clone();
+        tokio::spawn(async move {
+            let result = match resolver {
+                Ok(resolver) => resolve(&resolver, &name).await,
+                Err(error) => Err(failure(&error)),
+            };
+            names.finish(&name, result);
+        });
+    }
+}
+
+async fn resolve(resolver: &TokioResolver, name: &str) -> Result<(Addresses, Duration), Failure> {
+    match timeout(PATIENCE, resolver.lookup_ip(name)).await {
+        Ok(Ok(found)) => {
+            let ttl = found
+                .valid_until()
+                .saturating_duration_since(Instant::now());
+            let mut addresses = Vec::new();
+            for address in found.iter() {
+                if !addresses.contains(&address) {
+                    addresses.push(address);
+                }
+            }
+            sort(&mut addresses, has_route);
+            addresses.truncate(MAX_ADDRS);
+            Ok((addresses.into(), ttl))
+        }
+        Ok(Err(error)) => Err(failure(&error)),
+        Err(_) => Err(failure(&NetError::Timeout)),
+    }
+}
+
+fn failure(error: &NetError) -> Failure {
+    let ttl = match error {
+        NetError::Dns(DnsError::NoRecordsFound(none)) => none.negative_ttl,
+        _ => None,
+    };
+    let text = match error {
+        NetError::Timeout => "no server of /etc/resolv.conf answers".to_owned(),
+        error if error.is_nx_domain() => "there is no such name".to_owned(),
+        error if error.is_no_records_found() => "the name has no address".to_owned(),
+        error => error.to_string(),
+    };
+    Failure {
+        text: text.into(),
+        is_answer: error.is_no_records_found(),
+        ttl: ttl.map(|seconds| Duration::from_secs(seconds.into())),
+    }
+}
+
+/// Sorts addresses: those that this machine has a route to first, and of these IPv6 first (RFC 6724 section 6,
+/// rules 1 and 6). Otherwise keeps the order of the server.
+fn sort(addresses: &mut [IpAddr], has_route: impl Fn(IpAddr) -> bool) {
+    addresses.sort_by_cached_key(|address| (!has_route(*address), !address.is_ipv6()));
+}
+
+/// Returns whether the kernel would send a packet to this address.
+fn has_route(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting sends nothing.
+    UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect((address, 9)).is_ok())
+}
+
+fn with_port(
+    destination: &Destination,
+    result: Result<Addresses, Failure>,
+) -> Result<Addrs, ResolveError> {
+    let addr = |ip: &IpAddr| UpstreamAddr(SocketAddr::new(*ip, destination.port));
+    match result {
+        Ok(addresses) if addresses.is_empty() => Err(ResolveError::Nothing(destination.clone())),
+        Ok(addresses) => Ok(addresses.iter().map(addr).collect()),
+        Err(failure) => Err(failed(destination, &failure.text)),
+    }
+}
+
+fn no_answer(text: &str) -> Failure {
+    Failure {
+        text: text.into(),
+        is_answer: false,
+        ttl: None,
+    }
+}
+
+fn failed(destination: &Destination, text: &str) -> ResolveError {
+    ResolveError::Lookup {
+        destination: destination.clone(),
+        source: io::Error::other(text),
+    }
+}
+
+// === impl System ===
+
+impl System {
+    fn read() -> Self {
+        // Read before the files: a change meanwhile is noticed the next time.
+        let files = state_of_files();
+        let mut builder = TokioResolver::builder_tokio().unwrap_or_else(|error| {
+            tracing::warn!(
+                "cannot read /etc/resolv.conf: {error}; names are asked of the server at 127.0.0.1"
+            );
+            let server = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
+            let config = ResolverConfig::from_name_servers(vec![server]);
+            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+        });
+        let options = builder.options_mut();
+        options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+        // This node has its own cache.
+        options.cache_size = 0;
+        Self {
+            resolver: builder.build(),
+            files,
+        }
+    }
+}
+
+/// Returns what changes when one of [`FILES`] is replaced or written.
+fn state_of_files() -> [Option<(u64, i64, i64)>; 2] {
+    FILES.map(|file| {
+        let metadata = Path::new(file).metadata().ok()?;
+        Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_with_a_route_come_first_and_of_these_ipv6() {
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let all = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"].map(address);
+        let sorted = |has_route: &dyn Fn(IpAddr) -> bool| {
+            let mut addresses = all;
+            sort(&mut addresses, has_route);
+            addresses.map(|address| address.to_string())
+        };
+        let both = ["2001:db8::1", "2001:db8::2", "192.0.2.1", "192.0.2.2"];
+        assert_eq!(sorted(&|_| true), both);
+        let without_v6 = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"];
+        assert_eq!(sorted(&|address| address.is_ipv4()), without_v6);
+    }
+
+    #[test]
+    fn an_address_needs_no_look_up_and_localhost_no_server() {
+        let look_up = |text: &str| look_up(&text.parse().unwrap()).unwrap();
+        let found = look_up("192.0.2.7:80");
+        assert_eq!(*found, [UpstreamAddr("192.0.2.7:80".parse().unwrap())]);
+        let found = look_up("localhost:80");
+        assert!(
+            found.iter().all(|addr| addr.0.ip().is_loopback()),
+            "{found:?}"
+        );
+    }
+}
