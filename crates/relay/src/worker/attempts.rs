@@ -55,6 +55,8 @@ pub(super) struct Begun {
     /// The place of the address in the order of the session.
     pub(super) place: usize,
     pub(super) at: Instant,
+    /// Whether it began before the client had proven its address: it may have waited for the client.
+    pub(super) is_early: bool,
 }
 
 /// A worker's connection attempts that are no session's own leg.
@@ -145,6 +147,7 @@ impl Dial {
         let begun = Begun {
             place: self.race.begun(),
             at: now,
+            is_early: false,
         };
         let backend = &self.backends[begun.place];
         let is_retry = backend.health(now) == Health::Due;
@@ -174,7 +177,10 @@ impl Dial {
         }
         let (begun, stream) = self.begin(now, client);
         let stream = stream.ok()?;
-        self.set_own(begun);
+        self.set_own(Begun {
+            is_early: true,
+            ..begun
+        });
         Some(stream)
     }
 

@@ -231,7 +231,9 @@ impl Worker {
         let Some(own) = dial.own else { return };
         entry.keep_alive_at = Some(now + KEEP_ALIVE_AFTER);
         let backend = &dial.backends[own.place];
-        backend.connected_after(now.saturating_duration_since(own.at));
+        if !own.is_early {
+            backend.connected_after(now.saturating_duration_since(own.at));
+        }
         if backend.clear()
             && let Some(line) = LIVE_ADDRESS.line(now)
         {

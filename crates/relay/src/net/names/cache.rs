@@ -1,6 +1,6 @@
 //! What is known about names, and who waits for it. Pure: `now` is an argument.
 //!
-//! An answer that is out of date is still used, while it is renewed, and for [`STALE`] if nobody answers
+//! An answer that is out of date is used for [`RENEWED`] while it is renewed, and for [`STALE`] if nobody answers
 //! (RFC 8767). A failure is remembered for some seconds. A name is looked up once at a time, for all who
 //! ask for it.
 //!
@@ -24,6 +24,10 @@ pub(crate) const MAX_LOOK_UPS: usize = 256;
 pub(crate) const MAX_OF_PARTY: usize = MAX_LOOK_UPS / 4;
 /// How long an answer is used without being renewed. Shorter times to live apply.
 const FRESH: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long an answer that is out of date is used while it is renewed.
+const RENEWED: Duration = Duration::from_secs(60);
+/// The maximum number of those who wait for a look-up.
+const MAX_WAITING: usize = 4096;
 /// How long an answer is used while it cannot be renewed.
 pub(crate) const STALE: Duration = Duration::from_secs(24 * 3600);
 /// How long a failure is remembered. Shorter times to live apply.
@@ -109,7 +113,8 @@ struct Found {
 #[derive(Debug)]
 struct LookUp<P, W> {
     party: P,
-    waiting: Vec<W>,
+    /// Those who wait, and for what.
+    waiting: Vec<(W, Want)>,
 }
 
 // === impl NameCache ===
@@ -147,53 +152,55 @@ impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
                 return (Answer::Known { result, starts }, Some(waiter));
             }
             if let Some(look_up) = &mut known.look_up {
-                look_up.waiting.push(waiter);
+                if look_up.waiting.len() >= MAX_WAITING {
+                    return (Answer::Refused(Refused::All), Some(waiter));
+                }
+                look_up.waiting.push((waiter, want));
                 return (Answer::Waits { starts: false }, None);
             }
         }
         if let Some(why) = refused {
             return (Answer::Refused(why), Some(waiter));
         }
-        self.begin(name, party, Some(waiter));
+        self.begin(name, party, Some((waiter, want)));
         (Answer::Waits { starts: true }, None)
     }
 
     /// Ends the look-up of a name: with addresses and how long they hold, or without. Returns those who
-    /// have waited, and what they get.
+    /// have waited, with what they get.
     pub(crate) fn finish(
         &mut self,
         name: &str,
         result: Result<(Addresses, Duration), Failure>,
         now: Instant,
-    ) -> (Vec<W>, Result<Addresses, Failure>) {
-        let result_of = |result: &Result<(Addresses, Duration), Failure>| match result {
-            Ok((addresses, _)) => Ok(addresses.clone()),
-            Err(failure) => Err(failure.clone()),
-        };
-        let told = result_of(&result);
+    ) -> Vec<(W, Result<Addresses, Failure>)> {
         let Some(known) = self.names.get_mut(name) else {
-            return (Vec::new(), told);
+            return Vec::new();
         };
         let look_up = known.look_up.take();
-        match result {
+        let new = match result {
             Ok((addresses, ttl)) => {
                 known.failure = None;
                 known.addresses = Some(Found {
-                    addresses,
+                    addresses: addresses.clone(),
                     fresh_until: now + ttl.clamp(FRESH.0, FRESH.1),
                     usable_until: now + STALE,
                 });
+                Ok(addresses)
             }
             Err(failure) => {
                 if failure.is_answer {
                     known.addresses = None;
                 }
                 let ttl = failure.ttl.unwrap_or(FAILED.1).clamp(FAILED.0, FAILED.1);
-                known.failure = Some((failure, now + ttl));
+                known.failure = Some((failure.clone(), now + ttl));
+                Err(failure)
             }
-        }
+        };
+        // If no server has answered, what is known is used.
+        let usable = known.usable(now).map(|found| Ok(found.addresses.clone()));
         let Some(look_up) = look_up else {
-            return (Vec::new(), told);
+            return Vec::new();
         };
         if let Some(running) = self.running.get_mut(&look_up.party) {
             *running -= 1;
@@ -201,7 +208,11 @@ impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
                 self.running.remove(&look_up.party);
             }
         }
-        (look_up.waiting, told)
+        let told = |(waiter, want)| match want {
+            Want::New => (waiter, new.clone()),
+            Want::Known => (waiter, usable.clone().unwrap_or_else(|| new.clone())),
+        };
+        look_up.waiting.into_iter().map(told).collect()
     }
 
     /// Returns why the party cannot start another look-up.
@@ -216,7 +227,7 @@ impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
     }
 
     /// Notes that a look-up runs.
-    fn begin(&mut self, name: &Arc<str>, party: &P, waiter: Option<W>) {
+    fn begin(&mut self, name: &Arc<str>, party: &P, waiter: Option<(W, Want)>) {
         if self.names.len() >= MAX_NAMES && !self.names.contains_key(name) {
             let idle = self.names.iter().filter(|(_, of)| of.look_up.is_none());
             let oldest = idle.min_by_key(|(_, of)| of.asked);
@@ -244,14 +255,22 @@ impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
 impl<P, W> Name<P, W> {
     /// Returns what is known, if anything is.
     fn result(&self, now: Instant) -> Option<Result<Addresses, Failure>> {
-        let found = self.addresses.as_ref();
-        let found = found.filter(|found| now < found.usable_until);
+        // What is out of date is used at once for a while, or if the last look-up has failed. (Who asks after a long
+        // time waits for the present addresses: others may have the former ones by now.)
+        let is_recent =
+            |found: &&Found| now < found.fresh_until + RENEWED || self.failure.is_some();
+        let found = self.usable(now).filter(is_recent);
         let failed = self.failure.as_ref().filter(|(_, until)| now < *until);
         match (found, failed) {
             (Some(found), _) => Some(Ok(found.addresses.clone())),
             (None, Some((failure, _))) => Some(Err(failure.clone())),
             (None, None) => None,
         }
+    }
+
+    /// Returns the addresses, unless they are too old to be used.
+    fn usable(&self, now: Instant) -> Option<&Found> {
+        { self.addresses.as_ref() }.filter(|found| now < found.usable_until)
     }
 
     /// Whether what is known has to be renewed.
@@ -320,8 +339,8 @@ mod tests {
             let starts = waiter == 0;
             assert_eq!(answer, Answer::Waits { starts });
         }
-        let (waiting, result) = cache.finish("dead.example", Ok((addresses(1), MINUTE)), now);
-        assert_eq!((waiting, result), (vec![0, 1, 2], Ok(addresses(1))));
+        let told = cache.finish("dead.example", Ok((addresses(1), MINUTE)), now);
+        assert_eq!(told, [0, 1, 2].map(|waiter| (waiter, Ok(addresses(1)))));
     }
 
     #[test]
@@ -373,6 +392,27 @@ mod tests {
         );
     }
 
+    /// Its address may be another one's by now.
+    #[test]
+    fn who_asks_after_a_long_time_waits_and_gets_the_former_answer_if_there_is_no_other() {
+        let (mut cache, now) = (Cache::new(), Instant::now());
+        let web = name("web.example");
+        cache.asked(&web, 1, Want::Known, now, 0);
+        let _ = cache.finish("web.example", Ok((addresses(1), MINUTE)), now);
+        let later = now + FRESH.1 + RENEWED;
+        let answer = cache.asked(&web, 1, Want::Known, later, 1);
+        assert_eq!(answer, Answer::Waits { starts: true });
+        let told = cache.finish("web.example", Err(silence()), later);
+        assert_eq!(told, [(1, Ok(addresses(1)))]);
+        // From now on nobody waits for a server that does not answer.
+        let answer = cache.asked(&web, 1, Want::Known, later + MINUTE, 2);
+        let known = Answer::Known {
+            result: Ok(addresses(1)),
+            starts: true,
+        };
+        assert_eq!(answer, known);
+    }
+
     #[test]
     fn an_answer_of_a_day_ago_is_not_used() {
         let (mut cache, now) = (Cache::new(), Instant::now());
@@ -398,8 +438,12 @@ mod tests {
                 }
             );
         }
-        let (waiting, result) = cache.finish("web.example", Ok((addresses(2), MINUTE)), now);
-        assert_eq!((waiting, result), (vec![1, 2], Ok(addresses(2))));
+        let told = cache.finish("web.example", Ok((addresses(2), MINUTE)), now);
+        assert_eq!(told, [1, 2].map(|waiter| (waiter, Ok(addresses(2)))));
+        // It is told of a failure, too.
+        cache.asked(&web, 1, Want::New, now, 3);
+        let told = cache.finish("web.example", Err(silence()), now);
+        assert_eq!(told, [(3, Err(silence()))]);
     }
 
     #[test]
@@ -466,7 +510,7 @@ mod tests {
                     _ => Err(silence()),
                 };
                 if cache.names.get(&*text).is_some_and(|known| known.look_up.is_some()) {
-                    for told in cache.finish(&text, result, now).0 {
+                    for (told, _) in cache.finish(&text, result, now) {
                         prop_assert!(waiting.remove(&told));
                     }
                 }

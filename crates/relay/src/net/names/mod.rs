@@ -9,24 +9,36 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolverConfig};
+use futures_util::future::{Either, select};
+use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig};
+use hickory_resolver::lookup::Lookup;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
+use hickory_resolver::{Hosts, TokioResolver};
 use taut_mesh::members::MemberName;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::timeout;
 
 use self::cache::{Addresses, Answer, Failure, MAX_LOOK_UPS, NameCache, Refused, Want};
 use super::addr::{Destination, UpstreamAddr};
 
-/// The time limit of a look-up. The system's own is 5 s for each server, twice (resolv.conf(5)).
+/// The time limit of a look-up.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The time limit of one question to a server; resolv.conf(5) has 5 s.
+const SERVER_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the addresses of the second family are waited for if there are some of the first one.
+const GRACE: Duration = Duration::from_millis(300);
+/// How long the addresses in /etc/hosts hold; a change of the file is noticed by itself.
+const FROM_HOSTS: Duration = Duration::from_secs(30);
 /// The maximum number of addresses of a name; further ones are not used.
 const MAX_ADDRS: usize = 32;
 /// Why a look-up has no result if its thread has ended.
@@ -64,18 +76,24 @@ struct Names {
     starts: Sender<Arc<str>>,
     /// Look-ups that were refused: there were too many in all, or of the party.
     refused: [AtomicU64; 2],
-    /// What the thread gets that looks names up.
-    ordered: Mutex<Option<(Runtime, Receiver<Arc<str>>)>>,
 }
 
-/// A resolver, and the state of [`FILES`] when it was made.
+/// Where names are found.
+struct Sources {
+    hosts: Hosts,
+    resolver: TokioResolver,
+}
+
+/// The sources, and the state of [`FILES`] when they were read.
 struct System {
-    resolver: Result<TokioResolver, NetError>,
+    sources: Arc<Result<Sources, NetError>>,
     files: [Option<(u64, i64, i64)>; 2],
 }
 
 /// The resolver of this process, as the system's is one for all.
 static NAMES: OnceLock<Names> = OnceLock::new();
+/// Held while the resolver is started.
+static START: Mutex<()> = Mutex::new(());
 
 /// Asks for the addresses of a destination on behalf of a party. `told` gets them: at once if they are known,
 /// otherwise on another thread, which it must not block.
@@ -89,7 +107,7 @@ pub(crate) fn ask(
 
 /// Returns the addresses of a destination. Blocks until they are known, at most for [`PATIENCE`].
 pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let (tell, told) = sync_channel(1);
     ask(destination, &None, move |result| {
         let _ = tell.try_send(result);
     });
@@ -147,22 +165,35 @@ impl Names {
         if let Some(names) = NAMES.get() {
             return Ok(names);
         }
-        let runtime = taut_exposition::runtime::build(Builder::new_current_thread().enable_all())?;
+        let _one_at_a_time = START.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(names) = NAMES.get() {
+            return Ok(names);
+        }
         // Each running look-up is in the channel at most once.
         let (starts, ordered) = channel(MAX_LOOK_UPS);
+        let (tell, told) = sync_channel(1);
+        let (give, given) = sync_channel(1);
+        let thread = std::thread::Builder::new().name("names".into());
+        // A runtime must not be dropped by a task of another one, so its thread makes it.
+        thread.spawn(move || {
+            match taut_exposition::runtime::build(Builder::new_current_thread().enable_all()) {
+                Err(error) => drop(tell.send(Err(error))),
+                Ok(runtime) => {
+                    drop(tell.send(Ok(())));
+                    if let Ok(names) = given.recv() {
+                        runtime.block_on(work_on(ordered, names));
+                    }
+                }
+            }
+        })?;
+        told.recv()
+            .unwrap_or_else(|_| Err(io::Error::other(ENDED)))?;
         let names = NAMES.get_or_init(|| Self {
             cache: Mutex::new(NameCache::new()),
             starts,
             refused: Default::default(),
-            ordered: Mutex::new(Some((runtime, ordered))),
         });
-        let work = { names.ordered.lock() }
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some((runtime, ordered)) = work {
-            let thread = std::thread::Builder::new().name("names".into());
-            thread.spawn(move || runtime.block_on(work_on(ordered, names)))?;
-        }
+        let _ = give.send(names);
         Ok(names)
     }
 
@@ -191,10 +222,10 @@ impl Names {
     }
 
     fn finish(&self, name: &str, result: Result<(Addresses, Duration), Failure>) {
-        let (waiting, result) = self.lock().finish(name, result, Instant::now());
+        let waiting = self.lock().finish(name, result, Instant::now());
         // The lock is free again: a waiter may ask for another name.
-        for waiter in waiting {
-            waiter(result.clone());
+        for (waiter, result) in waiting {
+            waiter(result);
         }
     }
 
@@ -210,41 +241,116 @@ async fn work_on(mut ordered: Receiver<Arc<str>>, names: &'static Names) {
         if system.files != state_of_files() {
             system = System::read();
         }
-        let resolver = system.resolver.clone();
+        let sources = system.sources.clone();
         tokio::spawn(async move {
-            let result = match resolver {
-                Ok(resolver) => resolve(&resolver, &name).await,
-                Err(error) => Err(failure(&error)),
+            let mut end = End {
+                names,
+                name,
+                result: None,
             };
-            names.finish(&name, result);
+            end.result = Some(match &*sources {
+                Ok(sources) => resolve(sources, &end.name).await,
+                Err(error) => Err(no_answer(&error.to_string())),
+            });
         });
     }
 }
 
-async fn resolve(resolver: &TokioResolver, name: &str) -> Result<(Addresses, Duration), Failure> {
-    match timeout(PATIENCE, resolver.lookup_ip(name)).await {
+/// Ends a look-up when it is dropped, also by a panic: others wait for it.
+struct End {
+    names: &'static Names,
+    name: Arc<str>,
+    result: Option<Result<(Addresses, Duration), Failure>>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let result = self.result.take();
+        self.names
+            .finish(&self.name, result.unwrap_or_else(|| Err(no_answer(ENDED))));
+    }
+}
+
+/// Returns the addresses of a name: those of `/etc/hosts`, or if it has none, those of the servers.
+async fn resolve(system: &Sources, name: &str) -> Result<(Addresses, Duration), Failure> {
+    let asked: Name = name.parse().map_err(|_| no_answer("this is no name"))?;
+    let kinds = [RecordType::A, RecordType::AAAA];
+    let (mut addresses, ttl) = match in_hosts(&system.hosts, &asked, kinds) {
+        found if !found.is_empty() => (found, FROM_HOSTS),
+        _ => {
+            let [v4, v6] = kinds.map(|kind| of_servers(&system.resolver, &asked, kind));
+            // A server, or something on the way to it, may answer one of the two only.
+            let (first, second) = match select(pin!(v4), pin!(v6)).await {
+                Either::Left((first, other)) => (first.clone(), the_other(&first, other).await),
+                Either::Right((first, other)) => (first.clone(), the_other(&first, other).await),
+            };
+            join(first, second)?
+        }
+    };
+    addresses.dedup();
+    sort(&mut addresses, has_route);
+    addresses.truncate(MAX_ADDRS);
+    Ok((addresses.into(), ttl))
+}
+
+fn in_hosts(hosts: &Hosts, name: &Name, kinds: [RecordType; 2]) -> Vec<IpAddr> {
+    let found = kinds.map(|kind| hosts.lookup_static_host(&Query::query(name.clone(), kind)));
+    found.iter().flatten().flat_map(addresses_in).collect()
+}
+
+fn addresses_in(found: &Lookup) -> impl Iterator<Item = IpAddr> {
+    found
+        .answers()
+        .iter()
+        .filter_map(|record| record.data.ip_addr())
+}
+
+/// The addresses of one family and how long they hold, or why there are none.
+type Half = Result<(Vec<IpAddr>, Duration), Failure>;
+
+async fn of_servers(resolver: &TokioResolver, name: &Name, kind: RecordType) -> Half {
+    match timeout(PATIENCE, resolver.lookup(name.clone(), kind)).await {
         Ok(Ok(found)) => {
             let ttl = found
                 .valid_until()
                 .saturating_duration_since(Instant::now());
-            let mut addresses = Vec::new();
-            for address in found.iter() {
-                if !addresses.contains(&address) {
-                    addresses.push(address);
-                }
-            }
-            sort(&mut addresses, has_route);
-            addresses.truncate(MAX_ADDRS);
-            Ok((addresses.into(), ttl))
+            Ok((addresses_in(&found).collect(), ttl))
         }
-        Ok(Err(error)) => Err(failure(&error)),
-        Err(_) => Err(failure(&NetError::Timeout)),
+        Ok(Err(error)) => Err(failure(&error, name)),
+        Err(_) => Err(failure(&NetError::Timeout, name)),
     }
 }
 
-fn failure(error: &NetError) -> Failure {
-    let ttl = match error {
-        NetError::Dns(DnsError::NoRecordsFound(none)) => none.negative_ttl,
+/// Waits for the second half: not for long if the first one has addresses.
+async fn the_other(first: &Half, other: impl Future<Output = Half>) -> Half {
+    let has_addresses = { first.as_ref() }.is_ok_and(|(found, _)| !found.is_empty());
+    let patience = if has_addresses { GRACE } else { PATIENCE };
+    let late = || Err(no_answer("no server of /etc/resolv.conf answers"));
+    timeout(patience, other).await.unwrap_or_else(|_| late())
+}
+
+/// Joins the two halves. There is no address for certain only if both say so.
+fn join(first: Half, second: Half) -> Half {
+    match (first, second) {
+        (Ok((mut one, ttl)), Ok((other, other_ttl))) => {
+            one.extend(other);
+            Ok((one, ttl.min(other_ttl)))
+        }
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+        (Err(one), Err(other)) => Err(match one.is_answer {
+            true => Failure {
+                ttl: one.ttl.min(other.ttl),
+                ..other
+            },
+            false => one,
+        }),
+    }
+}
+
+/// Returns why a look-up of `asked` has failed.
+fn failure(error: &NetError, asked: &Name) -> Failure {
+    let none = match error {
+        NetError::Dns(DnsError::NoRecordsFound(none)) => Some(none),
         _ => None,
     };
     let text = match error {
@@ -255,8 +361,9 @@ fn failure(error: &NetError) -> Failure {
     };
     Failure {
         text: text.into(),
-        is_answer: error.is_no_records_found(),
-        ttl: ttl.map(|seconds| Duration::from_secs(seconds.into())),
+        // With a list of domains to search, the last answer is for another name.
+        is_answer: none.is_some_and(|none| none.query.name().eq_ignore_root(asked)),
+        ttl: none.and_then(|none| Some(Duration::from_secs(none.negative_ttl?.into()))),
     }
 }
 
@@ -318,11 +425,17 @@ impl System {
             TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
         });
         let options = builder.options_mut();
-        options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+        // They are read here.
+        options.use_hosts_file = ResolveHosts::Never;
         // This node has its own cache.
         options.cache_size = 0;
+        // Twice, in less than PATIENCE for each of two servers.
+        options.timeout = options.timeout.min(SERVER_PATIENCE);
+        options.attempts = 1;
+        let hosts = Hosts::from_system().unwrap_or_default();
+        let sources = builder.build().map(|resolver| Sources { hosts, resolver });
         Self {
-            resolver: builder.build(),
+            sources: Arc::new(sources),
             files,
         }
     }
@@ -353,6 +466,28 @@ mod tests {
         assert_eq!(sorted(&|_| true), both);
         let without_v6 = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"];
         assert_eq!(sorted(&|address| address.is_ipv4()), without_v6);
+    }
+
+    #[test]
+    fn there_is_no_address_only_if_no_family_has_one() {
+        let ttl = Duration::from_secs(7);
+        let found = |text: &str| Ok((vec![text.parse::<IpAddr>().unwrap()], ttl));
+        let none = || {
+            Err(Failure {
+                is_answer: true,
+                ..no_answer("the name has no address")
+            })
+        };
+        let silent = || Err(no_answer("no server answers"));
+        let both = join(found("192.0.2.1"), found("2001:db8::1")).unwrap();
+        assert_eq!((both.0.len(), both.1), (2, ttl));
+        for other in [none(), silent()] {
+            assert_eq!(join(found("192.0.2.1"), other.clone()), found("192.0.2.1"));
+            assert_eq!(join(other, found("192.0.2.1")), found("192.0.2.1"));
+        }
+        let is_answer = |one, other| join(one, other).unwrap_err().is_answer;
+        assert!(is_answer(none(), none()));
+        assert!(!is_answer(none(), silent()) && !is_answer(silent(), none()));
     }
 
     #[test]
