@@ -148,7 +148,7 @@ impl Answers {
                 self.response(question, asker, &mut reply)
             }
             Err(Unanswered::Nothing) => return reply,
-            Err(Unanswered::Code(code, with_opt)) => {
+            Err(Unanswered::Code { code, with_opt }) => {
                 write_header(query, code, with_opt, answer);
                 reply.code = Some(code);
                 return reply;

@@ -46,29 +46,29 @@ impl Connections {
     /// Takes a place for a connection from this address. Returns its number, a receiver that ends
     /// when the place is taken away, and whether another connection had to make room.
     pub(crate) fn enter(&self, source: IpAddr) -> (u64, Receiver<()>, bool) {
-        let mut taken = self.lock();
-        let makes_room = taken.by_id.len() >= self.most;
-        if makes_room && let Some(id) = taken.idlest_of_largest() {
-            taken.by_id.remove(&id);
+        let mut state = self.lock();
+        let makes_room = state.by_id.len() >= self.most;
+        if makes_room && let Some(id) = state.idlest_of_largest() {
+            state.by_id.remove(&id);
         }
         let (end, ends) = oneshot::channel();
-        taken.events += 1;
-        let id = taken.events;
-        let place = Connection {
+        state.events += 1;
+        let id = state.events;
+        let connection = Connection {
             source: party(source),
             used: id,
             _end: end,
         };
-        taken.by_id.insert(id, place);
+        state.by_id.insert(id, connection);
         (id, ends, makes_room)
     }
 
     /// Notes a request of the connection.
     pub(crate) fn used(&self, id: u64) {
-        let taken = &mut *self.lock();
-        taken.events += 1;
-        if let Some(place) = taken.by_id.get_mut(&id) {
-            place.used = taken.events;
+        let state = &mut *self.lock();
+        state.events += 1;
+        if let Some(connection) = state.by_id.get_mut(&id) {
+            connection.used = state.events;
         }
     }
 
@@ -89,8 +89,8 @@ impl State {
     /// most.
     fn idlest_of_largest(&self) -> Option<u64> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for place in self.by_id.values() {
-            *counts.entry(place.source).or_default() += 1;
+        for connection in self.by_id.values() {
+            *counts.entry(connection.source).or_default() += 1;
         }
         let most = counts.values().copied().max()?;
         let of_largest = self
@@ -98,7 +98,7 @@ impl State {
             .iter()
             .filter(|(_, of)| counts[&of.source] == most);
         of_largest
-            .min_by_key(|(_, place)| place.used)
+            .min_by_key(|(_, connection)| connection.used)
             .map(|(id, _)| *id)
     }
 }

@@ -25,11 +25,13 @@ pub(super) enum Unanswered {
     /// It gets no answer: it is itself an answer, or no message.
     Nothing,
     /// It gets a header with this code, and an OPT record if it has one itself (RFC 6891 section 6.1.1).
-    Code(ResponseCode, WithOpt),
+    Code {
+        /// The code.
+        code: ResponseCode,
+        /// Whether the query has an OPT record.
+        with_opt: bool,
+    },
 }
-
-/// Whether there is an OPT record.
-pub(super) type WithOpt = bool;
 
 /// The option of a client's subnet (RFC 7871 section 6) of no family, with an empty address, as `dig +subnet=0`
 /// sends it: its code and length, the family, both prefix lengths.
@@ -46,9 +48,13 @@ impl Question {
             return Err(Unanswered::Nothing);
         }
         let opt = find_opt(bytes);
-        let bad = Unanswered::Code(ResponseCode::FormErr, opt.is_some());
+        let refused = |code| Unanswered::Code {
+            code,
+            with_opt: opt.is_some(),
+        };
+        let bad = refused(ResponseCode::FormErr);
         if header[2] & 0x78 != 0 {
-            return Err(Unanswered::Code(ResponseCode::NotImp, opt.is_some()));
+            return Err(refused(ResponseCode::NotImp));
         }
         let [questions, answers, authorities, additionals] =
             [4, 6, 8, 10].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));

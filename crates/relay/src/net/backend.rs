@@ -109,8 +109,9 @@ impl Backend {
         self.connect_time.store(usual, Ordering::Relaxed);
     }
 
-    /// Returns whether an attempt that has waited for this long, and was overtaken, has had its time.
-    pub(crate) fn is_dead_after(&self, waited: Duration) -> bool {
+    /// Records that another address was faster than an attempt that has waited for this long. Returns whether the
+    /// attempt has had its time, so that the address counts as dead.
+    pub(crate) fn overtaken_after(&self, waited: Duration) -> bool {
         let micros = u32::try_from(waited.as_micros()).unwrap_or(u32::MAX);
         self.waited.fetch_max(micros, Ordering::Relaxed);
         waited >= self.attempt_delay(false)
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(of.attempt_delay(false), ATTEMPT_DELAY);
         of.connected_after(ms(300));
         assert_eq!(of.attempt_delay(false), ms(450));
-        assert!(!of.is_dead_after(ms(449)) && of.is_dead_after(ms(450)));
+        assert!(!of.overtaken_after(ms(449)) && of.overtaken_after(ms(450)));
         // A shorter time counts by and by, and one with a lost SYN not at all.
         of.connected_after(ms(1));
         of.connected_after(ms(3000));
@@ -263,7 +264,7 @@ mod tests {
         let mut delays = Vec::new();
         for is_retry in [false, true, true, true] {
             let delay = of.attempt_delay(is_retry);
-            assert!(of.is_dead_after(delay));
+            assert!(of.overtaken_after(delay));
             delays.push(delay.as_millis());
         }
         assert_eq!(delays, [250, 500, 1000, 1000]);

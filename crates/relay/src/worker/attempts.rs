@@ -202,7 +202,7 @@ impl Dial {
     /// answer.
     pub(super) fn note_overtaken(&self, begun: Begun, now: Instant) {
         let waited = now.saturating_duration_since(begun.at);
-        if self.backends[begun.place].is_dead_after(waited) {
+        if self.backends[begun.place].overtaken_after(waited) {
             self.note_dead(begun, now, &"another address was faster");
         }
     }

@@ -210,11 +210,8 @@ impl Tuner {
             ..Round::default()
         };
         self.scan_profile(&mut round, &ends);
-        if self.routes.is_some() {
-            let namespaces = self.own_namespaces();
-            let Some(routes) = &mut self.routes else {
-                return Ok(round);
-            };
+        if let Some(routes) = &mut self.routes {
+            let namespaces = not_foreign(&self.observer, self.actuators.as_ref());
             let journal = self.actuators.as_mut().map(Actuators::journal_mut);
             let scan = routes.scan(self.scans, &namespaces, &self.cookies, journal, &ends);
             round.reports.extend(scan.reports);
@@ -288,22 +285,12 @@ impl Tuner {
         actuators.is_some_and(|actuators| actuators.is_foreign(netns))
     }
 
-    /// Returns the namespaces that no other process tunes.
-    fn own_namespaces(&self) -> Vec<Namespace> {
-        let namespaces = self.observer.namespaces().iter();
-        let own = namespaces.filter(|namespace| !self.is_foreign(&namespace.name));
-        own.cloned().collect()
-    }
-
     /// Examines the settings of the profile.
     fn scan_profile(&mut self, round: &mut Round, ends: impl Fn() -> bool) {
-        if self.profile.is_none() {
-            return;
-        }
-        let namespaces = self.own_namespaces();
         let Some(profile) = &mut self.profile else {
             return;
         };
+        let namespaces = not_foreign(&self.observer, self.actuators.as_ref());
         let journal = self.actuators.as_mut().map(Actuators::journal_mut);
         let scan = profile.scan(&namespaces, journal, ends);
         round.short = scan.short;
@@ -356,6 +343,13 @@ impl Tuner {
         actuators.close();
         summary
     }
+}
+
+/// Returns the namespaces that no other process tunes.
+fn not_foreign(observer: &Observer, actuators: Option<&Actuators>) -> Vec<Namespace> {
+    let is_foreign = |of: &&Namespace| actuators.is_some_and(|a| a.is_foreign(&of.name));
+    let namespaces = observer.namespaces().iter();
+    namespaces.filter(|of| !is_foreign(of)).cloned().collect()
 }
 
 /// Returns the ids of these namespaces.

@@ -9,6 +9,7 @@
 //! | names | [`MAX_NAMES`] | the one that nobody has asked for the longest is forgotten | |
 //! | look-ups at the same time | [`MAX_LOOK_UPS`] | a name that is not known fails at once | `taut_relay_look_ups_refused_total{cause="all"}` |
 //! | those of one party: this relay, or a member | [`MAX_OF_PARTY`] | the same | `{cause="party"}` |
+//! | those who wait for a look-up | [`MAX_WAITING`] | the next one fails at once | `{cause="all"}` |
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -330,6 +331,14 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
+    /// Returns a cache that has just found the first address of a name.
+    fn knows_web(now: Instant) -> (Cache, Arc<str>) {
+        let (mut cache, web) = (Cache::new(), name("web.example"));
+        cache.asked(&web, 1, Want::Known, now, 0);
+        let _ = cache.finish(&web, Ok((addresses(1), MINUTE)), now);
+        (cache, web)
+    }
+
     #[test]
     fn all_who_ask_for_a_name_wait_for_one_look_up() {
         let (mut cache, now) = (Cache::new(), Instant::now());
@@ -361,10 +370,8 @@ mod tests {
 
     #[test]
     fn what_is_out_of_date_is_used_while_it_is_renewed_and_while_nobody_answers() {
-        let (mut cache, mut now) = (Cache::new(), Instant::now());
-        let web = name("web.example");
-        cache.asked(&web, 1, Want::Known, now, 0);
-        let _ = cache.finish("web.example", Ok((addresses(1), MINUTE)), now);
+        let mut now = Instant::now();
+        let (mut cache, web) = knows_web(now);
         let known = |starts| Answer::Known {
             result: Ok(addresses(1)),
             starts,
@@ -395,10 +402,8 @@ mod tests {
     /// Its address may be another one's by now.
     #[test]
     fn who_asks_after_a_long_time_waits_and_gets_the_former_answer_if_there_is_no_other() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
-        let web = name("web.example");
-        cache.asked(&web, 1, Want::Known, now, 0);
-        let _ = cache.finish("web.example", Ok((addresses(1), MINUTE)), now);
+        let now = Instant::now();
+        let (mut cache, web) = knows_web(now);
         let later = now + FRESH.1 + RENEWED;
         let answer = cache.asked(&web, 1, Want::Known, later, 1);
         assert_eq!(answer, Answer::Waits { starts: true });
@@ -415,20 +420,16 @@ mod tests {
 
     #[test]
     fn an_answer_of_a_day_ago_is_not_used() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
-        let web = name("web.example");
-        cache.asked(&web, 1, Want::Known, now, 0);
-        let _ = cache.finish("web.example", Ok((addresses(1), MINUTE)), now);
+        let now = Instant::now();
+        let (mut cache, web) = knows_web(now);
         let answer = cache.asked(&web, 1, Want::Known, now + STALE, 1);
         assert_eq!(answer, Answer::Waits { starts: true });
     }
 
     #[test]
     fn who_wants_a_new_result_gets_one_and_shares_a_running_look_up() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
-        let web = name("web.example");
-        cache.asked(&web, 1, Want::Known, now, 0);
-        let _ = cache.finish("web.example", Ok((addresses(1), MINUTE)), now);
+        let now = Instant::now();
+        let (mut cache, web) = knows_web(now);
         for waiter in [1, 2] {
             let answer = cache.asked(&web, 1, Want::New, now, waiter);
             assert_eq!(
@@ -448,10 +449,8 @@ mod tests {
 
     #[test]
     fn a_party_with_many_look_ups_leaves_the_others_theirs_and_known_names_to_all() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
-        let web = name("web.example");
-        cache.asked(&web, 1, Want::Known, now, 0);
-        let _ = cache.finish("web.example", Ok((addresses(1), MINUTE)), now);
+        let now = Instant::now();
+        let (mut cache, web) = knows_web(now);
         let mut ask = |party: u32, number: usize| {
             let dead = name(&format!("{party}-{number}.dead.example"));
             cache.asked(&dead, party, Want::Known, now, 0)

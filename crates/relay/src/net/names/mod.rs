@@ -272,19 +272,23 @@ impl Drop for End {
 }
 
 /// Returns the addresses of a name: those of `/etc/hosts`, or if it has none, those of the servers.
-async fn resolve(system: &Sources, name: &str) -> Result<(Addresses, Duration), Failure> {
-    let asked: Name = name.parse().map_err(|_| no_answer("this is no name"))?;
+async fn resolve(sources: &Sources, name: &str) -> Result<(Addresses, Duration), Failure> {
+    let asked: Name = name
+        .parse()
+        .map_err(|_| no_answer("it is not a valid DNS name"))?;
     let kinds = [RecordType::A, RecordType::AAAA];
-    let (mut addresses, ttl) = match in_hosts(&system.hosts, &asked, kinds) {
+    let (mut addresses, ttl) = match in_hosts(&sources.hosts, &asked, kinds) {
         found if !found.is_empty() => (found, FROM_HOSTS),
         _ => {
-            let [v4, v6] = kinds.map(|kind| of_servers(&system.resolver, &asked, kind));
+            let [v4, v6] = kinds.map(|kind| query_servers(&sources.resolver, &asked, kind));
             // A server, or something on the way to it, may answer one of the two only.
             let (first, second) = match select(pin!(v4), pin!(v6)).await {
-                Either::Left((first, other)) => (first.clone(), the_other(&first, other).await),
-                Either::Right((first, other)) => (first.clone(), the_other(&first, other).await),
+                Either::Left((first, other)) => (first.clone(), second_family(&first, other).await),
+                Either::Right((first, other)) => {
+                    (first.clone(), second_family(&first, other).await)
+                }
             };
-            join(first, second)?
+            merge(first, second)?
         }
     };
     addresses.dedup();
@@ -306,9 +310,9 @@ fn addresses_in(found: &Lookup) -> impl Iterator<Item = IpAddr> {
 }
 
 /// The addresses of one family and how long they hold, or why there are none.
-type Half = Result<(Vec<IpAddr>, Duration), Failure>;
+type FamilyResult = Result<(Vec<IpAddr>, Duration), Failure>;
 
-async fn of_servers(resolver: &TokioResolver, name: &Name, kind: RecordType) -> Half {
+async fn query_servers(resolver: &TokioResolver, name: &Name, kind: RecordType) -> FamilyResult {
     match timeout(PATIENCE, resolver.lookup(name.clone(), kind)).await {
         Ok(Ok(found)) => {
             let ttl = found
@@ -321,16 +325,19 @@ async fn of_servers(resolver: &TokioResolver, name: &Name, kind: RecordType) -> 
     }
 }
 
-/// Waits for the second half: not for long if the first one has addresses.
-async fn the_other(first: &Half, other: impl Future<Output = Half>) -> Half {
+/// Waits for the second family: not for long if the first one has addresses.
+async fn second_family(
+    first: &FamilyResult,
+    other: impl Future<Output = FamilyResult>,
+) -> FamilyResult {
     let has_addresses = { first.as_ref() }.is_ok_and(|(found, _)| !found.is_empty());
     let patience = if has_addresses { GRACE } else { PATIENCE };
     let late = || Err(no_answer("no server of /etc/resolv.conf answers"));
     timeout(patience, other).await.unwrap_or_else(|_| late())
 }
 
-/// Joins the two halves. There is no address for certain only if both say so.
-fn join(first: Half, second: Half) -> Half {
+/// Merges the two families. There is no address for certain only if both say so.
+fn merge(first: FamilyResult, second: FamilyResult) -> FamilyResult {
     match (first, second) {
         (Ok((mut one, ttl)), Ok((other, other_ttl))) => {
             one.extend(other);
@@ -418,7 +425,7 @@ impl System {
         let files = state_of_files();
         let mut builder = TokioResolver::builder_tokio().unwrap_or_else(|error| {
             tracing::warn!(
-                "cannot read /etc/resolv.conf: {error}; names are asked of the server at 127.0.0.1"
+                "cannot read /etc/resolv.conf: {error}; asking the name server at 127.0.0.1 instead"
             );
             let server = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
             let config = ResolverConfig::from_name_servers(vec![server]);
@@ -479,13 +486,13 @@ mod tests {
             })
         };
         let silent = || Err(no_answer("no server answers"));
-        let both = join(found("192.0.2.1"), found("2001:db8::1")).unwrap();
+        let both = merge(found("192.0.2.1"), found("2001:db8::1")).unwrap();
         assert_eq!((both.0.len(), both.1), (2, ttl));
         for other in [none(), silent()] {
-            assert_eq!(join(found("192.0.2.1"), other.clone()), found("192.0.2.1"));
-            assert_eq!(join(other, found("192.0.2.1")), found("192.0.2.1"));
+            assert_eq!(merge(found("192.0.2.1"), other.clone()), found("192.0.2.1"));
+            assert_eq!(merge(other, found("192.0.2.1")), found("192.0.2.1"));
         }
-        let is_answer = |one, other| join(one, other).unwrap_err().is_answer;
+        let is_answer = |one, other| merge(one, other).unwrap_err().is_answer;
         assert!(is_answer(none(), none()));
         assert!(!is_answer(none(), silent()) && !is_answer(silent(), none()));
     }
