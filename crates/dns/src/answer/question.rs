@@ -37,6 +37,9 @@ pub(super) enum Unanswered {
 /// sends it: its code and length, the family, both prefix lengths.
 const EMPTY_SUBNET: [u8; 8] = [0, 8, 0, 4, 0, 0, 0, 0];
 
+/// The length of an OPT record without options: an empty name, type, class, TTL and length (RFC 6891 section 6.1).
+const OPT: usize = 1 + 2 + 2 + 4 + 2;
+
 // === impl Question ===
 
 impl Question {
@@ -102,8 +105,8 @@ impl Question {
     }
 }
 
-/// Returns where the OPT record of a query begins, if it has one: after at most one question, whose name is not
-/// compressed.
+/// Returns where the OPT record of a query begins, if it has a whole one: after at most one question, whose name is
+/// not compressed.
 fn find_opt(bytes: &[u8]) -> Option<usize> {
     let count = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
     let mut at = HEADER;
@@ -113,16 +116,15 @@ fn find_opt(bytes: &[u8]) -> Option<usize> {
         }
         at += 1 + 4;
     }
-    let is_opt = *bytes.get(at)? == 0 && count(at + 1)? == u16::from(RecordType::OPT);
+    let fixed = bytes.get(at..at + OPT)?;
+    let is_opt = fixed[0] == 0 && count(at + 1)? == u16::from(RecordType::OPT);
     (is_opt && count(10)? > 0).then_some(at)
 }
 
 /// Returns the query without its [`EMPTY_SUBNET`]; `None` if its OPT record, at `opt`, has none.
 fn without_empty_subnet(bytes: &[u8], opt: usize) -> Option<Vec<u8>> {
-    // An empty name, type, class, TTL and length.
-    const OPTIONS: usize = 1 + 2 + 2 + 4 + 2;
-    let length_at = opt + OPTIONS - 2;
-    let mut at = opt + OPTIONS;
+    let length_at = opt + OPT - 2;
+    let mut at = opt + OPT;
     while bytes.get(at..at + EMPTY_SUBNET.len())? != EMPTY_SUBNET {
         let length = u16::from_be_bytes([*bytes.get(at + 2)?, *bytes.get(at + 3)?]);
         at += 4 + usize::from(length);
@@ -141,10 +143,10 @@ fn wire_len(name: &Name) -> usize {
     labels.sum::<usize>() + 1
 }
 
-/// Returns the length of an OPT record (RFC 6891 section 6.1).
+/// Returns the length of an OPT record.
 fn opt_len(edns: &Edns) -> usize {
     let options = edns.options().as_ref().iter();
-    11 + options
+    OPT + options
         .map(|(_, option)| 4 + usize::from(option.len()))
         .sum::<usize>()
 }

@@ -539,6 +539,11 @@ fn an_error_has_an_opt_record_if_the_query_has_one() {
     let mut plain = plain.bytes();
     plain.push(0);
     assert_eq!(code(&plain), (ResponseCode::FormErr, false));
+    // One that is cut off would make the answer longer than 1.5 times the query.
+    plain.pop();
+    plain.extend([0, 0, 41]);
+    plain[11] = 1;
+    assert_eq!(code(&plain), (ResponseCode::FormErr, false));
 }
 
 #[test]
