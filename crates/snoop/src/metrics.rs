@@ -30,7 +30,7 @@ const MODES: [&str; 6] = [
 /// A counter's name, help text and value.
 type Counter = (&'static str, &'static str, fn(&TapStatus) -> u64);
 
-const COUNTERS: [Counter; 4] = [
+const COUNTERS: [Counter; 5] = [
     (
         "taut_snoop_repaired_flows",
         "Flows in which the guest lacked early-acknowledged data, which was then retransmitted",
@@ -50,6 +50,11 @@ const COUNTERS: [Counter; 4] = [
         "taut_snoop_lost_after_early_ack",
         "Flows in which the guest never took early-acknowledged data",
         |tap| tap.lost_after_early_ack,
+    ),
+    (
+        "taut_snoop_evicted_flows",
+        "Flows that were removed because newer ones needed their places",
+        |tap| tap.evicted,
     ),
 ];
 
@@ -199,6 +204,16 @@ impl Collector for Snapshot {
             gauge,
             |tap| Figure::Level(tap.retained),
         )?;
+        self.each(
+            &mut encoder,
+            (
+                "taut_snoop_refused_flows",
+                "Flows whose early-acknowledged data the guest sees and does not take",
+            ),
+            None,
+            gauge,
+            |tap| Figure::Level(tap.refused),
+        )?;
         for (name, help, figure) in COUNTERS {
             self.each(&mut encoder, (name, help), None, counter, |tap| {
                 Figure::Count(figure(tap))
@@ -249,6 +264,8 @@ mod tests {
             repaired: 3,
             retransmitted: 4,
             not_sent: 5,
+            refused: 6,
+            evicted: 9,
             distrusted: Vec::new(),
             to_guest: vec![("acked".into(), 7)],
             from_guest: vec![("passed".into(), 8)],
@@ -284,6 +301,8 @@ mod tests {
             "taut_snoop_retransmitted_segments_total{tap=\"vnet0\"} 4",
             "taut_snoop_not_retransmitted_segments_total{tap=\"vnet0\"} 5",
             "taut_snoop_lost_after_early_ack_total{tap=\"vnet0\"} 2",
+            "taut_snoop_refused_flows{tap=\"vnet0\"} 6",
+            "taut_snoop_evicted_flows_total{tap=\"vnet0\"} 9",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

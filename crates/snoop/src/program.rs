@@ -39,6 +39,8 @@ pub struct Program {
     guest_nets: Map<raw::SnoopNet, u8>,
     distrusted: Map<raw::SnoopPrefix, u8>,
     source: Map<u32, raw::SnoopSource>,
+    evictions: PerCpu<u64>,
+    places: u32,
     spending: PerCpu<Spent>,
     events: RingBuffer<'static>,
     doubts: Arc<Mutex<Vec<Doubt>>>,
@@ -85,6 +87,8 @@ impl Program {
                 guest_nets: object.map("guest_nets")?,
                 distrusted: object.map("distrusted")?,
                 source: object.map("source")?,
+                evictions: object.per_cpu("evictions")?,
+                places: flows,
                 spending: object.per_cpu("spending")?,
                 events: events?,
                 doubts,
@@ -170,6 +174,12 @@ impl Program {
         std::mem::take(&mut *doubts)
     }
 
+    /// Returns the number of flows that were removed because newer ones needed their places.
+    pub(crate) fn evicted(&self) -> Result<u64, ProgramError> {
+        let counts = self.evictions.get(0).map_err(ProgramError::Map)?;
+        Ok(counts.into_iter().sum())
+    }
+
     /// Returns the split of the programs' time.
     pub(crate) fn spent(&self) -> Result<Spent, ProgramError> {
         let spent = self.spending.get(0).map_err(ProgramError::Map)?;
@@ -193,16 +203,28 @@ impl Program {
 
     /// Puts a flow into BYPASS.
     pub(crate) fn bypass(&self, key: &Key, why: Bypass) -> Result<(), ProgramError> {
-        let order = raw::SnoopOrder {
-            key: key.encode(),
-            bypass: why as u32,
-        };
-        let ordered = self.order.insert(&0, &order);
-        // A program does the update, because a value read here would be outdated when written back.
+        self.order("snoop_leave", key, why as u32).map(|_| ())
+    }
+
+    /// Removes a flow if it is idle. Returns whether it was.
+    pub(crate) fn evict(&self, key: &Key) -> Result<bool, ProgramError> {
+        let evicted = self.order("snoop_evict", key, 0);
+        evicted.map(|evicted| evicted != 0)
+    }
+
+    /// Has a program change a flow, because a value read here would be outdated when written back.
+    /// Returns what it returns.
+    fn order(&self, program: &'static str, key: &Key, bypass: u32) -> Result<u32, ProgramError> {
+        let key = key.encode();
+        let ordered = self.order.insert(&0, &raw::SnoopOrder { key, bypass });
         ordered
-            .and_then(|()| self.object.run("snoop_leave"))
-            .map(|_| ())
+            .and_then(|()| self.object.run(program))
             .map_err(ProgramError::Map)
+    }
+
+    /// Returns the maximum number of flows.
+    pub(crate) fn places(&self) -> usize {
+        self.places as usize
     }
 
     /// Sets the guests' networks, for [`Config::by_address`].
@@ -267,8 +289,10 @@ impl std::fmt::Debug for Program {
 
 fn load(flows: u32, copies: &Copies, measured: bool) -> Result<Object, Error> {
     let mut open = Open::new("taut_snoop", PROGRAMS)?;
-    let sized = open.map("flows")?.set_max_entries(flows);
-    sized.map_err(Error::during("size the BPF map `flows`"))?;
+    for name in ["flows", "started"] {
+        let sized = open.map(name)?.set_max_entries(flows);
+        sized.map_err(Error::during("size a BPF map of flows"))?;
+    }
     open.set_constant(".rodata.config", &u8::from(measured))?;
     for (name, shared) in [("retained", copies.map()), ("asleep", copies.asleep())] {
         let reused = open.map(name)?.reuse_fd(shared);

@@ -32,6 +32,11 @@ pub enum Question {
 pub enum Answer {
     /// The request is done.
     Done,
+    /// The guest has everything that was acknowledged early.
+    Drained {
+        /// The number of flows that were left out, because the guest refuses their data.
+        refused: u64,
+    },
     /// The request failed, with a sentence for the user.
     Error(String),
     /// State and counters of every tap.
@@ -64,6 +69,11 @@ pub struct TapStatus {
     pub retransmitted: u64,
     /// Segments that could not be retransmitted when due, for example because the ring was full.
     pub not_sent: u64,
+    /// Flows whose early-acknowledged data the guest sees and does not take, for example because its
+    /// firewall drops it. `--off` does not wait for them.
+    pub refused: u64,
+    /// Flows that were removed because newer ones needed their places.
+    pub evicted: u64,
     /// Peer networks that get no early ACKs for now.
     pub distrusted: Vec<String>,
     /// Packets towards the guest, by exit of the program.
@@ -142,6 +152,8 @@ impl From<Status> for TapStatus {
             repaired: status.counts.repaired,
             retransmitted: status.counts.retransmitted,
             not_sent: status.counts.not_sent,
+            refused: status.refused,
+            evicted: status.evicted,
             distrusted: status.distrusted.iter().map(ToString::to_string).collect(),
             to_guest: status.to_guest.iter().map(named).collect(),
             from_guest: status.from_guest.iter().map(named).collect(),

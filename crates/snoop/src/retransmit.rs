@@ -1,10 +1,10 @@
 //! Decides which retained segments to retransmit to a guest, and when. Pure: the time and the
 //! programs' state of a flow are arguments.
 //!
-//! A guest that waits for its CPU has not lost anything, so silence alone is weak evidence. Two
-//! things are strong evidence: the guest's own statements (`contradicted`, `doubt`), and a guest
-//! that is heard in the flow but does not acknowledge what is in its ring. The guest drops an
-//! unneeded retransmission as a duplicate.
+//! A guest that waits for its CPU has not lost anything, so only its own statements are evidence
+//! that it lacks data (`contradicted`, `doubt`). What it does not acknowledge otherwise may be in its
+//! ring, lost, or refused by its firewall: it is retransmitted too, and nothing is said about the
+//! guest, which drops an unneeded retransmission as a duplicate.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -12,12 +12,16 @@ use std::time::Duration;
 
 use crate::wire::{Copy, Flow, Key};
 
-/// The time after which a guest that is heard, but has not acknowledged a segment in its ring,
-/// lacks that segment: an ACK is delayed by no more than 500 ms (RFC 9293 3.8.6.3).
+/// The time after which a guest that is heard, but has not acknowledged a segment in its ring, gets
+/// the segment again: an ACK is delayed by no more than 500 ms (RFC 9293 3.8.6.3).
 pub const HEARD: Duration = Duration::from_millis(500);
 
-/// The time after which a guest that is not heard in the flow gets the segment again.
+/// The same time for a guest that is not heard.
 pub const SILENT: Duration = Duration::from_secs(2);
+
+/// The number of retransmissions in a row from which the guest refuses the flow's data: it had room for
+/// them, was heard long after each, and has not taken them. The last one is followed by 4 s.
+const REFUSED: u32 = 3;
 
 /// The upper limit of these times, which double with each try (RFC 6298 5.5).
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -45,6 +49,9 @@ pub(crate) struct Retained {
     flows: HashMap<Id, FlowCopies>,
     /// Bytes of frames, by interface index of the tap.
     bytes: HashMap<u32, usize>,
+    /// When the latest segment that a tap's guest has acknowledged was put into its ring, by interface
+    /// index. The ring keeps order, so what was put there before has left it.
+    taken: HashMap<u32, Duration>,
 }
 
 /// The copies of one flow, and the progress of its repair.
@@ -64,6 +71,10 @@ struct FlowCopies {
     /// The time of the last retransmission, and the number of tries since VM_SEQ moved.
     sent: Option<Duration>,
     tries: u32,
+    /// The number of these that the guest has not taken, although it was heard and had room.
+    refused: u32,
+    /// When the latest segment that the guest has acknowledged was put into its ring.
+    taken: Duration,
     /// Whether the guest is known to lack data.
     lacking: bool,
     /// Whether the programs reported evidence that has not been handled yet.
@@ -130,6 +141,13 @@ impl Retained {
         self.flows.get(id)?.copies.get(number)
     }
 
+    /// Returns whether the guest does not take the connection's data for another reason than a lack of
+    /// time or room, for example because its firewall drops it. `begun`: see [`Flow::begun`].
+    pub(crate) fn is_refused(&self, id: &Id, begun: u32) -> bool {
+        let held = self.flows.get(id);
+        held.is_some_and(|held| held.begun == begun && held.refused >= REFUSED)
+    }
+
     /// Checks a flow. `flow` is the programs' state of it, or `None` if they removed it because it
     /// is over.
     pub(crate) fn look(&mut self, id: &Id, flow: Option<&Flow>, now: Duration) -> Due {
@@ -137,13 +155,15 @@ impl Retained {
             return Due::default();
         };
         let before = held.bytes;
+        let taken = self.taken.entry(id.0).or_default();
         let due = match flow {
-            Some(flow) => held.look(flow, now),
+            Some(flow) => held.look(flow, *taken, now),
             None => {
                 held.clear();
                 Due::default()
             }
         };
+        *taken = held.taken.max(*taken);
         let (ended, after) = (held.copies.is_empty(), held.bytes);
         if let Some(tap) = self.bytes.get_mut(&id.0) {
             *tap -= before - after;
@@ -159,7 +179,8 @@ impl Retained {
     pub(crate) fn resume(&mut self, ifindex: u32, now: Duration) {
         for ((index, _), held) in &mut self.flows {
             if *index == ifindex {
-                (held.moved, held.sent, held.tries) = (now, None, 0);
+                (held.moved, held.sent) = (now, None);
+                (held.tries, held.refused) = (0, 0);
             }
         }
     }
@@ -168,6 +189,7 @@ impl Retained {
     pub(crate) fn forget(&mut self, ifindex: u32) {
         self.flows.retain(|(index, _), _| *index != ifindex);
         self.bytes.remove(&ifindex);
+        self.taken.remove(&ifindex);
     }
 }
 
@@ -185,6 +207,8 @@ impl FlowCopies {
             moved: now,
             sent: None,
             tries: 0,
+            refused: 0,
+            taken: Duration::ZERO,
             lacking: false,
             evidence: false,
             burst: 1,
@@ -209,11 +233,15 @@ impl FlowCopies {
     /// Drops copies of data that the guest has acknowledged, and of segments that were not
     /// acknowledged early after all (NEXT_SEQ did not move, because the ring was full).
     fn drop_unneeded(&mut self, flow: &Flow, now: Duration) {
-        let bytes = &mut self.bytes;
+        let (bytes, taken) = (&mut self.bytes, &mut self.taken);
         self.copies.retain(|copy| {
+            let is_taken = !is_after(copy.end(), flow.vm_seq);
             let is_early = is_after(flow.next_seq, copy.seq);
             let is_new = now.saturating_sub(copy.at) < NOT_ACKNOWLEDGED;
-            let stays = is_after(copy.end(), flow.vm_seq) && (is_early || is_new);
+            let stays = !is_taken && (is_early || is_new);
+            if is_taken {
+                *taken = copy.at.max(*taken);
+            }
             if !stays {
                 *bytes -= copy.frame.len();
             }
@@ -221,7 +249,8 @@ impl FlowCopies {
         });
     }
 
-    fn look(&mut self, flow: &Flow, now: Duration) -> Due {
+    /// `taken`: see [`Retained::taken`].
+    fn look(&mut self, flow: &Flow, taken: Duration, now: Duration) -> Due {
         if flow.begun != self.begun {
             self.clear();
             return Due::default();
@@ -231,7 +260,8 @@ impl FlowCopies {
         let opens = !progress && is_after(flow.rcv_edge, self.rcv_edge);
         self.rcv_edge = flow.rcv_edge;
         if progress {
-            (self.vm_seq, self.moved, self.tries) = (flow.vm_seq, now, 0);
+            (self.vm_seq, self.moved) = (flow.vm_seq, now);
+            (self.tries, self.refused) = (0, 0);
         }
         // This includes copies that reached the ring buffer late.
         self.drop_unneeded(flow, now);
@@ -251,20 +281,25 @@ impl FlowCopies {
                 news: Some(News::Lost(lacks)),
             };
         }
-        let evidence = std::mem::take(&mut self.evidence) && !self.lacking;
-        let lacking = evidence || self.has_waited(now, HEARD) && self.is_heard(flow);
-        if self.lacking && progress {
-            // The guest accepts the retransmissions.
+        let evidence = std::mem::take(&mut self.evidence);
+        let heard = self.has_waited(now, HEARD) && self.is_heard(flow, taken);
+        // It has taken just what was retransmitted, so it had lost that, and lacks more.
+        let lacks_more = progress && self.sent.is_some() && flow.vm_seq == self.sent_to;
+        let lacking = (evidence || lacks_more) && !self.lacking;
+        let accepts = progress && self.lacking || lacks_more;
+        self.lacking |= lacking;
+        if accepts {
             self.burst = (self.burst * 2).min(BURST_MAX);
-        } else if lacking || self.lacking && opens || self.has_waited(now, SILENT) {
+        } else if lacking || self.lacking && opens || heard || self.has_waited(now, SILENT) {
+            let has_room = !self.lacking && !is_after(self.sent_to, flow.rcv_edge);
+            self.refused += u32::from(heard && self.tries > 0 && has_room);
             self.burst = 1;
             self.sent_to = flow.vm_seq;
             self.tries += 1;
         } else {
             return Due::default();
         }
-        let news = (lacking && !self.lacking).then_some(News::Lacks(lacks));
-        self.lacking |= lacking;
+        let news = lacking.then_some(News::Lacks(lacks));
         let segments = self.segments(flow);
         if !segments.is_empty() {
             self.sent = Some(now);
@@ -274,23 +309,28 @@ impl FlowCopies {
 
     /// Returns whether nothing has happened for `first`, doubled with each try.
     fn has_waited(&self, now: Duration, first: Duration) -> bool {
-        let put = self.copies.front().map(|copy| copy.at);
-        let since = [put, self.sent].into_iter().flatten().max();
-        let since = since.unwrap_or_default().max(self.moved);
         let pause = first.saturating_mul(1 << self.tries.min(16)).min(PAUSE_MAX);
-        now.saturating_sub(since) >= pause
+        now.saturating_sub(self.last_put().max(self.moved)) >= pause
+    }
+
+    /// Returns when the first unacknowledged segment was last put into the ring.
+    fn last_put(&self) -> Duration {
+        let put = self.copies.front().map(|copy| copy.at);
+        [put, self.sent]
+            .into_iter()
+            .flatten()
+            .max()
+            .unwrap_or_default()
     }
 
     /// Returns whether the guest was heard in this flow long after its first unacknowledged segment
-    /// was put into its ring.
-    fn is_heard(&self, flow: &Flow) -> bool {
-        let Some(first) = self.copies.front() else {
-            return false;
-        };
+    /// was put into its ring, or has taken a later segment of another flow.
+    fn is_heard(&self, flow: &Flow, taken: Duration) -> bool {
+        let put = self.last_put();
         // In ticks of the programs' clock, which wrap.
-        let put = (first.at.as_nanos() >> TICK_SHIFT) as u32;
-        let heard = flow.heard.wrapping_sub(put).cast_signed();
-        i64::from(heard) << TICK_SHIFT >= HEARD.as_nanos() as i64
+        let ticks = (put.as_nanos() >> TICK_SHIFT) as u32;
+        let heard = flow.heard.wrapping_sub(ticks).cast_signed();
+        i64::from(heard) << TICK_SHIFT >= HEARD.as_nanos() as i64 || taken > put
     }
 
     /// Returns the segments to send at once. The first one is always included, because it also

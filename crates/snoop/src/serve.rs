@@ -187,7 +187,7 @@ pub fn run(
 
     options.records.sweep(&crate::tap::devices()?);
     // No longer than the number of clients: a client that disconnects frees its entry.
-    let mut draining: Vec<(String, Asker)> = Vec::new();
+    let mut draining: Vec<(u32, Asker)> = Vec::new();
     let mut look_at = Instant::now();
     let mut looked = false;
     let mut stop_at: Option<Instant> = None;
@@ -211,16 +211,20 @@ pub fn run(
             copies.due = Some(now);
         }
         if let Some(at) = stop_at
-            && (now >= at || supervisor.are_drained(|_| true).unwrap_or(true))
+            && (now >= at
+                || supervisor
+                    .drained(|_| true)
+                    .is_ok_and(|done| done.is_some()))
         {
             break Ok(());
         }
-        draining.retain(|(tap, asker)| {
-            let done = supervisor.is_drained(tap).unwrap_or(false);
-            if done {
-                asker.tell(Answer::Done);
+        draining.retain(|(index, asker)| {
+            let drained = supervisor.drained(|tap| tap == *index);
+            let refused = drained.unwrap_or_default();
+            if let Some(refused) = refused {
+                asker.tell(Answer::Drained { refused });
             }
-            !done && asker.is_there()
+            refused.is_none() && asker.is_there()
         });
         let mut patience = look_at.saturating_duration_since(Instant::now());
         if !draining.is_empty() || stop_at.is_some() {
@@ -233,16 +237,19 @@ pub fn run(
             Ok(Event::Asked(Question::On { .. }, asker)) if stop_at.is_some() => {
                 asker.tell(Answer::Error("taut snoop is stopping".into()));
             }
-            Ok(Event::Asked(Question::Off { tap }, asker)) if supervisor.turn_off(&tap) => {
-                draining.push((tap, asker));
-            }
+            Ok(Event::Asked(Question::Off { tap }, asker)) => match supervisor.turn_off(&tap) {
+                Some(index) => draining.push((index, asker)),
+                None => asker.tell(unknown(&tap)),
+            },
             Ok(Event::Asked(question, asker)) => {
                 if let Question::On { tap } = &question {
+                    let index = supervisor.index_of(tap);
                     draining.retain(|(waits_for, asker)| {
-                        if waits_for == tap {
+                        let is_on = index == Some(*waits_for);
+                        if is_on {
                             asker.tell(Answer::Error(format!("{tap} was turned on again")));
                         }
-                        waits_for != tap
+                        !is_on
                     });
                 }
                 asker.tell(answer(&mut supervisor, question));
@@ -260,12 +267,15 @@ pub fn run(
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
         }
     };
-    let drained = supervisor.are_drained(|_| true).unwrap_or(false);
+    let drained = supervisor.drained(|_| true).unwrap_or_default();
     // From here on, no request can be answered.
     drop(socket);
     drop(supervisor);
-    if drained {
-        tracing::info!("stopped; connections continue without early ACKs");
+    if let Some(refused_flows) = drained {
+        tracing::info!(
+            refused_flows,
+            "stopped; connections continue without early ACKs"
+        );
     } else {
         tracing::warn!(
             "stopped before guests had acknowledged everything that was acknowledged early; they can still take it from their rings, but it \
@@ -443,12 +453,13 @@ fn is_gone(stream: &UnixStream) -> bool {
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
+fn unknown(tap: &str) -> Answer {
+    Answer::Error(format!(
+        "{tap} is not served; `taut snoop status` lists the taps that are"
+    ))
+}
+
 fn answer(supervisor: &mut TapSupervisor, question: Question) -> Answer {
-    let unknown = |tap: &str| {
-        Answer::Error(format!(
-            "{tap} is not served; `taut snoop status` lists the taps that are"
-        ))
-    };
     match question {
         Question::Status => match supervisor.status() {
             Ok(taps) => Answer::Taps(taps.into_iter().map(TapStatus::from).collect()),
@@ -463,7 +474,7 @@ fn answer(supervisor: &mut TapSupervisor, question: Question) -> Answer {
     }
 }
 
-/// Raises the limit of file descriptors: a tap takes 26, and two more with clsact.
+/// Raises the limit of file descriptors: a tap takes 28, and two more with clsact.
 fn more_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let all = Rlimit {

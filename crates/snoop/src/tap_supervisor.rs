@@ -23,7 +23,7 @@ use crate::tap::{self, Prepared, TapError};
 use crate::trust::Trust;
 pub use crate::trust::{REST, TIMES};
 use crate::wire::{Config, DELIVERY_MARK, Flow, FromGuest, Key, Net, Prefix, ToGuest};
-use served::{Served, owed};
+use served::Served;
 
 /// The interval at which devices, queueing disciplines and flows are scanned.
 pub const SCAN_INTERVAL: Duration = Duration::from_secs(1);
@@ -131,6 +131,10 @@ pub struct Status {
     pub from_guest: FromGuest,
     /// Bytes of copies retained for the guest.
     pub retained: usize,
+    /// Flows whose early-acknowledged data the guest sees and does not take.
+    pub refused: u64,
+    /// Flows that made room for newer ones.
+    pub evicted: u64,
     /// The tap's flows.
     pub flows: Vec<(Key, Flow)>,
 }
@@ -310,7 +314,6 @@ impl TapSupervisor {
         let config = self.options.config;
         for served in self.taps.values_mut() {
             served.turned_off = true;
-            served.unfit_since = None;
             served.set(config, State::Off);
         }
     }
@@ -339,8 +342,9 @@ impl TapSupervisor {
             .collect();
         let mut hooks = self.hook_scanner.scan(&taps, FILTER_PRIORITY)?;
         for (index, served) in &mut self.taps {
-            served.watch(self.options.config, now);
+            served.watch(self.options.config, &self.retained, now);
             if let Some(device) = present(index) {
+                served.rename(&device.name);
                 served.look_before_the_ring(self.options.config, device, &mut hooks);
             }
         }
@@ -417,7 +421,6 @@ impl TapSupervisor {
             counts: Counts::default(),
             trust: Trust::default(),
             distrusted: Vec::new(),
-            unfit_since: None,
             full: false,
             guest_mac: self.options.guest_mac(device),
             socket,
@@ -431,43 +434,41 @@ impl TapSupervisor {
         Ok(served)
     }
 
+    /// Returns the interface index of the tap with this name now, if it is served. The name of a tap
+    /// may change, and another tap may get it.
+    pub fn index_of(&self, name: &str) -> Option<u32> {
+        let found = self.taps.iter().find(|(_, s)| s.device.name == name);
+        found.map(|(index, _)| *index)
+    }
+
     /// Stops early ACKs at the tap with this name until [`TapSupervisor::turn_on`]. A later tap of
-    /// the same name belongs to another guest and is served. Returns whether the tap exists.
-    pub fn turn_off(&mut self, name: &str) -> bool {
-        let config = self.options.config;
-        let mut found = false;
-        for served in self.taps.values_mut().filter(|s| s.device.name == name) {
-            found = true;
-            served.turned_off = true;
-            // An unfit tap must not resume by itself either.
-            served.unfit_since = None;
-            if served.state != State::Off {
-                served.set(config, State::Draining);
-            }
+    /// the same name belongs to another guest and is served. Returns the tap's interface index, if it
+    /// is served.
+    pub fn turn_off(&mut self, name: &str) -> Option<u32> {
+        let index = self.index_of(name)?;
+        let served = self.taps.get_mut(&index)?;
+        served.turned_off = true;
+        if served.state != State::Off {
+            served.set(self.options.config, State::Draining);
         }
-        found
+        Some(index)
     }
 
-    /// Returns whether the guest at this tap has acknowledged everything that was acknowledged
-    /// early, and all held segments, which the next early ACK would include.
+    /// Returns whether the guests at all these taps, named by interface index, have acknowledged
+    /// everything that was acknowledged early, and all held segments, which the next early ACK would
+    /// include: `None`, or the number of flows that are left out because the guest refuses their data.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
-    pub fn is_drained(&self, name: &str) -> Result<bool, ProgramError> {
-        self.are_drained(|tap| tap == name)
-    }
-
-    /// Like [`TapSupervisor::is_drained`], for all taps whose names match.
-    ///
-    /// # Errors
-    /// [`ProgramError::Map`].
-    pub(crate) fn are_drained(&self, which: impl Fn(&str) -> bool) -> Result<bool, ProgramError> {
-        for served in self.taps.values().filter(|s| which(&s.device.name)) {
-            if owed(&served.program.flows()?) > 0 {
-                return Ok(false);
+    pub fn drained(&self, which: impl Fn(u32) -> bool) -> Result<Option<u64>, ProgramError> {
+        let mut refused = 0;
+        for (_, served) in self.taps.iter().filter(|(index, _)| which(**index)) {
+            match served.drained(&self.retained)? {
+                Some(flows) => refused += flows,
+                None => return Ok(None),
             }
         }
-        Ok(true)
+        Ok(Some(refused))
     }
 
     /// Resumes early ACKs at the tap with this name, unless a queue or filter is in front of its
@@ -493,7 +494,6 @@ impl TapSupervisor {
                 }
             }
             (served.turned_off, served.hold, served.unheard) = (false, None, None);
-            served.unfit_since = None;
             served.trust.restore();
             if let Err(error) = served.program.forget_source() {
                 tracing::warn!(tap = %name, "{error}");
@@ -529,11 +529,8 @@ impl TapSupervisor {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn status(&self) -> Result<Vec<Status>, ProgramError> {
-        let status = |(index, served): (&u32, &Served)| {
-            let retained = self.retained.bytes_of(*index);
-            served.status(retained)
-        };
-        self.taps.iter().map(status).collect()
+        let status = |served: &Served| served.status(&self.retained);
+        self.taps.values().map(status).collect()
     }
 }
 

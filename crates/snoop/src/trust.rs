@@ -1,4 +1,5 @@
-//! Decides which peers get no early ACKs for a while because their flows had to be repaired. Pure.
+//! Decides which peers get no early ACKs for a while because the guest contradicted early ACKs in their
+//! flows. Pure.
 //!
 //! A guest that lacks early-acknowledged data may be short of memory, but a client may also pretend
 //! that it is. So flows are counted per peer network: a network can only harm itself.
@@ -8,18 +9,17 @@ use std::time::Duration;
 
 use crate::wire::Prefix;
 
-/// The number of repaired flows within [`REST`] after which a network is distrusted, and of
-/// distrusted networks after which a guest is.
+/// The number of flows with a contradiction within [`REST`] after which a network is distrusted.
 pub const TIMES: usize = 3;
 
-/// The time for which a network or guest is distrusted, and for which a repaired flow counts.
+/// The time for which a network is distrusted, and for which a flow counts.
 pub const REST: Duration = Duration::from_secs(600);
 
 /// The maximum number of counted networks; above it, the one with the oldest last repair is
 /// removed.
 const NETWORKS: usize = 1024;
 
-/// The repaired flows of one tap, per peer network.
+/// The flows of one tap in which the guest contradicted early ACKs, per peer network.
 #[derive(Debug, Default)]
 pub(crate) struct Trust {
     networks: BTreeMap<Prefix, Vec<Duration>>,
@@ -28,8 +28,8 @@ pub(crate) struct Trust {
 // === impl Trust ===
 
 impl Trust {
-    /// Counts a repaired flow of this network.
-    pub(crate) fn repaired(&mut self, network: Prefix, now: Duration) {
+    /// Counts a flow of this network.
+    pub(crate) fn contradicted(&mut self, network: Prefix, now: Duration) {
         self.expire(now);
         if self.networks.len() == NETWORKS && !self.networks.contains_key(&network) {
             let oldest = self.networks.iter().min_by_key(|(_, times)| times.last());
@@ -79,7 +79,7 @@ mod tests {
         let mut trust = Trust::default();
         for n in 1..=3 {
             assert!(trust.distrusted(n * SECOND).is_empty());
-            trust.repaired(network(1), n * SECOND);
+            trust.contradicted(network(1), n * SECOND);
         }
         let distrusted = trust.distrusted(4 * SECOND);
         assert_eq!(distrusted, BTreeSet::from([network(1)]));
@@ -91,7 +91,7 @@ mod tests {
     fn flows_of_other_networks_do_not_count() {
         let mut trust = Trust::default();
         for n in 0..100 {
-            trust.repaired(network(n), SECOND);
+            trust.contradicted(network(n), SECOND);
         }
         assert!(trust.distrusted(SECOND).is_empty());
     }
@@ -101,7 +101,7 @@ mod tests {
         let mut trust = Trust::default();
         for n in 0..2 * NETWORKS as u32 {
             let address = std::net::Ipv4Addr::from(n << 8);
-            trust.repaired(Prefix::of(address.into()), n * SECOND / 1000);
+            trust.contradicted(Prefix::of(address.into()), n * SECOND / 1000);
         }
         assert_eq!(trust.networks.len(), NETWORKS);
     }
@@ -110,7 +110,7 @@ mod tests {
     fn trust_can_be_restored() {
         let mut trust = Trust::default();
         for _ in 0..3 {
-            trust.repaired(network(1), SECOND);
+            trust.contradicted(network(1), SECOND);
         }
         trust.restore();
         assert!(trust.distrusted(SECOND).is_empty());

@@ -235,8 +235,15 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         )),
         (e, _) => Failure::Run(e.to_string()),
     })?;
-    let Answer::Taps(taps) = answer else {
-        return Ok(());
+    let taps = match (answer, question) {
+        (Answer::Taps(taps), _) => taps,
+        (Answer::Drained { refused: 1.. }, Question::Off { tap }) => {
+            return crate::print(&format!(
+                "{tap}: early ACKs are off. The guest refuses data of some connections that was acknowledged early, and that data is \
+                 lost if the guest moves: `taut snoop status` counts them (refused)\n"
+            ));
+        }
+        _ => return Ok(()),
     };
     let text = match args.command {
         Some(Command::Status { json: true }) => {
@@ -403,7 +410,7 @@ fn table(taps: &[TapStatus]) -> String {
             .map_or(String::new(), |why| format!(" ({why})"));
         text.push_str(&format!(
             "{}: {}{why}, ring of {}\n  early ACKs: {} bytes not yet acknowledged by the guest, at most {} in one flow; {} flows \
-             repaired with {} segments, {} lost\n  to guest: {}\n  from guest: {}\n",
+             repaired with {} segments, {} refused, {} lost\n  to guest: {}\n  from guest: {}\n",
             tap.tap,
             tap.state,
             tap.ring,
@@ -411,6 +418,7 @@ fn table(taps: &[TapStatus]) -> String {
             tap.exposure_most,
             tap.repaired,
             tap.retransmitted,
+            tap.refused,
             tap.lost_after_early_ack,
             counts(&tap.to_guest),
             counts(&tap.from_guest),

@@ -42,6 +42,15 @@
  */
 #define WAITED		2
 
+/* A flow without a packet for this long makes room for a new one. */
+#define SILENT_NS	(60ULL * 1000 * 1000 * 1000)
+
+/*
+ * One with a packet within this time does not: another CPU may be handling the
+ * packet, and the map gives the place of a removed flow to the next one.
+ */
+#define RECENT_NS	(100ULL * 1000 * 1000)
+
 /* Times in ticks of 2^20 ns. */
 #define TICK_SHIFT	20
 
@@ -126,6 +135,19 @@ static __always_inline bool is_over(const struct snoop_flow *f)
 	return f->fins == SNOOP_FIN_ALL && !after(f->acked_seq, f->vm_seq);
 }
 
+/*
+ * Returns whether the flow may be removed to make room: the guest has all that
+ * was acknowledged early, and the connection is not known to exist, is closing,
+ * or has been silent for long.
+ */
+static __always_inline bool is_idle(const struct snoop_flow *f, __u64 now)
+{
+	return !after(f->acked_seq, f->vm_seq) && f->seen_ns &&
+	       now > f->seen_ns + RECENT_NS &&
+	       (f->mode <= SNOOP_UNPROVEN || f->bypass == SNOOP_CLOSING ||
+		now > f->seen_ns + SILENT_NS);
+}
+
 /* Returns whether the peer's segment has news. */
 static __always_inline bool peer_tells(const struct snoop_flow *f,
 				       const struct segment *s)
@@ -166,6 +188,26 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 	}
 	if (f->fins & SNOOP_FIN_VM && !before(s->ack, f->vm_fin))
 		f->fins |= SNOOP_FIN_VM_ACKED;
+}
+
+/*
+ * Returns whether the peer's data shows that the guest's windows have a larger
+ * scale than assumed, once the guest takes it: the peer knows a window that was
+ * seen here (otherwise it may use an earlier offer of the guest, since
+ * retracted), and sends a segment more than that would allow. (Into a closed
+ * window, it retransmits its first segment.)
+ */
+static __always_inline bool exceeds_scale(const struct snoop_flow *f,
+					  const struct segment *s)
+{
+	__u32 end = s->seq + s->len;
+
+	return f->flags & SNOOP_F_VM_TS && !(f->flags & SNOOP_F_VM_SYN) &&
+	       f->has_offer && !f->has_excess && s->len && s->options.has_ts &&
+	       after(s->seq, f->acked_seq) &&
+	       after(s->options.tsecr, f->offer_ts) && is_acceptable(f, s) &&
+	       after(end, f->far_edge + f->mss) &&
+	       before(end, f->vm_seq + (0xffffU << SCALE_MAX));
 }
 
 /* Records that the guest has sent something. */

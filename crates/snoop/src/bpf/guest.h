@@ -19,40 +19,49 @@
 #define TOLD_PROOF	0x02	/* the segment proves that the connection exists */
 #define TOLD_ON		0x04	/* early ACKs are allowed */
 
+/* Returns whether the guest's right edge is a unit of the scale or more behind. */
+static __always_inline bool retreats(const struct snoop_flow *f, __u32 was_edge)
+{
+	return before(f->rcv_edge + (1U << scale_of(f)) - 1, was_edge);
+}
+
 /*
- * Returns whether the guest retracts its window, or says that it lacks data that
- * is in its ring. The guest may then have lost early-acknowledged data:
+ * Returns whether the guest retracts its window (SNOOP_CONTRADICTED), or seems
+ * to lack data that is in its ring (SNOOP_DOUBT). The guest may then have lost
+ * early-acknowledged data:
  *
  *   - the guest is behind, and its right edge retreats, or is before the end of
  *     the data in its ring. A receiver must not shrink its window (RFC 9293
  *     3.8.6); Linux does so after it dropped data for lack of buffer.
  *   - the guest is behind, repeats itself, and has been running for long since
- *     the missing data was put into its ring.
+ *     the missing data was put into its ring. A client can cause this by itself,
+ *     for example with a timestamp in a packet that is not read here.
  *
  * @was_vm_seq, @was_edge: the flow's state before this segment.
  */
-static __always_inline bool contradicts(const struct snoop_flow *f,
-					const struct snoop_config *c,
-					const struct segment *s, __u32 was_vm_seq,
-					__u32 was_edge, __u64 now)
+static __always_inline enum snoop_bypass
+contradicts(const struct snoop_flow *f, const struct snoop_config *c,
+	    const struct segment *s, __u32 was_vm_seq, __u32 was_edge, __u64 now)
 {
-	__u32 unit = (1U << scale_of(f)) - 1;
-
 	if (!before(s->ack, f->next_seq) || before(s->ack, f->vm_seq))
-		return false;
-	if (before(f->rcv_edge + unit, was_edge))
-		return true;
-	if (!c->guest_rcvbuf && before(f->rcv_edge + unit, f->next_seq))
-		return true;
-	return s->ack == was_vm_seq && !s->len && before(s->ack, f->acked_seq) &&
-	       !after(f->rcv_edge, was_edge) &&
-	       f->heard_since &&
-	       (__s32)((__u32)(now >> TICK_SHIFT) - f->awake) >= RUNNING_TICKS;
+		return SNOOP_NO_BYPASS;
+	if (retreats(f, was_edge) ||
+	    (!c->guest_rcvbuf && retreats(f, f->next_seq)))
+		return SNOOP_CONTRADICTED;
+	if (s->ack == was_vm_seq && !s->len && before(s->ack, f->acked_seq) &&
+	    !after(f->rcv_edge, was_edge) && f->heard_since &&
+	    (__s32)((__u32)(now >> TICK_SHIFT) - f->awake) >= RUNNING_TICKS)
+		return SNOOP_DOUBT;
+	return SNOOP_NO_BYPASS;
 }
 
-/* Learns the guest's state from its segment. */
+/*
+ * Learns the guest's state from its segment. @scale_most: the largest scale in
+ * the guest's SYNs.
+ */
 static __always_inline void learn(struct snoop_flow *f,
-				  const struct segment *s, __u64 now)
+				  const struct segment *s, __u8 scale_most,
+				  __u64 now)
 {
 	__u32 window;
 
@@ -75,21 +84,31 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->ts_vm = s->options.tsval;
 		/* The last of the peer's timestamps that the guest has seen. */
 		f->ts_peer = s->options.tsecr;
-	} else if (!(f->flags & SNOOP_F_VM_SYN) &&
-		   after(s->ack, f->far_edge + f->mss)) {
+		f->has_offer = 0;
+		f->has_excess = 0;
+	} else if (!(f->flags & SNOOP_F_VM_SYN) && f->has_excess &&
+		   !before(s->ack, f->excess_end)) {
 		/*
-		 * In mid-flow: the guest has taken more than it ever advertised
-		 * by the assumed scale, so the scale is larger. (An excess of
-		 * less than a segment is a retracted window.)
+		 * The guest has taken what its window allows only by a larger
+		 * scale, unless its window has moved there meanwhile.
 		 */
-		if (f->scale < SCALE_MAX)
-			f->scale++;
-		f->far_edge = s->ack;
+		if (after(f->excess_end, f->far_edge + f->mss)) {
+			if (f->scale < scale_most)
+				f->scale++;
+			f->offer_ts = f->ts_vm;
+			f->far_edge = s->ack;
+		}
+		f->has_excess = 0;
 	}
 	f->flags |= SNOOP_F_LEARNT;
 	if (!(f->flags & SNOOP_F_VM_SYN) && s->options.has_ts)
 		f->flags |= SNOOP_F_VM_TS;
 	if (after(s->ack, f->vm_seq)) {
+		/* A sender takes the window of an ACK of new data. */
+		if (!f->has_offer) {
+			f->has_offer = 1;
+			f->offer_ts = s->options.tsval;
+		}
 		f->vm_seq = s->ack;
 		owe_from(f, now);
 		if (before(f->ahead, s->ack))
@@ -234,7 +253,8 @@ static __always_inline void follow_to_the_end(struct snoop_flow *f,
  */
 static __always_inline enum snoop_from_guest
 hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
-	   const struct segment *s, __u64 now, struct lift *lift)
+	   const struct segment *s, __u8 scale_most, __u64 now,
+	   struct lift *lift)
 {
 	/*
 	 * A connection exists if the guest has taken data or sends some. For a
@@ -245,6 +265,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	bool proof = s->len || s->flags & TH_FIN ||
 		     (!met && after(s->ack, f->vm_seq));
 	__u32 edge, was_vm_seq = f->vm_seq, was_edge = f->rcv_edge;
+	enum snoop_bypass why;
 
 	/* Even in SNOOP_BYPASS, the place in the accept queue is taken. */
 	if (f->counted && proof) {
@@ -275,17 +296,25 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	f->told = (met ? TOLD_MET : 0) | (proof ? TOLD_PROOF : 0) |
 		  (on ? TOLD_ON : 0);
 	barrier();
-	learn(f, s, now);
+	learn(f, s, scale_most, now);
 	barrier();
 	met = f->told & TOLD_MET;
 	proof = f->told & TOLD_PROOF;
 	on = f->told & TOLD_ON;
 	/* Only the guest's own statements count, not assumptions. */
-	if (!met && f->mode != SNOOP_UNPROVEN &&
-	    contradicts(f, c, s, was_vm_seq, was_edge, now)) {
+	why = met || f->mode == SNOOP_UNPROVEN ?
+		      SNOOP_NO_BYPASS :
+		      contradicts(f, c, s, was_vm_seq, was_edge, now);
+	if (why) {
 		lift->reach = f->rcv_edge;
-		bypass(f, SNOOP_CONTRADICTED);
-		return SNOOP_FG_CONTRADICTED;
+		bypass(f, why);
+		return why == SNOOP_DOUBT ? SNOOP_FG_DOUBT :
+					    SNOOP_FG_CONTRADICTED;
+	}
+	/* A window that is retracted shows no scale, or that it is too large. */
+	if (!met && !(f->flags & SNOOP_F_VM_SYN) && retreats(f, was_edge)) {
+		bypass(f, SNOOP_RETRACTED);
+		return SNOOP_FG_BYPASS;
 	}
 	/*
 	 * The ring keeps order. So either the data beyond the hole came after

@@ -62,6 +62,36 @@ static __always_inline bool is_other_mac(const struct snoop_config *c,
 }
 
 /*
+ * Learns from the guest's SYN how it scales its windows. (A SYN-ACK has no scale
+ * if the SYN had none.)
+ */
+static __always_inline void see_scale(const struct segment *s)
+{
+	__u8 scale = s->options.has_scale ? s->options.scale : 0;
+	struct snoop_source *known;
+	__u32 zero = 0;
+
+	if (s->flags & TH_ACK && !s->options.has_scale)
+		return;
+	known = bpf_map_lookup_elem(&source, &zero);
+	if (known && (!known->scaled || known->scale < scale)) {
+		known->scale = scale;
+		known->scaled = 1;
+	}
+}
+
+/* Returns the largest scale in the guest's SYNs, if any was seen. */
+static __always_inline __u8 largest_scale(void)
+{
+	struct snoop_source *known;
+	__u32 zero = 0;
+
+	known = bpf_map_lookup_elem(&source, &zero);
+	return known && known->scaled && known->scale < SCALE_MAX ? known->scale :
+								    SCALE_MAX;
+}
+
+/*
  * Returns whether a router has forwarded the packet. A router decrements the
  * TTL (RFC 791 3.2; RFC 8200 3), so a packet with one of the usual initial TTLs
  * was not forwarded. The TTL of a connection does not change either.

@@ -29,6 +29,12 @@
 #define TSVAL_AT		(sizeof(struct tcphdr) + 4)
 #define OPENING_NS		(10ULL * 1000 * 1000 * 1000)
 
+/* A new flow looks for an idle one among this many of the oldest. */
+#define EVICTION_TRIES		16
+
+/* From asm-generic/errno-base.h: a map is full. */
+#define E2BIG			7
+
 /* The fields of the kernel's own structures that the programs read. */
 struct net_device {
 	__u64 features;
@@ -61,6 +67,23 @@ struct {
 	__type(key, struct snoop_key);
 	__type(value, struct snoop_flow);
 } flows SEC(".maps");
+
+/*
+ * The flows in the order of their start. Anyone can have a listener of the guest
+ * start flows, so idle ones make room for new ones.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, 4096);	/* likewise */
+	__type(value, struct snoop_key);
+} started SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} evictions SEC(".maps");
 
 /*
  * Peers' SYNs that the guest has not answered. Anyone can send SYNs, so they
@@ -177,16 +200,6 @@ static __always_inline struct snoop_flow *find_flow(struct snoop_key *key)
 	return f;
 }
 
-static __always_inline struct snoop_flow *new_flow(struct snoop_key *key)
-{
-	/* The structure is too large for the stack. */
-	static const struct snoop_flow none;
-
-	if (bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST))
-		return NULL;
-	return bpf_map_lookup_elem(&flows, key);
-}
-
 static __always_inline void listener_of(const struct snoop_key *key,
 					struct listener *listener)
 {
@@ -228,20 +241,76 @@ static __always_inline void has_begun(const struct snoop_key *key)
 		__sync_fetch_and_add(&open->count, -1);
 }
 
-static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
+/*
+ * Removes the flow; with @now, only if it is idle then. Returns whether it did.
+ */
+static __always_inline bool forget(struct snoop_flow *f, struct snoop_key *key,
+				   __u64 now)
 {
-	bool counted;
+	bool counted, stays;
 
 	bpf_spin_lock(&f->lock);
-	counted = f->counted;
-	f->counted = 0;
-	/* In case the deletion fails because the map is busy. */
-	bypass(f, SNOOP_CLOSING);
-	f->vm_seq = f->acked_seq;
+	stays = now && !is_idle(f, now);
+	counted = f->counted && !stays;
+	if (!stays) {
+		f->counted = 0;
+		/* In case the deletion fails because the map is busy. */
+		bypass(f, SNOOP_CLOSING);
+		f->vm_seq = f->acked_seq;
+	}
 	bpf_spin_unlock(&f->lock);
 	if (counted)
 		has_begun(key);
-	bpf_map_delete_elem(&flows, key);
+	if (!stays)
+		bpf_map_delete_elem(&flows, key);
+	return !stays;
+}
+
+/* Removes the flow if it is idle. Returns whether it did. */
+__noinline int evict(struct snoop_key *key, __u64 now)
+{
+	struct snoop_flow *f;
+
+	if (!key)
+		return 0;
+	f = bpf_map_lookup_elem(&flows, key);
+	if (!f || !forget(f, key, now))
+		return 0;
+	count(&evictions, 0);
+	return 1;
+}
+
+/* Removes one of the oldest flows that is idle. Returns whether there was one. */
+static __always_inline bool make_room(__u64 now)
+{
+	struct snoop_key key = {};
+	__u32 i;
+
+	for (i = 0; i < EVICTION_TRIES; i++) {
+		if (bpf_map_pop_elem(&started, &key))
+			return false;
+		if (evict(&key, now))
+			return true;
+		/* (The key of a flow that is gone goes.) */
+		if (bpf_map_lookup_elem(&flows, &key))
+			bpf_map_push_elem(&started, &key, BPF_EXIST);
+	}
+	return false;
+}
+
+static __always_inline struct snoop_flow *new_flow(struct snoop_key *key,
+						   __u64 now)
+{
+	/* The structure is too large for the stack. */
+	static const struct snoop_flow none;
+	long rc = bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);
+
+	if (rc == -E2BIG && make_room(now))
+		rc = bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);
+	if (rc)
+		return NULL;
+	bpf_map_push_elem(&started, key, BPF_EXIST);
+	return bpf_map_lookup_elem(&flows, key);
 }
 
 /*
@@ -324,7 +393,7 @@ static __always_inline void learn_from_pure_ack(struct __sk_buff *skb,
 	over = is_over(f);
 	bpf_spin_unlock(&f->lock);
 	if (over)
-		forget(f, key);
+		forget(f, key, 0);
 }
 
 /*
@@ -453,13 +522,19 @@ data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
 	struct answer answer = {};
 	struct lift lift = {};
 	enum snoop_to_guest exit;
-	bool in_ring, heard, over, vm_sends;
+	bool in_ring, heard, over, vm_sends, excess;
 
+	excess = exceeds_scale(f, s) &&
+		 is_sound(skb, checksum_state(skb), s, key);
 	exit = put_into_ring(skb, f, c, s, key, now, &answer.summed);
 	in_ring = exit == SNOOP_TG_ACKED;
 	heard = is_heard(skb, f, s, key, exit);
 	bpf_spin_lock(&f->lock);
 	exit = settle(f, c, s, exit, now, &lift);
+	if (excess && exceeds_scale(f, s)) {
+		f->excess_end = s->seq + s->len;
+		f->has_excess = 1;
+	}
 	if (heard)
 		hear_peer(f, s);
 	over = is_over(f);
@@ -481,7 +556,7 @@ data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
 			f->mode = SNOOP_UNEXPECTED_SEQ;
 		bpf_spin_unlock(&f->lock);
 	} else if (over) {
-		forget(f, key);
+		forget(f, key, 0);
 	}
 	if (in_ring)
 		*action = discard(skb);
@@ -718,9 +793,9 @@ int snoop_from_guest(struct __sk_buff *skb)
 	struct lift lift = {};
 	struct snoop_flow *f;
 	__u32 acked, zero = 0;
+	__u8 why, scale_most;
 	bool over;
 	__u64 now;
-	__u8 why;
 
 	if (skb->mark == SNOOP_ACK) {
 		skb->mark = 0;
@@ -757,16 +832,19 @@ int snoop_from_guest(struct __sk_buff *skb)
 	}
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&key);
+	/* From here on, it is not idle. */
+	if (f)
+		f->seen_ns = now;
 	if (s.flags & TH_RST) {
 		if (f)
-			forget(f, &key);
+			forget(f, &key, 0);
 		count(&from_guest_exits, SNOOP_FG_RST);
 		return TC_ACT_UNSPEC;
 	}
 	why = foreign_origin(c, s.flags & TH_SYN ? NULL : f, &s, &key);
 	if (why) {
 		if (f && bypass_foreign(f, &s, why, now))
-			forget(f, &key);
+			forget(f, &key, 0);
 		count(&from_guest_exits, exit_of(why));
 		return TC_ACT_UNSPEC;
 	}
@@ -780,7 +858,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 			count(&from_guest_exits, SNOOP_FG_NO_FLOW);
 			return TC_ACT_UNSPEC;
 		}
-		f = new_flow(&key);
+		f = new_flow(&key, now);
 		if (!f) {
 			count(&from_guest_exits, SNOOP_FG_FLOWS_FULL);
 			return TC_ACT_UNSPEC;
@@ -789,6 +867,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 			begin_midflow(f, &s, is_distrusted(c, &key));
 	}
 	if (s.flags & TH_SYN) {
+		see_scale(&s);
 		begin_by_guest(f, c, &s, &key, now);
 		lift.ack = s.ack;
 		lift.window = syn_window(c, &s);
@@ -798,9 +877,10 @@ int snoop_from_guest(struct __sk_buff *skb)
 		count(&from_guest_exits, SNOOP_FG_SYN);
 		return TC_ACT_UNSPEC;
 	}
+	scale_most = f->flags & SNOOP_F_VM_SYN ? 0 : largest_scale();
 	bpf_spin_lock(&f->lock);
-	exit = hear_guest(f, c, c->on && now <= c->until_ns, &s, now,
-			     &lift);
+	exit = hear_guest(f, c, c->on && now <= c->until_ns, &s, scale_most,
+			  now, &lift);
 	acked = f->acked_seq;
 	hear_of_guest(f, now);
 	over = is_over(f);
@@ -808,7 +888,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	if (lift.begun)
 		has_begun(&key);
 	if (over)
-		forget(f, &key);
+		forget(f, &key, 0);
 	count(&from_guest_exits, exit);
 	switch (exit) {
 	case SNOOP_FG_SUPPRESSED:
@@ -856,6 +936,17 @@ int snoop_leave(struct __sk_buff *skb __attribute__((unused)))
 	bypass(f, o->bypass);
 	bpf_spin_unlock(&f->lock);
 	return 1;
+}
+
+/* Removes the flow in the map `order` if it is idle; likewise. */
+SEC("tc")
+int snoop_evict(struct __sk_buff *skb __attribute__((unused)))
+{
+	struct snoop_order *o;
+	__u32 zero = 0;
+
+	o = bpf_map_lookup_elem(&order, &zero);
+	return o ? evict(&o->key, bpf_ktime_get_coarse_ns()) : 0;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -45,11 +45,12 @@ enum snoop_bypass {
 	SNOOP_OPTION,	/* an unknown option */
 	SNOOP_LOST_AFTER_EARLY_ACK,	/* the guest never took what was acknowledged early */
 	SNOOP_DOUBT,	/* the guest may lack what was acknowledged early */
-	SNOOP_CONTRADICTED,	/* the guest says that it lacks what was acknowledged early */
+	SNOOP_CONTRADICTED,	/* the guest retracts its window over what was acknowledged early */
 	SNOOP_FORWARDED,	/* the endpoint is behind the guest: its TTL is not an initial one */
 	SNOOP_OTHER_MAC,	/* the endpoint may be behind the guest: its Ethernet address is not known to be the guest's */
 	SNOOP_OTHER_ADDRESS,	/* the guest's address is in no network of guests (--guest-net) */
-	SNOOP_DISTRUSTED_PEER,	/* several flows of the peer's network had to be repaired */
+	SNOOP_DISTRUSTED_PEER,	/* the guest contradicted early ACKs in several flows of the peer's network */
+	SNOOP_RETRACTED,	/* in mid-flow: the guest retracts its window, so its scale cannot be learnt */
 };
 
 /* Exits of the program towards the guest. */
@@ -102,7 +103,7 @@ enum snoop_from_guest {
 	SNOOP_FG_LIFTED,
 	SNOOP_FG_NOT_LIFTED,	/* passed unchanged: it could not be rewritten */
 	SNOOP_FG_DOUBT,		/* passed: the guest may lack what was acknowledged early */
-	SNOOP_FG_CONTRADICTED,	/* passed: the guest says that it lacks it */
+	SNOOP_FG_CONTRADICTED,	/* passed: the guest retracts its window over it */
 	SNOOP_FG_FORWARDED,	/* passed: not the guest's own, judged by its TTL */
 	SNOOP_FG_OTHER_MAC,	/* by its Ethernet address */
 	SNOOP_FG_OTHER_ADDRESS,	/* by its IP address */
@@ -179,6 +180,8 @@ struct snoop_flow {
 	__u32 vm_fin;		/* after the guest's FIN */
 	__u32 sack_end;
 	__u32 awake;		/* when the guest was first heard since `owed`, likewise */
+	__u32 offer_ts;		/* in mid-flow: a peer that echoes a later TSval knows an offer that was seen */
+	__u32 excess_end;	/* the end of data that such a peer sent beyond the window by `scale` */
 	__u8 vm_mac[6];		/* the guest's address, and the one it sends to */
 	__u8 peer_mac[6];
 	__u16 mss;
@@ -196,7 +199,9 @@ struct snoop_flow {
 	__u8 fins;
 	__u8 heard_since;	/* the guest was heard since `owed` */
 	__u8 told;		/* used by hear_guest() alone, while it runs */
-	__u8 unused[3];
+	__u8 has_offer;		/* offer_ts is valid */
+	__u8 has_excess;	/* excess_end is valid */
+	__u8 unused[1];
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;
@@ -244,11 +249,13 @@ struct snoop_net {
 	__u8 addr[16];
 };
 
-/* The source Ethernet address of a tap's frames. */
+/* What a tap's frames have shown of the guest. */
 struct snoop_source {
-	__u8 mac[6];
+	__u8 mac[6];		/* the source Ethernet address */
 	__u8 known;
 	__u8 several;		/* others were seen as well */
+	__u8 scale;		/* the largest window scale in its SYNs, valid if scaled */
+	__u8 scaled;
 };
 
 /*

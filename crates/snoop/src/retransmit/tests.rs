@@ -163,21 +163,92 @@ fn a_guest_that_takes_what_it_is_sent_is_sent_more_at_a_time() {
 }
 
 #[test]
-fn a_guest_that_is_heard_and_acknowledges_nothing_lacks_the_data() {
+fn a_guest_that_is_heard_and_acknowledges_nothing_gets_the_data_again() {
     let mut retained = retained(3, ms(0));
     let mut times = Vec::new();
     for now in (0..8_000).step_by(10) {
         let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(now))), ms(now));
+        assert_eq!(look.news, None, "it may not have come to the data");
         if !look.segments.is_empty() {
             assert_eq!(sent(&look), [FIRST]);
             times.push(now);
         }
+        // After three retransmissions that it has seen and not taken.
+        assert_eq!(retained.is_refused(&id(), 1), times.len() > 3, "{now}");
     }
     // The programs' clock has ticks of about a millisecond.
     assert_eq!(times.len(), 4, "{times:?}");
     for (time, least) in times.iter().zip([500, 1500, 3500, 7500]) {
         assert!((least..least + 20).contains(time), "{times:?}");
     }
+}
+
+/// The ring keeps order: what was put there before is taken, lost or refused.
+#[test]
+fn a_guest_that_takes_later_data_of_another_flow_is_heard() {
+    let mut retained = retained(3, ms(0));
+    let other = Id::from((
+        7,
+        Key {
+            vlan: Some(1),
+            ..key()
+        },
+    ));
+    let silent = flow(FIRST, end(3), ms(0));
+    let mut times = Vec::new();
+    for now in (0..8_000).step_by(10) {
+        let later = Copy {
+            key: other.1,
+            ..copy(FIRST, SEGMENT, ms(now))
+        };
+        retained.add(later, ms(now));
+        retained.look(&other, Some(&flow(end(1), end(1), ms(now))), ms(now));
+        let look = retained.look(&id(), Some(&silent), ms(now));
+        if !look.segments.is_empty() {
+            times.push(now);
+        }
+    }
+    assert_eq!(times, [500, 1500, 3500, 7500]);
+    assert!(retained.is_refused(&id(), 1));
+    assert!(!retained.is_refused(&id(), 2), "another connection");
+    assert!(!retained.is_refused(&(8, key()), 1), "another tap");
+}
+
+/// Its application does not read, or it has dropped data for want of memory: it may take the data later.
+#[test]
+fn a_guest_without_room_refuses_nothing() {
+    for evidence in [false, true] {
+        let mut retained = retained(3, ms(0));
+        if evidence {
+            retained.suspect(&id());
+        }
+        for now in (0..60_000).step_by(10) {
+            let closed = Flow {
+                rcv_edge: if evidence { end(3) } else { FIRST },
+                ..flow(FIRST, end(3), ms(now))
+            };
+            retained.look(&id(), Some(&closed), ms(now));
+            assert!(!retained.is_refused(&id(), 1), "{now}");
+        }
+    }
+}
+
+#[test]
+fn what_was_lost_at_the_end_is_repaired_in_growing_bursts() {
+    let mut retained = retained(40, ms(0));
+    let (mut next, mut now, mut bursts) = (0, 2000, Vec::new());
+    while next < 40 {
+        let look = retained.look(&id(), Some(&flow(end(next), end(40), ms(0))), ms(now));
+        let lacks = (next == 1).then_some(News::Lacks(39 * SEGMENT));
+        assert_eq!(
+            look.news, lacks,
+            "known once it takes just what it was sent"
+        );
+        bursts.push(look.segments.len());
+        next += look.segments.len() as u32;
+        now += 1;
+    }
+    assert_eq!(bursts, [1, 2, 4, 8, 16, 9]);
 }
 
 #[test]
@@ -253,7 +324,7 @@ fn a_guest_that_takes_nothing_for_a_quarter_of_an_hour_is_given_up() {
         let look = retained.look(&id(), Some(&flow(FIRST, end(3), now)), now);
         news.extend(look.news);
     }
-    assert_eq!(news, [News::Lacks(3 * SEGMENT), News::Lost(3 * SEGMENT)]);
+    assert_eq!(news, [News::Lost(3 * SEGMENT)]);
     assert!(retained.is_empty());
 }
 

@@ -39,8 +39,6 @@ pub(super) struct Served {
     pub(super) trust: Trust,
     /// The distrusted networks, as the programs know them.
     pub(super) distrusted: Vec<Prefix>,
-    /// The time at which the tap became unfit because several networks were distrusted.
-    pub(super) unfit_since: Option<Duration>,
     /// Whether the guest's copies fill its share of the memory.
     pub(super) full: bool,
     /// The guest's Ethernet address, if known.
@@ -133,9 +131,10 @@ impl Served {
         Ok(own.map(|(_, count)| count).sum())
     }
 
-    pub(super) fn watch(&mut self, config: Config, now: Duration) {
+    /// `retained`: the copies of all taps.
+    pub(super) fn watch(&mut self, config: Config, retained: &Retained, now: Duration) {
         self.until = now + LEASE;
-        let watched = self.watch_flows(config, now);
+        let watched = self.watch_flows(config, retained, now);
         let before = self.why_held();
         if let Some((_, heard)) = self.unheard
             && self.heard().is_ok_and(|now| now > heard)
@@ -181,36 +180,47 @@ impl Served {
         self.set(config, State::Unfit(why));
     }
 
-    fn watch_flows(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
+    /// Follows the device's name: the tap is the same one.
+    pub(super) fn rename(&mut self, name: &str) {
+        if self.device.name != name {
+            tracing::info!(tap = %self.device.name, "renamed to {name}");
+            name.clone_into(&mut self.device.name);
+        }
+    }
+
+    fn watch_flows(
+        &mut self,
+        config: Config,
+        retained: &Retained,
+        now: Duration,
+    ) -> Result<(), ProgramError> {
         let flows = self.program.flows()?;
         for (_, flow) in &flows {
             self.counts.exposure_most = self.counts.exposure_most.max(flow.exposed_most);
         }
         self.apply_distrust(config, now)?;
-        if self
-            .unfit_since
-            .is_some_and(|since| now.saturating_sub(since) > REST)
-        {
-            self.unfit_since = None;
-            tracing::info!(tap = %self.device.name, "early ACKs again: the networks are trusted again");
-            self.set(config, State::On);
-        }
         if self.state == State::On
             && self.guest_mac.is_none()
             && self.program.sees_several_macs()?
         {
             let name = self.device.name.clone();
-            self.become_unfit(
-                config,
-                format!(
-                    "frames from several Ethernet addresses come from {name}, so endpoints may be behind the guest; name the guest's own \
-                     address with `--guest-mac {name}=ADDRESS`"
-                ),
+            let why = format!(
+                "frames from several Ethernet addresses come from {name}, so endpoints may be behind the guest; name the guest's own \
+                 address with `--guest-mac {name}=ADDRESS`"
             );
+            tracing::warn!(tap = %name, "{why}");
+            self.set(config, State::Unfit(why));
         }
         self.sharing = self.sharers(&flows);
-        if self.state == State::Draining && owed(&flows) == 0 {
-            tracing::info!(tap = %self.device.name, "drained: the guest has everything that was acknowledged early");
+        if self.state == State::Draining && self.owed_of(&flows, retained) == 0 {
+            let except = match self.refused(&flows, retained) {
+                0 => String::new(),
+                flows => format!(", except in {flows} flows whose data it refuses"),
+            };
+            tracing::info!(
+                tap = %self.device.name,
+                "drained: the guest has everything that was acknowledged early{except}"
+            );
             self.state = State::Off;
         }
         for (key, flow) in &flows {
@@ -218,6 +228,24 @@ impl Served {
             if idle > idle_limit(flow) {
                 self.program.forget(key)?;
             }
+        }
+        self.keep_room(flows)
+    }
+
+    /// Removes the oldest idle flows if the table is nearly full. The programs do so for each new flow,
+    /// but they do not search the whole table.
+    fn keep_room(&self, mut flows: Vec<(Key, Flow)>) -> Result<(), ProgramError> {
+        let places = self.program.places();
+        if flows.len() <= places - places / 8 {
+            return Ok(());
+        }
+        flows.sort_unstable_by_key(|(_, flow)| flow.seen_ns);
+        let mut excess = flows.len() - (places - places / 4);
+        for (key, _) in &flows {
+            if excess == 0 {
+                break;
+            }
+            excess -= usize::from(self.program.evict(key)?);
         }
         Ok(())
     }
@@ -247,24 +275,7 @@ impl Served {
             }
         }
         self.distrusted = distrusted;
-        self.configure(config)?;
-        if self.distrusted.len() >= TIMES && self.state == State::On {
-            self.become_unfit(
-                config,
-                format!(
-                    "the guest drops data inside its advertised window (see TCPRcvQDrop in its `nstat -a`); no early ACKs for it for {} \
-                     minutes",
-                    REST.as_secs() / 60
-                ),
-            );
-            self.unfit_since = Some(now);
-        }
-        Ok(())
-    }
-
-    fn become_unfit(&mut self, config: Config, why: String) {
-        tracing::warn!(tap = %self.device.name, "{why}");
-        self.set(config, State::Unfit(why));
+        self.configure(config)
     }
 
     /// Sends a flow's due retransmissions, and logs and counts its news.
@@ -290,14 +301,10 @@ impl Served {
                 self.counts.repaired += 1;
                 // A client can cause a doubt by itself, but cannot forge the guest's statement
                 // about its window.
-                if flow.mode != Mode::Bypass(Bypass::Doubt) {
-                    self.trust.repaired(Prefix::of(key.peer.ip()), now);
+                if flow.mode == Mode::Bypass(Bypass::Contradicted) {
+                    self.trust.contradicted(Prefix::of(key.peer.ip()), now);
                 }
-                let bypassed = match flow.mode {
-                    Mode::Bypass(_) => Ok(()),
-                    _ => self.program.bypass(key, Bypass::Contradicted),
-                };
-                if let Err(error) = bypassed.and_then(|()| self.apply_distrust(config, now)) {
+                if let Err(error) = self.apply_distrust(config, now) {
                     log_not_bypassed(&tap, &error);
                 }
             }
@@ -354,9 +361,35 @@ impl Served {
         sharing
     }
 
-    pub(super) fn status(&self, retained: usize) -> Result<Status, ProgramError> {
+    /// Returns the number of flows whose data the guest refuses, once it has everything else.
+    pub(super) fn drained(&self, retained: &Retained) -> Result<Option<u64>, ProgramError> {
+        let flows = self.program.flows()?;
+        let has_all = self.owed_of(&flows, retained) == 0;
+        Ok(has_all.then(|| self.refused(&flows, retained)))
+    }
+
+    fn owed_of(&self, flows: &[(Key, Flow)], retained: &Retained) -> u64 {
+        owed(flows, |key, flow| self.is_refused(key, flow, retained))
+    }
+
+    fn is_refused(&self, key: &Key, flow: &Flow, retained: &Retained) -> bool {
+        retained.is_refused(&(self.device.index, *key), flow.begun)
+    }
+
+    /// Returns the number of flows whose data the guest refuses.
+    fn refused(&self, flows: &[(Key, Flow)], retained: &Retained) -> u64 {
+        let refused = flows
+            .iter()
+            .filter(|(key, flow)| self.is_refused(key, flow, retained));
+        refused.count() as u64
+    }
+
+    pub(super) fn status(&self, retained: &Retained) -> Result<Status, ProgramError> {
+        let flows = self.program.flows()?;
         Ok(Status {
-            retained,
+            retained: retained.bytes_of(self.device.index),
+            refused: self.refused(&flows, retained),
+            evicted: self.program.evicted()?,
             tap: self.device.name.clone(),
             index: self.device.index,
             state: self.state.clone(),
@@ -366,7 +399,7 @@ impl Served {
             distrusted: self.distrusted.clone(),
             to_guest: self.program.to_guest()?,
             from_guest: self.program.from_guest()?,
-            flows: self.program.flows()?,
+            flows,
         })
     }
 }
@@ -378,11 +411,12 @@ fn log_not_bypassed(tap: &str, error: &ProgramError) {
 }
 
 /// Returns the number of bytes that guests have yet to take and that were acknowledged early, or
-/// are held for the next early ACK.
-pub(super) fn owed(flows: &[(Key, Flow)]) -> u64 {
-    // Lost bytes will never be taken.
+/// are held for the next early ACK. Lost and refused bytes will never be taken.
+fn owed(flows: &[(Key, Flow)], is_refused: impl Fn(&Key, &Flow) -> bool) -> u64 {
     let lost = Mode::Bypass(Bypass::LostAfterEarlyAck);
-    let open = flows.iter().filter(|(_, flow)| flow.mode != lost);
+    let open = flows
+        .iter()
+        .filter(|(key, flow)| flow.mode != lost && !is_refused(key, flow));
     open.map(|(_, flow)| u64::from(flow.owed())).sum()
 }
 
@@ -399,5 +433,41 @@ fn idle_limit(flow: &Flow) -> Duration {
             Bypass::Closing | Bypass::LostAfterEarlyAck | Bypass::Doubt | Bypass::Contradicted,
         ) => IDLE_SHORT,
         _ => IDLE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+
+    use super::*;
+
+    #[test]
+    fn what_the_guest_will_never_take_is_not_waited_for() {
+        let known = Flow::decode(&crate::wire::raw::SnoopFlow::default()).unwrap();
+        let flow = |port, mode| {
+            let key = Key {
+                guest: ([10, 0, 0, 1], 80).into(),
+                peer: ([10, 0, 0, 2], port).into(),
+                vlan: None,
+            };
+            let (next_seq, acked_seq) = (1000, 1000);
+            (
+                key,
+                Flow {
+                    mode,
+                    next_seq,
+                    acked_seq,
+                    ..known
+                },
+            )
+        };
+        let flows = [
+            flow(1, Mode::Active),
+            flow(2, Mode::Bypass(Bypass::LostAfterEarlyAck)),
+            flow(3, Mode::Bypass(Bypass::Closing)),
+        ];
+        assert_eq!(owed(&flows, |_, _| false), 2000);
+        assert_eq!(owed(&flows, |key, _| key.peer.port() == 3), 1000);
     }
 }

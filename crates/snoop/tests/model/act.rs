@@ -210,7 +210,8 @@ impl Run<'_> {
                 forged.ack = self.guest.next.moved(ack);
                 if peer.timestamps {
                     let value = peer.clock.moved(clock);
-                    forged.options = Options::NONE.timestamps(value, peer.recent);
+                    let echo = self.guest.terms.clock.unwrap_or_default();
+                    forged.options = Options::NONE.timestamps(value, echo);
                 }
                 // The guest accepts an ACK that is behind, or covers what it has sent, and then
                 // also a forged timestamp, and an ACK that the peer has not given.

@@ -377,6 +377,22 @@ pub(crate) fn sequence(draw: &mut Draw, setup: &Setup) -> Vec<Action> {
             take,
             GuestAcks(Odd::Plain),
         ],
+        Opening::Midflow if setup.earlier > 0 && draw.once_in(2) => {
+            // Data is on its way that the guest offered to take before it was seen.
+            let sent = PeerData {
+                size: Size::Window,
+                push: false,
+                way: Way::Delayed,
+                odd: Odd::Plain,
+            };
+            let mut actions = vec![sent; draw.within(1, 24) as usize];
+            for _ in 0..draw.within(1, 4) {
+                actions.extend([GuestAcks(Odd::Plain), ClocksTick(1)]);
+                actions.extend(vec![PeerLate(0); draw.within(1, 12) as usize]);
+                actions.extend([take, GuestReads(u32::MAX), GuestAcks(Odd::Plain)]);
+            }
+            actions
+        }
         Opening::Midflow => vec![GuestAcks(Odd::Plain)],
     };
     if setup.opening == Opening::Client && draw.once_in(8) {

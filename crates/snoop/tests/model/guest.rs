@@ -28,6 +28,8 @@ pub(crate) struct Guest {
     /// It retracts its window (which RFC 9293 3.8.6 discourages).
     pub(crate) shrinks: bool,
     advertised_edge: Seq,
+    /// The right edge that it advertised before it was first seen.
+    earlier_edge: Seq,
     /// The peer's latest TSval, and its acknowledgment number then (RFC 7323 4.3).
     recent: Seq,
     last_ack: Seq,
@@ -69,6 +71,7 @@ impl Guest {
             beyond_edge: 0,
             shrinks: false,
             advertised_edge: Seq(0),
+            earlier_edge: Seq(0),
             recent: Seq(0),
             last_ack: Seq(0),
             clock: terms.clock.unwrap_or_default(),
@@ -92,12 +95,14 @@ impl Guest {
         self.rcv = first + 1;
         self.last_ack = self.rcv;
         self.advertised_edge = self.rcv;
+        self.earlier_edge = self.rcv;
         self.recent = recent;
     }
 
-    /// Creates a guest in mid-flow.
-    pub(crate) fn established(&mut self, peer_first: Seq, recent: Seq) {
+    /// Creates a guest in mid-flow, which has offered `earlier` bytes more than its window.
+    pub(crate) fn established(&mut self, peer_first: Seq, recent: Seq, earlier: u32) {
         self.meets(peer_first, recent);
+        self.earlier_edge = self.rcv + self.buffer + earlier;
         self.next = self.terms.first + 1;
         self.una = self.next;
     }
@@ -245,6 +250,7 @@ impl Guest {
         let end = s.data_end();
         let from = s.seq.max(self.rcv);
         let edge = self.advertised_edge.max(self.rcv) + self.beyond_edge;
+        let edge = edge.max(self.earlier_edge);
         let fresh = end.after(from) || s.has(FIN) && !end.before(self.rcv);
         if !fresh || from.after(edge) {
             return true;
@@ -252,6 +258,7 @@ impl Guest {
         let end = end.min(edge);
         // Data without room in the buffer is dropped, whatever the window.
         let room = self.buffer.saturating_sub(self.unread) + self.beyond_edge;
+        let room = room.max(self.rcv.room(self.earlier_edge));
         if from.room(end) > 0 && end.after(self.rcv + room) {
             self.reneged = true;
             return true;

@@ -161,11 +161,13 @@ impl Peer {
         Some(data)
     }
 
-    /// Returns unacknowledged data, with the present timestamp.
+    /// Returns unacknowledged data, with the present timestamp. Beyond a retracted window, it
+    /// retransmits the first segment alone.
     pub(crate) fn again(&self, skip: u32, len: u16) -> Option<Segment> {
         let fin = u32::from(self.ended);
         let open = self.una.room(self.next).saturating_sub(fin);
-        let skip = if open > 0 { skip % open } else { 0 };
+        let within = open.min(self.una.room(self.edge));
+        let skip = if within > 0 { skip % within } else { 0 };
         let len = u32::from(len).min(open - skip) as u16;
         (len > 0 && self.una != self.terms.first).then(|| self.segment(self.una + skip, len))
     }

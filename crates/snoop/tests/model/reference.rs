@@ -107,6 +107,8 @@ pub(crate) struct Model {
     opening: Option<u32>,
     /// The source Ethernet address of the tap's frames, and whether there are several.
     source: Option<(Mac, bool)>,
+    /// The largest window scale in the guest's SYNs.
+    largest_scale: Option<u8>,
 }
 
 // === impl Config ===
@@ -128,6 +130,7 @@ impl Model {
             pending: None,
             opening: None,
             source: None,
+            largest_scale: None,
         }
     }
 

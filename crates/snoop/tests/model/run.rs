@@ -116,9 +116,9 @@ impl<'m> Run<'m> {
         let shift = guest.shift;
         let observer = Observer::new(&setup, shift);
         if setup.opening == Opening::Midflow {
-            guest.established(setup.peer.first, peer.clock);
-            let ack = guest.ack();
-            peer.established(setup.guest.first, u32::from(ack.window) << shift);
+            guest.established(setup.peer.first, peer.clock, setup.earlier);
+            let window = u32::from(guest.ack().window) << shift;
+            peer.established(setup.guest.first, window + setup.earlier);
             peer.recent = guest.clock;
         }
         machine.configure(&setup.config, setup.by_address, setup.awake);

@@ -36,6 +36,8 @@ pub(crate) struct Setup {
     pub(crate) buffer: u32,
     /// The guest takes back what it has offered.
     pub(crate) shrinks: bool,
+    /// In mid-flow: bytes beyond its window that it has offered before, and still takes.
+    pub(crate) earlier: u32,
     pub(crate) ttl: u8,
     pub(crate) config: Config,
     /// Guests' addresses are said.
@@ -108,6 +110,10 @@ impl Setup {
             guest,
             buffer,
             shrinks: draw.once_in(4),
+            earlier: match draw.below(2) {
+                0 => 0,
+                _ => draw.within(1, 30) * segment,
+            },
             ttl: draw.weighted(&[(40, 64), (8, 128), (8, 255), (1, 63), (1, 61)]),
             config: config(draw, &ends, by_address, segment),
             by_address,

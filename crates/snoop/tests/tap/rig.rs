@@ -26,6 +26,9 @@ const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// An Ethernet type for experiments (IEEE 802, local): what comes after everything that was sent.
 const MARKER: [u8; 2] = [0x88, 0xb5];
 
+/// The maximum number of flows.
+pub(crate) const FLOWS: u32 = 64;
+
 /// Bytes of the ring buffer for copies.
 const COPIES: u32 = 4 << 20;
 
@@ -536,7 +539,7 @@ impl Rig {
     pub(crate) fn attach_anew(&mut self, config: Config) {
         let (program, copies) = self.within(|| {
             let copies = Copies::new(COPIES).unwrap();
-            let mut program = Program::load(64, &copies).unwrap();
+            let mut program = Program::load(FLOWS, &copies).unwrap();
             program.configure(&config, Duration::MAX).unwrap();
             program.attach(index_of("guest")).unwrap();
             (program, copies)

@@ -1,11 +1,13 @@
 //! How a flow begins: by its handshake, or in its middle.
 
-use taut_snoop::wire::{Config, Mode};
+use std::time::Duration;
+
+use taut_snoop::wire::{Bypass, Config, Mode};
 
 use crate::checker::tsval;
 use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
-use crate::rig::Rig;
+use crate::rig::{FLOWS, Rig};
 
 const EARLY: Config = Config {
     start_early: true,
@@ -378,29 +380,36 @@ fn in_mid_flow_nothing_grows() {
     assert!(acked > 0, "nothing was tried");
 }
 
-#[test]
-fn a_retracted_window_does_not_raise_the_scale() {
-    let mut rig = Rig::new(500, ON);
+/// A connection in mid-flow, in which the guest's window has no scale and the guest has sent a byte.
+fn unscaled_midflow(rig: &mut Rig) -> Conn {
     rig.detach();
     let mut conn = Conn::new(Terms {
         scale: None,
         window: 6000,
         ..Terms::default()
     });
-    conn.open_and_prove(&mut rig);
+    conn.open_and_prove(rig);
     rig.attach_anew(ON);
     let word = conn.guest_data(1);
     rig.guest_sends(&word);
     rig.at_peer();
+    conn
+}
+
+#[test]
+fn in_mid_flow_what_the_guest_offered_before_it_was_seen_shows_no_scale() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = unscaled_midflow(&mut rig);
+    // Sent by a window that the guest has retracted since, and that it still takes.
+    let echo = conn.guest_clock - 1;
     for _ in 0..6 {
-        // It advertises no room, and still accepts data in flight.
-        conn.terms.window = 0;
-        let shut = conn.guest_acks(conn.guest_ack);
-        rig.guest_sends(&shut);
-        let data = conn.data(1000);
-        rig.peer_sends(&data);
+        for _ in 0..10 {
+            let clock = std::mem::replace(&mut conn.guest_clock, echo);
+            let data = conn.data(1000);
+            conn.guest_clock = clock;
+            rig.peer_sends(&data);
+        }
         rig.at_guest();
-        conn.terms.window = 6000;
         let ack = conn.guest_acks(conn.peer_seq);
         rig.guest_sends(&ack);
         rig.at_peer();
@@ -413,4 +422,92 @@ fn a_retracted_window_does_not_raise_the_scale() {
     }
     let told = rig.at_peer().iter().map(|ack| ack.ack).max().unwrap();
     assert!(edge.wrapping_sub(told).cast_signed() >= 0);
+}
+
+#[test]
+fn in_mid_flow_no_scale_is_larger_than_those_in_the_guests_syns() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = unscaled_midflow(&mut rig);
+    let mut other = Conn::new(Terms {
+        scale: Some(1),
+        port: 5001,
+        ..Terms::default()
+    });
+    other.open(&mut rig);
+    for _ in 0..6 {
+        // The sender ignores the guest's window, and the guest takes all of it.
+        for _ in 0..20 {
+            let data = conn.data(1000);
+            rig.peer_sends(&data);
+        }
+        rig.at_guest();
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        rig.at_peer();
+    }
+    let flows = rig.program.as_ref().unwrap().flows().unwrap();
+    let (_, flow) = flows
+        .iter()
+        .find(|(key, _)| key.peer.port() == 5000)
+        .unwrap();
+    assert_eq!(flow.rcv_edge, conn.guest_ack.wrapping_add(6000 << 1));
+}
+
+#[test]
+fn in_mid_flow_a_retracted_window_ends_early_acks() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = unscaled_midflow(&mut rig);
+    conn.terms.window = 0;
+    let shut = conn.guest_acks(conn.guest_ack);
+    rig.guest_sends(&shut);
+    assert_eq!(rig.at_peer(), [shut]);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Retracted));
+}
+
+/// A flow with a packet within a tenth of a second is not idle.
+const RECENT: Duration = Duration::from_millis(120);
+
+/// Anyone can have a listener of the guest answer SYNs.
+#[test]
+fn idle_flows_make_room_for_new_ones() {
+    let mut rig = Rig::new(500, ON);
+    let flows = |rig: &Rig| rig.program.as_ref().unwrap().flows().unwrap().len();
+    for port in 0..FLOWS as u16 {
+        let mut unproven = Conn::new(Terms {
+            port: 10_000 + port,
+            ..Terms::default()
+        });
+        unproven.open(&mut rig);
+    }
+    assert_eq!(flows(&rig), FLOWS as usize, "the table is full");
+    std::thread::sleep(RECENT);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert_eq!(flows(&rig), FLOWS as usize);
+}
+
+/// So do the connections that a load balancer's checks reset.
+#[test]
+fn flows_that_clients_have_reset_make_room_for_new_ones() {
+    let mut rig = Rig::new(500, ON);
+    for port in 0..2 * FLOWS as u16 {
+        if port == FLOWS as u16 {
+            std::thread::sleep(RECENT);
+        }
+        let mut conn = Conn::new(Terms {
+            port: 10_000 + port,
+            ..Terms::default()
+        });
+        conn.open_and_prove(&mut rig);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1, "connection {port}");
+        let mut reset = conn.data(0);
+        reset.flags = crate::rig::RST;
+        rig.peer_sends(&reset);
+        rig.empty_unread();
+    }
 }

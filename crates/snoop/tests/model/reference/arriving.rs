@@ -52,6 +52,7 @@ impl Model {
         let Some(flow) = &mut self.flow else {
             return Self::passes("no_flow", s);
         };
+        flow.see_excess(s);
         if !config.on {
             if s.has(FIN) && flow.is_acceptable(s) {
                 flow.mode = Mode::Bypass("closing");

@@ -73,6 +73,10 @@ pub(crate) struct Flow {
     pub(crate) frame: u32,
     pub(crate) mss: u16,
     pub(crate) scale: Scale,
+    /// In mid-flow: a peer that echoes a later TSval knows an offer that was seen, and the end of what
+    /// such a peer sent beyond the window by the assumed scale.
+    pub(crate) offer_ts: Option<Seq>,
+    pub(crate) excess: Option<Seq>,
     pub(crate) peer_syn: bool,
     pub(crate) vm_syn: bool,
     pub(crate) peer_scales: bool,
@@ -142,6 +146,8 @@ impl Flow {
             frame: 0,
             mss: 0,
             scale: Scale::Said(0),
+            offer_ts: None,
+            excess: None,
             peer_syn: false,
             vm_syn: false,
             peer_scales: false,
@@ -278,6 +284,25 @@ impl Flow {
         let end = s.data_end() + u32::from(s.has(FIN));
         if end != s.seq && end.after(self.next) {
             self.ahead = self.ahead.max(end);
+        }
+    }
+
+    /// Learns that the peer, knowing a window that was seen, sends more than it allows by the assumed
+    /// scale.
+    pub(crate) fn see_excess(&mut self, s: &Segment) {
+        let knows = |echo: Seq| self.vm_ts && self.offer_ts.is_some_and(|ts| echo.after(ts));
+        let end = s.data_end();
+        if matches!(self.scale, Scale::AtLeast(_))
+            && self.excess.is_none()
+            && s.len > 0
+            && s.sums_up
+            && s.seq.after(self.acked)
+            && s.said().timestamps.is_some_and(|(_, echo)| knows(echo))
+            && self.is_acceptable(s)
+            && end.after(self.far + u32::from(self.mss))
+            && end.before(self.vm + (0xffff << 14))
+        {
+            self.excess = Some(end);
         }
     }
 

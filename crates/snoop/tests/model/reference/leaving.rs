@@ -41,6 +41,8 @@ impl Model {
         }
         let (config, now) = (self.config, self.now);
         if s.has(SYN) {
+            let own = (!s.has(ACK)).then_some(0);
+            self.largest_scale = self.largest_scale.max(s.said().scale.or(own));
             self.guest_syn(s);
             let window = match s.has(ACK) {
                 true => syn_window(&config, s),
@@ -63,7 +65,8 @@ impl Model {
         };
         let begins = flow.counted && flow.is_proof(s);
         flow.counted &= !begins;
-        let heard = flow.hear_guest(&config, s, now);
+        let scale_most = self.largest_scale.unwrap_or(SCALE_MAX).min(SCALE_MAX);
+        let heard = flow.hear_guest(&config, s, scale_most, now);
         flow.on_guest_heard(now);
         let acked = flow.acked;
         if begins {
@@ -158,7 +161,7 @@ impl Flow {
         s.len > 0 || s.has(FIN) || took
     }
 
-    fn hear_guest(&mut self, config: &Config, s: &Segment, now: u32) -> Heard {
+    fn hear_guest(&mut self, config: &Config, s: &Segment, scale_most: u8, now: u32) -> Heard {
         let said = s.said();
         if self.is_bypassed() {
             self.follow_to_the_end(s, now);
@@ -183,14 +186,21 @@ impl Flow {
         }
         let before = *self;
         let met = self.scale == Scale::Unknown;
-        self.learn(s, now);
-        if !met && self.mode != Mode::Unproven && self.contradicts(config, s, &before, now) {
-            self.mode = Mode::Bypass("contradicted");
+        self.learn(s, scale_most, now);
+        if !met
+            && self.mode != Mode::Unproven
+            && let Some(why) = self.contradicts(config, s, &before, now)
+        {
+            self.mode = Mode::Bypass(why);
             let reach = self.edge;
             return Heard::Lacks {
                 reach,
-                contradicted: true,
+                contradicted: why == "contradicted",
             };
+        }
+        if !met && matches!(self.scale, Scale::AtLeast(_)) && self.retreats(before.edge) {
+            self.mode = Mode::Bypass("retracted");
+            return Heard::Ended("bypass");
         }
         // Data beyond the hole came after the early-acknowledged data before it.
         if let Some((start, end)) = said.sack
@@ -236,24 +246,35 @@ impl Flow {
         Heard::Lifted(self.next, window)
     }
 
-    /// Whether the guest retracts its window over early-acknowledged data, or lacks the data.
-    fn contradicts(&self, config: &Config, s: &Segment, before: &Self, now: u32) -> bool {
+    fn retreats(&self, edge: Seq) -> bool {
+        (self.edge + ((1 << self.shift()) - 1)).before(edge)
+    }
+
+    /// Whether the guest retracts its window over early-acknowledged data, or seems to lack the data.
+    fn contradicts(
+        &self,
+        config: &Config,
+        s: &Segment,
+        before: &Self,
+        now: u32,
+    ) -> Option<&'static str> {
         if !s.ack.before(self.next) || s.ack.before(self.vm) {
-            return false;
+            return None;
         }
-        let unit = (1 << self.shift()) - 1;
-        let retreats = (self.edge + unit).before(before.edge);
-        let closes = !config.grows() && (self.edge + unit).before(self.next);
+        if self.retreats(before.edge) || !config.grows() && self.retreats(self.next) {
+            return Some("contradicted");
+        }
         let repeats = s.ack == before.vm
             && s.len == 0
             && s.ack.before(self.acked)
             && !self.edge.after(before.edge)
             && self.heard_since
             && Seq(now).from(Seq(self.awake)) >= RUNNING.cast_signed();
-        retreats || closes || repeats
+        repeats.then_some("doubt")
     }
 
-    fn learn(&mut self, s: &Segment, now: u32) {
+    /// `scale_most`: the largest scale in the guest's SYNs.
+    fn learn(&mut self, s: &Segment, scale_most: u8, now: u32) {
         let said = s.said();
         match self.scale {
             Scale::Unknown => {
@@ -264,17 +285,25 @@ impl Flow {
                 // Data in the ring was not seen: up to the widest scale, of 512 at least.
                 self.ahead = s.ack + (u32::from(s.window).max(512) << SCALE_MAX);
                 (self.ts_vm, self.ts_peer) = said.timestamps.unwrap_or_default();
+                (self.offer_ts, self.excess) = (None, None);
             }
-            // It has taken more than it ever advertised by the assumed scale.
-            Scale::AtLeast(scale) if s.ack.after(self.far + u32::from(self.mss)) => {
-                self.scale = Scale::AtLeast((scale + 1).min(SCALE_MAX));
-                self.far = s.ack;
+            // It has taken what its window allows by a larger scale.
+            Scale::AtLeast(scale) if self.excess.is_some_and(|end| !s.ack.before(end)) => {
+                let end = self.excess.take();
+                if end.is_some_and(|end| end.after(self.far + u32::from(self.mss))) {
+                    self.scale = Scale::AtLeast((scale + 1).min(scale_most.max(scale)));
+                    self.offer_ts = Some(self.ts_vm);
+                    self.far = s.ack;
+                }
             }
             _ => {}
         }
         self.learnt = true;
         self.vm_ts |= !self.vm_syn && said.timestamps.is_some();
         if s.ack.after(self.vm) {
+            // A sender takes the window of an ACK of new data.
+            let value = said.timestamps.unwrap_or_default().0;
+            self.offer_ts = self.offer_ts.or(Some(value));
             self.vm = s.ack;
             self.owe_from(now);
             self.ahead = self.ahead.max(s.ack);
