@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
+use taut_sys::listen::Listen;
 
 use crate::nearness::RelayId;
 use crate::zone::{Node, Zone, ZoneError};
@@ -30,13 +31,13 @@ pub const MAX_LISTEN: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The addresses of its UDP and TCP ports.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Listen>,
     /// Threads that answer over UDP; `None`: one for each CPU that this process may run on.
     pub workers: Option<u16>,
     /// The user that the process switches to once its ports are bound; `None`: it keeps its own.
     pub user: Option<String>,
     /// The address of the OpenMetrics endpoint; `None`: off.
-    pub metrics: Option<SocketAddr>,
+    pub metrics: Option<Listen>,
     /// The zone's name.
     pub zone: Name,
     /// The mail address of its operator, as the SOA record has it.

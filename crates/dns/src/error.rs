@@ -1,10 +1,10 @@
 //! Why the server does not start, or ends.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use taut_sys::Errno;
+use taut_sys::listen::Listen;
 
 use crate::config::ConfigError;
 use crate::nearness::TooManyPrefixes;
@@ -20,7 +20,7 @@ pub enum ServeError {
     )]
     Bind {
         /// The address.
-        addr: SocketAddr,
+        addr: Listen,
         /// The protocol.
         protocol: &'static str,
         /// The key of the configuration.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use taut_sys::Errno;
 use taut_sys::datagram::UdpPort;
+use taut_sys::listen::Listen;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -43,7 +44,7 @@ impl Bound {
     pub fn new(config: &Config) -> Result<Self, ServeError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.workers.map_or(cpus, usize::from);
-        let failed = |addr: SocketAddr, protocol, key| {
+        let failed = |addr: Listen, protocol, key| {
             move |source: io::Error| ServeError::Bind {
                 addr,
                 protocol,
@@ -51,34 +52,26 @@ impl Bound {
                 source,
             }
         };
-        let listen = config.listen.iter().filter(|addr| is_usable(addr)).copied();
-        let listen: Vec<SocketAddr> = listen.collect();
+        // Two sockets for `:PORT`, so that an answer over IPv4 has an address of IPv4.
+        let listen: Vec<_> = config.listen.iter().flat_map(Listen::addrs_here).collect();
         let udp = |addr: &SocketAddr| {
             let port = UdpPort::bind(*addr, udp::RECEIVE_BUFFER);
-            port.map_err(|errno| failed(*addr, "UDP", "listen")(errno.into()))
+            port.map_err(|errno| failed(Listen::At(*addr), "UDP", "listen")(errno.into()))
         };
         let udp = (0..workers).map(|_| listen.iter().map(udp).collect());
-        let tcp = |addr: SocketAddr, key| -> Result<std::net::TcpListener, ServeError> {
-            tcp::listen(addr).map_err(|errno| failed(addr, "TCP", key)(errno.into()))
+        let tcp = |addr: &SocketAddr| {
+            let listener = tcp::listen(*addr);
+            listener.map_err(|errno| failed(Listen::At(*addr), "TCP", "listen")(errno.into()))
         };
         Ok(Self {
             udp: udp.collect::<Result<_, _>>()?,
-            tcp: listen
-                .iter()
-                .map(|addr| tcp(*addr, "listen"))
-                .collect::<Result<_, _>>()?,
-            metrics: config
-                .metrics
-                .map(|addr| tcp(addr, "metrics"))
-                .transpose()?,
+            tcp: listen.iter().map(tcp).collect::<Result<_, _>>()?,
+            metrics: match config.metrics {
+                Some(addr) => Some(addr.open().map_err(failed(addr, "TCP", "metrics"))?),
+                None => None,
+            },
         })
     }
-}
-
-/// Returns whether the machine can have this address: `:PORT` means IPv6 only where there is IPv6.
-fn is_usable(addr: &SocketAddr) -> bool {
-    let all_of_v6 = addr.is_ipv6() && addr.ip().is_unspecified();
-    !all_of_v6 || std::path::Path::new("/proc/self/net/if_inet6").exists()
 }
 
 /// Checks that a server could start with `config`, without its ports. Returns what the operator should
@@ -228,7 +221,7 @@ fn start(bound: Bound, shared: &Shared) -> Result<mpsc::Receiver<Errno>, ServeEr
     Ok(lost)
 }
 
-fn list(addresses: &[SocketAddr]) -> String {
-    let addresses = addresses.iter().map(SocketAddr::to_string);
+fn list(addresses: &[Listen]) -> String {
+    let addresses = addresses.iter().map(Listen::to_string);
     addresses.collect::<Vec<_>>().join(", ")
 }

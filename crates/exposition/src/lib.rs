@@ -21,7 +21,6 @@ pub mod runtime;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +30,7 @@ use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HOST, VARY};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use taut_sys::listen::Listen;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
@@ -60,7 +60,7 @@ pub enum SpawnError {
     #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
     Address {
         /// The address.
-        addr: SocketAddr,
+        addr: Listen,
         /// The system's error.
         source: io::Error,
     },
@@ -74,12 +74,12 @@ pub enum SpawnError {
 ///
 /// # Errors
 /// [`SpawnError`].
-pub fn spawn<E>(addr: SocketAddr, thread: &str, encode: E) -> Result<(), SpawnError>
+pub fn spawn<E>(addr: Listen, thread: &str, encode: E) -> Result<(), SpawnError>
 where
     E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
 {
-    let listener =
-        std::net::TcpListener::bind(addr).map_err(|source| SpawnError::Address { addr, source })?;
+    let listener = addr.open();
+    let listener = listener.map_err(|source| SpawnError::Address { addr, source })?;
     spawn_at(listener, thread, encode).map_err(SpawnError::Thread)
 }
 
@@ -87,7 +87,6 @@ fn spawn_at<E>(listener: std::net::TcpListener, thread: &str, encode: E) -> io::
 where
     E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
 {
-    listener.set_nonblocking(true)?;
     // Not made by the thread, whose errors could only be logged.
     let runtime = runtime::build(Builder::new_current_thread().enable_all())?;
     let listener = {
@@ -323,7 +322,7 @@ mod tests {
     fn an_address_in_use_is_an_error_that_names_the_option() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = taken.local_addr().unwrap();
-        let error = spawn(addr, "metrics", encode).unwrap_err().to_string();
+        let error = spawn(Listen::At(addr), "metrics", encode).unwrap_err().to_string();
         assert!(error.contains("choose another --metrics"), "{error}");
     }
 

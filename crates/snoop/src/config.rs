@@ -1,6 +1,5 @@
 //! The `[snoop]` table of the configuration file, with the same settings as the command line.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,6 +8,7 @@ use bytesize::ByteSize;
 use glob::Pattern;
 use serde::de::{Error as _, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+use taut_sys::listen::Listen;
 
 use crate::qmp::Source;
 use crate::wire::Net;
@@ -84,7 +84,8 @@ pub struct Settings {
     /// QMP sockets of the guests' machines.
     pub qmp: Vec<Source>,
     /// Address of the OpenMetrics endpoint.
-    pub metrics: Option<SocketAddr>,
+    #[serde(deserialize_with = "listen")]
+    pub metrics: Option<Listen>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
 }
@@ -258,6 +259,11 @@ where
         .collect()
 }
 
+fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Listen>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(D::Error::custom)
+}
+
 fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     let time = humantime::parse_duration(&text).map_err(|e| {
@@ -304,7 +310,7 @@ mod tests {
     fn every_setting_can_be_in_the_file() {
         let settings = Settings::parse(
             "[relay]\nworkers = 2\n[snoop]\ntaps = [\"vnet*\", \"tap0\"]\nring = 1000\nbuffer = \"256KiB\"\ngrow = true\n\
-             guest_rcvbuf = \"1MiB\"\nstart_early = true\necn = true\nflows = 100\nmetrics = \"127.0.0.1:9465\"\n\
+             guest_rcvbuf = \"1MiB\"\nstart_early = true\necn = true\nflows = 100\nmetrics = \":9465\"\n\
              control = \"/run/snoop.sock\"",
         )
         .unwrap();

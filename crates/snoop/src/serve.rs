@@ -5,7 +5,6 @@
 //! tap's guest has everything that was acknowledged early.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +19,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use taut_exposition::SpawnError;
 use taut_sys::control_socket::{self, ControlError};
+use taut_sys::listen::Listen;
 
 use crate::copies::{self, Waiter};
 use crate::error::ProgramError;
@@ -145,7 +145,7 @@ impl Asker {
 pub fn run(
     options: Options,
     control: &Path,
-    metrics: Option<SocketAddr>,
+    metrics: Option<Listen>,
 ) -> Result<(), ServeError> {
     more_descriptors();
     let (tell, told) = sync_channel(ASKERS);

@@ -28,6 +28,7 @@ pub mod interface;
 pub mod job_dir;
 pub mod kernel_tls;
 pub mod limits;
+pub mod listen;
 mod netlink;
 pub mod netns;
 pub mod netns_lock;

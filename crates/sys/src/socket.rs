@@ -456,7 +456,7 @@ pub fn is_local(ip: std::net::IpAddr) -> bool {
         .is_ok()
 }
 
-fn tcp_socket(addr: SocketAddr) -> Result<OwnedFd, Errno> {
+pub(crate) fn tcp_socket(addr: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = match addr {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,

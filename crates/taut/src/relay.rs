@@ -1,13 +1,12 @@
 //! `taut relay`: runs a relay node.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 use taut_relay::config::{Config, ConfigError, Forward};
 use taut_relay::handover::Passed;
-use taut_relay::net::addr::{Destination, Listen, serving_addr};
+use taut_relay::net::addr::{Destination, Listen};
 use taut_relay::node;
 use taut_relay::serve::{self, ControlSocket};
 use taut_sys::activation::{self, Activated};
@@ -74,8 +73,8 @@ pub(crate) struct Args {
     to: Option<Destination>,
 
     /// Address to serve OpenMetrics on, at /metrics
-    #[arg(short, long, value_name = "ADDR", value_parser = serving_addr, help_heading = "Metrics")]
-    metrics: Option<SocketAddr>,
+    #[arg(short, long, value_name = "ADDR", help_heading = "Metrics")]
+    metrics: Option<Listen>,
 
     /// Check the configuration, names, keys and addresses, and exit without starting a relay; `--check=peers`
     /// dials the relays of the mesh, too

@@ -1,7 +1,6 @@
 //! `taut snoop`.
 
 use std::io::{ErrorKind, Write as _};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +24,7 @@ use taut_snoop::serve::{self, AskError, CONTROL};
 use taut_snoop::tap_supervisor::Options;
 use taut_snoop::wire::Net;
 use taut_sys::job_dir::JobDir;
+use taut_sys::listen::Listen;
 
 use crate::Failure;
 use crate::confine::{self, Confined, SandboxArgs};
@@ -131,7 +131,7 @@ pub(crate) struct Args {
 
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS", help_heading = "Metrics")]
-    metrics: Option<SocketAddr>,
+    metrics: Option<Listen>,
 
     /// Control socket, which `status`, `--off` and `--on` use [default: /run/taut/snoop/snoop.sock]
     #[arg(

@@ -4,7 +4,6 @@ mod text;
 
 use std::collections::HashSet;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
+use taut_sys::listen::Listen;
 use taut_tune::actuate::Actuators;
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::demand::WindowCap;
@@ -145,7 +145,7 @@ pub(crate) struct Args {
         conflicts_with = "undo",
         help_heading = "Metrics"
     )]
-    metrics: Option<SocketAddr>,
+    metrics: Option<Listen>,
 
     /// Where the values from before each change are kept
     #[arg(long, value_name = "FILE", default_value = journal::PATH, help_heading = "What is done")]

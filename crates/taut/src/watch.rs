@@ -1,6 +1,5 @@
 //! `taut watch`: the arguments of the command.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 use taut_observe::watch::Watcher;
 use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
+use taut_sys::listen::Listen;
 
 use crate::Failure;
 use crate::confine::{self, Confinement};
@@ -73,7 +73,7 @@ pub(crate) struct Args {
 
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS", help_heading = "Metrics")]
-    metrics: Option<SocketAddr>,
+    metrics: Option<Listen>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -1,7 +1,6 @@
 //! The metrics of `taut tune`.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use taut_exposition::SpawnError;
+use taut_sys::listen::Listen;
 
 use crate::report::Outcome;
 use crate::tuner::Round;
@@ -119,7 +119,7 @@ impl Metrics {
     ///
     /// # Errors
     /// [`SpawnError`].
-    pub fn serve(&self, addr: SocketAddr) -> Result<(), SpawnError> {
+    pub fn serve(&self, addr: Listen) -> Result<(), SpawnError> {
         let registry = Arc::clone(&self.registry);
         taut_exposition::spawn(addr, "tune-metrics", move || encoded(&registry))
     }

@@ -1,6 +1,6 @@
 //! The section as written, and its conversion to a [`Config`].
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use taut_mesh::members::MemberName;
+use taut_sys::listen::{Listen, ListenError};
 use toml::Spanned;
 
 use super::{Config, MAX_LISTEN, MAX_NAME_SERVERS, MAX_NAMES, MAX_RELAYS, Probe, RelayConfig};
@@ -147,11 +148,8 @@ impl Section {
             user: self.user,
             metrics: match self.metrics {
                 Some(text) => {
-                    let parsed = text.get_ref().parse().map_err(|_| {
-                        let e = "write ADDRESS:PORT, such as 127.0.0.1:9467";
-                        field(&text, "metrics", e.into())
-                    });
-                    Some(parsed?)
+                    let parsed = text.get_ref().parse();
+                    Some(parsed.map_err(|e: ListenError| field(&text, "metrics", e.to_string()))?)
                 }
                 None => None,
             },
@@ -246,7 +244,7 @@ fn mailbox(text: &str) -> Result<Name, String> {
     parsed.ok_or_else(bad)
 }
 
-fn listen(written: Option<Spanned<OneOrMany>>) -> Result<Vec<SocketAddr>, Mistake> {
+fn listen(written: Option<Spanned<OneOrMany>>) -> Result<Vec<Listen>, Mistake> {
     let (at, texts) = match written {
         None => (0, vec![LISTEN.to_owned()]),
         Some(written) => (
@@ -261,26 +259,11 @@ fn listen(written: Option<Spanned<OneOrMany>>) -> Result<Vec<SocketAddr>, Mistak
         let e = format!("mesh.dns.listen: name from 1 to {MAX_LISTEN} addresses");
         return Err((at, e));
     }
-    let mut addresses = Vec::new();
-    for text in texts {
-        let all = text.strip_prefix(':').and_then(|port| port.parse().ok());
-        match (all, text.parse()) {
-            // Two sockets, so that an answer over IPv4 has an address of IPv4.
-            (Some(port), _) => addresses.extend::<[SocketAddr; 2]>([
-                (Ipv4Addr::UNSPECIFIED, port).into(),
-                (Ipv6Addr::UNSPECIFIED, port).into(),
-            ]),
-            (None, Ok(address)) => addresses.push(address),
-            (None, Err(_)) => {
-                let e = format!(
-                    "mesh.dns.listen: `{}` is not ADDRESS:PORT, nor :PORT for all addresses",
-                    text.escape_default()
-                );
-                return Err((at, e));
-            }
-        }
-    }
-    Ok(addresses)
+    let addresses = texts.iter().map(|text| {
+        let parsed = text.parse();
+        parsed.map_err(|e: ListenError| (at, format!("mesh.dns.listen: {e}")))
+    });
+    addresses.collect()
 }
 
 fn unlimited(written: Option<Spanned<OneOrMany>>) -> Result<Vec<IpNet>, Mistake> {

@@ -42,8 +42,7 @@ fn parse(text: &str) -> Result<Config, String> {
 #[test]
 fn a_section_is_read_with_its_defaults() {
     let config = parse(GOOD).unwrap();
-    let listen: Vec<_> = config.listen.iter().map(SocketAddr::to_string).collect();
-    assert_eq!(listen, ["0.0.0.0:5353", "[::]:5353"]);
+    assert_eq!(config.listen, [Listen::All(5353)]);
     assert_eq!(config.contact.to_string(), "hostmaster.steer.example.org.");
     assert_eq!(config.ttl, 20);
     assert_eq!(config.rate_limit, Some(1000.0));
@@ -77,7 +76,7 @@ fn a_mistake_is_reported_with_its_line_and_field() {
             "\":5353\"",
             "\"53\"",
             4,
-            "mesh.dns.listen: `53` is not ADDRESS:PORT",
+            "mesh.dns.listen: `53` is not an address to listen on",
         ),
         (
             "\"20s\"",

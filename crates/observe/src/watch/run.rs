@@ -1,7 +1,6 @@
 //! Runs `taut watch`: scans, reports, files and metrics, until a signal stops it.
 
 use std::io::{self, BufWriter, ErrorKind, Stdout, Write as _};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use taut_exposition::SpawnError;
+use taut_sys::listen::Listen;
 
 use super::files::{Files, Lost, Rotation};
 use super::line::{Line, Lines};
@@ -35,7 +35,7 @@ pub struct Options {
     /// The directory for files, their format and rotation; `None`: lines go to standard output.
     pub to: Option<(PathBuf, Format, Rotation)>,
     /// The address at which metrics are served.
-    pub metrics: Option<SocketAddr>,
+    pub metrics: Option<Listen>,
 }
 
 /// The format of files.

@@ -18,7 +18,7 @@ use super::field::{
 };
 use super::{Config, Control, Forward, Named, ServerName, mesh, transparent};
 use crate::early_syn::Devices;
-use crate::net::addr::{Destination, Listen, serving_addr};
+use crate::net::addr::{Destination, Listen};
 use crate::session_log;
 
 #[derive(Deserialize)]
@@ -157,14 +157,12 @@ impl Section {
         }
         config.user = self.user;
         if let Some(metrics) = self.metrics {
-            let addr = serving_addr(metrics.get_ref());
-            let addr = addr.map_err(|e| (metrics.span().start, format!("relay.metrics: {e}")))?;
-            config.metrics = Some(addr);
+            let at = metrics.span().start;
+            config.metrics = Some(parse(metrics.get_ref(), at, || "relay.metrics".to_owned())?);
         }
         if let Some(admin) = self.admin {
-            let addr = serving_addr(admin.get_ref());
-            let addr = addr.map_err(|e| (admin.span().start, format!("relay.admin: {e}")))?;
-            config.admin = Some(addr);
+            let at = admin.span().start;
+            config.admin = Some(parse(admin.get_ref(), at, || "relay.admin".to_owned())?);
         }
 
         let t = &mut config.timeouts;
@@ -482,12 +480,7 @@ impl Taken {
         listen: &[Listen],
     ) -> Result<(), (usize, String)> {
         for (j, listen) in listen.iter().enumerate() {
-            for addr in listen
-                .addrs
-                .iter()
-                .map(|addr| addr.0)
-                .filter(|a| a.port() != 0)
-            {
+            for addr in listen.addrs().into_iter().filter(|a| a.port() != 0) {
                 let field = format!("{section}.listen[{j}]");
                 if let Some((_, other)) = self.addrs.iter().find(|(taken, _)| *taken == addr) {
                     let message = format!(

@@ -64,9 +64,9 @@ pub struct Config {
     /// The user that the process switches to at start; `None`: it keeps its own.
     pub user: Option<String>,
     /// The address of the OpenMetrics endpoint; `None`: off.
-    pub metrics: Option<std::net::SocketAddr>,
+    pub metrics: Option<Listen>,
     /// The address of the admin page; `None`: off.
-    pub admin: Option<std::net::SocketAddr>,
+    pub admin: Option<Listen>,
     /// Time limits.
     pub timeouts: Timeouts,
     /// How bytes are moved.

@@ -284,7 +284,7 @@ fn a_bad_address_is_named_with_its_field_and_line() {
     );
     let e = error(&format!("[relay]\nmetrics = \"9464\"\n{FORWARD}"));
     assert!(
-        e.starts_with("taut.toml:2: relay.metrics: `9464` is not ADDRESS:PORT"),
+        e.starts_with("taut.toml:2: relay.metrics: `9464` is not an address to listen on"),
         "{e}"
     );
 }

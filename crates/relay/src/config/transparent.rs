@@ -90,7 +90,7 @@ impl Written {
         if ports.contains(&0) {
             return Err(of_ports("nothing can connect to port 0"));
         }
-        let own = listen.iter().flat_map(|l| &l.addrs).map(|l| l.0.port());
+        let own = listen.iter().map(Listen::port);
         if let Some(port) = own.into_iter().find(|port| ports.contains(port)) {
             return Err(of_ports(&format!(
                 "{port} is also listened on; listen on a port that is not intercepted, so that \
@@ -115,9 +115,8 @@ impl Written {
         }
         for net in &taken.destinations {
             let of_family = |l: &Listen| {
-                l.addrs
-                    .iter()
-                    .any(|a| a.0.is_ipv4() == net.addr().is_ipv4())
+                let mut addrs = l.addrs().into_iter();
+                addrs.any(|addr| addr.is_ipv4() == net.addr().is_ipv4())
             };
             if !listen.iter().any(of_family) {
                 let message = format!(

@@ -1,10 +1,12 @@
 //! The addresses of a session. Each role has its own type, so that legs cannot be confused.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use taut_mesh::hello::Target;
+
+pub use taut_sys::listen::Listen;
 
 /// The address a listener is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,15 +30,6 @@ pub struct Destination {
     pub port: u16,
 }
 
-/// Addresses to listen on, written as `ADDRESS:PORT`, or `:PORT` for every IPv4 and IPv6 address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen {
-    /// The addresses to bind; never empty.
-    pub addrs: Vec<ListenAddr>,
-    /// Whether it was written as `:PORT`: a machine without IPv6 then still listens on IPv4.
-    pub any: bool,
-}
-
 /// The reason why a text is not a valid address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddrError {
@@ -54,11 +47,6 @@ pub enum AddrError {
     /// An IPv6 address without brackets runs into its port.
     #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
     Brackets(String),
-    /// The text is not an IP address and port.
-    #[error(
-        "`{0}` is not an address to listen on: write ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses"
-    )]
-    Listen(String),
 }
 
 // === impl Destination ===
@@ -117,41 +105,6 @@ impl fmt::Display for Destination {
     }
 }
 
-// === impl Listen ===
-
-impl FromStr for Listen {
-    type Err = AddrError;
-
-    fn from_str(s: &str) -> Result<Self, AddrError> {
-        if let Some(port) = s.strip_prefix(':') {
-            let port: u16 = port.parse().map_err(|_| AddrError::Listen(s.into()))?;
-            let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-            let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-            return Ok(Self {
-                addrs: vec![ListenAddr(v4), ListenAddr(v6)],
-                any: true,
-            });
-        }
-        let addr = s.parse().map_err(|_| AddrError::Listen(s.into()))?;
-        Ok(Self {
-            addrs: vec![ListenAddr(addr)],
-            any: false,
-        })
-    }
-}
-
-/// Parses an address to serve on: `ADDRESS:PORT`, or `:PORT` for all addresses.
-///
-/// # Errors
-/// What the text should be.
-pub fn serving_addr(text: &str) -> Result<SocketAddr, String> {
-    let all = text.strip_prefix(':').and_then(|port| port.parse().ok());
-    let all = all.map(|port: u16| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
-    all.map_or_else(|| text.parse(), Ok).map_err(|_| {
-        format!("`{text}` is not ADDRESS:PORT, such as 127.0.0.1:9464, nor :PORT for all addresses")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,19 +144,5 @@ mod tests {
             AddrError::Host("[nonsense]:80".into())
         );
         assert_eq!(error("a b:80"), AddrError::Host("a b:80".into()));
-    }
-
-    #[test]
-    fn a_bare_port_listens_on_both_families() {
-        let listen: Listen = ":8080".parse().unwrap();
-        assert!(listen.any);
-        assert_eq!(listen.addrs.len(), 2);
-        assert!(listen.addrs[0].0.is_ipv4() && listen.addrs[1].0.is_ipv6());
-    }
-
-    #[test]
-    fn a_name_is_not_an_address_to_listen_on() {
-        assert!("localhost:80".parse::<Listen>().is_err());
-        assert!("127.0.0.1".parse::<Listen>().is_err());
     }
 }

@@ -35,10 +35,7 @@ pub(super) fn bind(
     };
     let mut own = Vec::new();
     let mut opened: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    for (addr, optional) in listen
-        .iter()
-        .flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
-    {
+    for addr in listen.iter().flat_map(Listen::addrs_here) {
         let problem = |e| StartError::Listen {
             addr,
             reason: listen_problem(addr, e),
@@ -79,10 +76,6 @@ pub(super) fn bind(
             Ok(()) => {}
             // This node itself uses the port, at an address that it may be about to give up.
             Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
-            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
-                tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
-                continue;
-            }
             Err(e) => return Err(problem(e)),
         }
         // For port 0, the kernel chooses a port for the first socket; the others share it.

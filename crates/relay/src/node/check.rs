@@ -21,7 +21,7 @@ use crate::config::{Config, Forward, MeshConfig};
 use crate::early_syn::{Devices, EarlySynError};
 use crate::etcd;
 use crate::intercept::InterceptError;
-use crate::net::addr::Destination;
+use crate::net::addr::{Destination, Listen, ListenAddr};
 use crate::net::forward_loops::{self, Edge};
 use crate::net::names::{Addrs, look_up};
 use crate::session_log;
@@ -85,10 +85,9 @@ pub fn check(config: &Config) -> Findings {
         .flat_map(|f| &f.listen)
         .chain(of_mesh);
     for listen in listens {
-        for addr in listen.addrs.iter().map(|addr| addr.0) {
+        for addr in listen.addrs_here() {
             match Listener::probe(addr) {
                 Ok(()) | Err(Errno::ADDRINUSE) => {}
-                Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if listen.any && addr.is_ipv6() => {}
                 Err(error) => note(StartError::Listen {
                     addr,
                     reason: listen_problem(addr, error),
@@ -230,11 +229,11 @@ fn looped(config: &Config, found: &[(Destination, Addrs)]) -> Option<String> {
     let ends: Vec<(Vec<_>, Vec<_>)> = forwards
         .iter()
         .map(|forward| {
-            let listen = forward.listen.iter().flat_map(|listen| listen.addrs.iter());
+            let listen = forward.listen.iter().flat_map(Listen::addrs).map(ListenAddr);
             let is_its = |name| forward.destinations().any(|to| to == name);
             let to = found.iter().filter(|(name, _)| is_its(name));
             let to = to.flat_map(|(_, addrs)| addrs.iter());
-            (listen.copied().collect(), to.copied().collect())
+            (listen.collect(), to.copied().collect())
         })
         .collect();
     let edges = ends

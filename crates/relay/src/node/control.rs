@@ -376,10 +376,10 @@ pub(super) fn without(drained: &BTreeSet<String>, config: &Config) -> Config {
 
 /// Returns the name of a forward: as it is written, or its first address.
 fn name_of(forward: &Forward) -> String {
-    let first = || forward.listen.first()?.addrs.first();
+    let first = || forward.listen.first()?.addrs().into_iter().next();
     match &forward.name {
         Some(name) => name.clone(),
-        None => first().map_or_else(String::new, |addr| addr.0.to_string()),
+        None => first().map_or_else(String::new, |addr| addr.to_string()),
     }
 }
 

@@ -69,7 +69,7 @@ fn fixed(config: &Config, workers: usize) -> u64 {
         .iter()
         .flat_map(|f| &f.listen)
         .chain(mesh_listeners)
-        .map(|l| l.addrs.len())
+        .map(|l| l.addrs().len())
         .sum();
     // Each worker has a poller, a waker and listeners. Sockets offered to the next process are held
     // twice.

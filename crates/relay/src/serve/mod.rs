@@ -1,7 +1,6 @@
 //! Runs a node as a process: signals, metrics over HTTP, and periodic look-ups of names.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::config::Config;
 use crate::etcd::{self, FirstListError};
 use crate::handover::{HandoverError, Passed};
 use crate::metrics::Metrics;
+use crate::net::addr::Listen;
 use crate::net::names;
 use crate::net::netlink::Changes;
 use crate::net::targets::Targets;
@@ -71,7 +71,7 @@ pub enum ServeError {
         /// The key of the configuration.
         key: &'static str,
         /// The address.
-        addr: SocketAddr,
+        addr: Listen,
         /// The system's error.
         source: std::io::Error,
     },
@@ -132,9 +132,9 @@ async fn serve(
 
     let mut taken = Takeover::begin(config).await?;
     inherited.extend(taken.sockets());
-    let mut page = |addr: Option<SocketAddr>, what, key| {
+    let mut page = |addr: Option<Listen>, what, key| {
         let listener = addr.map(|addr| {
-            page_listener(addr, &mut inherited).map_err(|source| ServeError::Page {
+            page_listener(&addr, &mut inherited).map_err(|source| ServeError::Page {
                 what,
                 key,
                 addr,
@@ -261,20 +261,17 @@ fn node_of(started: Result<Result<Node, StartError>, JoinError>) -> Result<Node,
 
 /// Returns an inherited listener at `addr`, or a new one.
 fn page_listener(
-    addr: SocketAddr,
+    listen: &Listen,
     inherited: &mut Vec<Passed>,
-) -> std::io::Result<std::net::TcpListener> {
-    let place = inherited.iter().position(|passed| passed.addr == addr);
-    let listener = match place {
-        Some(place) => inherited.swap_remove(place).fd.into(),
-        // `:PORT` means all addresses, and a machine without IPv6 has IPv4.
-        None => match std::net::TcpListener::bind(addr) {
-            Err(_) if addr.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
-                std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, addr.port()))?
-            }
-            bound => bound?,
-        },
+) -> io::Result<std::net::TcpListener> {
+    let addrs = listen.addrs_here();
+    // The last one is that of `Listen::open`.
+    let is_it = |passed: &Passed| addrs.last() == Some(&passed.addr);
+    let place = inherited.iter().position(is_it);
+    let Some(place) = place else {
+        return listen.open();
     };
+    let listener = std::net::TcpListener::from(inherited.swap_remove(place).fd);
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

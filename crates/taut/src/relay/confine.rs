@@ -1,6 +1,5 @@
 //! What a relay may do while it runs, by its configuration.
 
-use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
@@ -182,9 +181,8 @@ fn wants_restricted(config: &Config) -> bool {
 fn ports(config: &Config) -> impl Iterator<Item = u16> {
     let mesh = config.mesh.iter().flat_map(|mesh| &mesh.listen);
     let listen = config.forwards.iter().flat_map(|f| &f.listen).chain(mesh);
-    let listen = listen.flat_map(|l: &Listen| l.addrs.iter().map(|addr| addr.0.port()));
-    let pages = [config.metrics, config.admin].into_iter().flatten();
-    listen.chain(pages.map(|addr: SocketAddr| addr.port()))
+    let pages = config.metrics.iter().chain(&config.admin);
+    listen.chain(pages).map(Listen::port)
 }
 
 /// Returns the first port that every process may listen on (ip(7)).

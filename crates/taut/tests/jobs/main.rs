@@ -4,6 +4,7 @@
 mod admin;
 mod dns;
 mod etcd;
+mod families;
 mod hooks;
 #[path = "../shared/host.rs"]
 mod host;
