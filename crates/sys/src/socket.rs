@@ -98,7 +98,8 @@ impl Listener {
         Ok(fd)
     }
 
-    /// Accepts the next waiting connection and returns it with its peer's address.
+    /// Accepts the next waiting connection and returns it with its peer's address, which is never
+    /// IPv4-mapped.
     ///
     /// # Errors
     /// `EAGAIN` if none is waiting; `ECONNABORTED` if the connection was aborted meanwhile;
@@ -470,6 +471,17 @@ pub(crate) fn tcp_socket(addr: SocketAddr) -> Result<OwnedFd, Errno> {
     )
 }
 
+/// Returns whether a socket of IPv6 also accepts IPv4, as those of systemd do by default.
+pub fn is_dual_stack(socket: impl AsFd) -> bool {
+    sockopt::ipv6_v6only(socket).is_ok_and(|only| !only)
+}
+
+/// Returns the address of an end in its canonical form: a connection of IPv4 at a dual-stack socket has
+/// `::ffff:ADDRESS`, by which no rule, limit or log line would recognise it.
 fn ip_addr(addr: SocketAddrAny) -> Option<SocketAddr> {
-    SocketAddr::try_from(addr).ok()
+    let addr = SocketAddr::try_from(addr).ok()?;
+    match addr.ip().to_canonical() {
+        ip if ip.is_ipv4() => Some(SocketAddr::new(ip, addr.port())),
+        _ => Some(addr),
+    }
 }

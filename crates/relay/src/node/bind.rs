@@ -1,10 +1,10 @@
 //! Binds addresses, or takes over sockets that are already bound.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use taut_sys::Errno;
-use taut_sys::socket::{LegOptions, Listener};
+use taut_sys::socket::{LegOptions, Listener, is_dual_stack};
 
 use super::holdings::{BoundListener, Holdings};
 use super::{ListenProblem, StartError};
@@ -35,7 +35,13 @@ pub(super) fn bind(
     };
     let mut own = Vec::new();
     let mut opened: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    for addr in listen.iter().flat_map(Listen::addrs_here) {
+    let addrs = listen
+        .iter()
+        .flat_map(|listen| match dual_stack(listen, before, inherited) {
+            Some(addr) => vec![addr],
+            None => listen.addrs_here(),
+        });
+    for addr in addrs.collect::<Vec<_>>() {
         let problem = |e| StartError::Listen {
             addr,
             reason: listen_problem(addr, e),
@@ -49,12 +55,13 @@ pub(super) fn bind(
             for worker in &mut opened {
                 worker.extend(held.ids.iter().map(|&id| (id, None)));
             }
-            own.push(ListenAddr(held.actual));
+            own.extend(accepting(held.actual, held.accepts_ipv4()));
             next.bound.push(held.clone());
             continue;
         }
         let sockets = adopt(inherited, addr, workers, options).map_err(problem)?;
-        if !sockets.is_empty() {
+        if let Some(socket) = sockets.first() {
+            own.extend(accepting(addr, is_dual_stack(socket)));
             let mut ids = Vec::new();
             for round in sockets.chunks(workers) {
                 let id = next.new_listener();
@@ -63,7 +70,6 @@ pub(super) fn bind(
                     worker.push((id, Some(listener.clone())));
                 }
             }
-            own.push(ListenAddr(addr));
             next.bound.push(BoundListener {
                 ids,
                 asked: addr,
@@ -76,6 +82,12 @@ pub(super) fn bind(
             Ok(()) => {}
             // This node itself uses the port, at an address that it may be about to give up.
             Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
+            Err(Errno::ADDRINUSE) => {
+                let passed = inherited.iter().find(|p| p.addr.port() == addr.port());
+                let passed = passed.map(|passed| ListenProblem::PassedAs(passed.addr));
+                let reason = passed.unwrap_or(ListenProblem::InUse(addr.port()));
+                return Err(StartError::Listen { addr, reason });
+            }
             Err(e) => return Err(problem(e)),
         }
         // For port 0, the kernel chooses a port for the first socket; the others share it.
@@ -98,6 +110,26 @@ pub(super) fn bind(
         });
     }
     Ok((own, opened))
+}
+
+/// Returns the address of the dual-stack socket that accepts both families of `:PORT`: one that was passed,
+/// or that the node has already.
+fn dual_stack(listen: &Listen, before: &Holdings, inherited: &[Passed]) -> Option<SocketAddr> {
+    let Listen::All(port) = listen else {
+        return None;
+    };
+    let addr = SocketAddr::from((Ipv6Addr::UNSPECIFIED, *port));
+    let mut passed = inherited.iter().filter(|passed| passed.addr == addr);
+    let held = before.held(addr, 0);
+    let is_dual = held.is_some_and(BoundListener::accepts_ipv4)
+        || passed.any(|passed| is_dual_stack(&passed.fd));
+    is_dual.then_some(addr)
+}
+
+/// Returns the addresses that a socket accepts connections at.
+fn accepting(addr: SocketAddr, accepts_ipv4: bool) -> impl Iterator<Item = ListenAddr> {
+    let ipv4 = accepts_ipv4.then(|| (Ipv4Addr::UNSPECIFIED, addr.port()).into());
+    ipv4.into_iter().chain([addr]).map(ListenAddr)
 }
 
 /// Removes the sockets at `addr` from `inherited`. The node listens on all of them, because clients

@@ -112,6 +112,12 @@ pub enum ListenProblem {
     /// Another program uses the port.
     #[error("the port is in use; `ss -ltnp 'sport = :{0}'` shows which process has it")]
     InUse(u16),
+    /// A socket with this port was passed, for another address.
+    #[error(
+        "a socket at {0} has been passed by the service manager, or by the relay before this one; write that \
+         address in `listen`, or this one in ListenStream= of the socket unit"
+    )]
+    PassedAs(SocketAddr),
     /// It is not an address of this machine.
     #[error("it is not an address of this machine; `ip address` shows those")]
     NotHere,

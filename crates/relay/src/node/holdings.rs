@@ -1,14 +1,14 @@
 //! Resources that a node keeps from one configuration to the next: bound addresses, look-ups and
 //! relays.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use taut_mesh::hello::Target;
 use taut_mesh::members::MemberName;
 use taut_sys::Errno;
-use taut_sys::socket::Listener;
+use taut_sys::socket::{Listener, is_dual_stack};
 
 use crate::access::{MeshAddresses, OwnAddresses};
 use crate::net::addr::Destination;
@@ -53,6 +53,16 @@ pub(super) struct BoundListener {
     pub(super) actual: SocketAddr,
     /// The sockets of the workers, which also close them.
     pub(super) listeners: Vec<Weak<Listener>>,
+}
+
+// === impl BoundListener ===
+
+impl BoundListener {
+    /// Returns whether its sockets also accept IPv4, although their address is one of IPv6.
+    pub(super) fn accepts_ipv4(&self) -> bool {
+        let mut open = self.listeners.iter().filter_map(Weak::upgrade);
+        self.actual.ip() == Ipv6Addr::UNSPECIFIED && open.any(|socket| is_dual_stack(&*socket))
+    }
 }
 
 // === impl Holdings ===

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -11,7 +12,9 @@ use rustix::process::Signal;
 use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::skip;
 
-use crate::relay::rig::{PATIENCE, Running, address, pair, server, taut};
+use crate::relay::rig::{
+    PATIENCE, Running, address, assert_one_sentence, pair, server, taut,
+};
 
 /// Stops the clients and their server on drop, also if the test fails.
 struct StopClients<'a> {
@@ -176,6 +179,70 @@ fn a_socket_of_the_service_manager_is_taken_over_with_its_accept_queue() {
     early.read_to_end(&mut got).unwrap();
     assert_eq!(got, b"welcome");
     drop(pair(&relay, &server));
+}
+
+/// Returns a command that starts a relay with a socket of the service manager.
+fn with_socket(socket: TcpListener, config: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0"])
+        .arg(env!("CARGO_BIN_EXE_taut"))
+        .args(["relay", "--config"])
+        .arg(config)
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(socket)));
+    command
+}
+
+#[test]
+fn a_dual_stack_socket_of_the_service_manager_serves_both_families_of_a_bare_port() {
+    enter_private_network();
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, log) = (dir.path().join("taut.toml"), dir.path().join("sessions"));
+    let text = |more: &str| {
+        format!(
+            "[relay]\ncontrol = \"off\"\nsession_log = {log:?}\n[[relay.forward]]\nlisten = \":8080\"\n\
+             to = \"{addr}\"\nfrom = [\"127.0.0.1/32\", \"::1/128\"]\n{more}"
+        )
+    };
+    fs::write(&config, text("")).unwrap();
+    // As ListenStream=8080 is bound.
+    let socket = TcpListener::bind("[::]:8080").unwrap();
+    let mut relay = Running::run(&mut with_socket(socket, &config));
+    let serves_both = || {
+        for host in ["127.0.0.1:8080", "[::1]:8080"] {
+            let mut client = TcpStream::connect(host).unwrap();
+            let (far, _) = server.accept().unwrap();
+            drop(far);
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 0, "{host}");
+        }
+    };
+    serves_both();
+    fs::write(&config, text("not_from = [\"127.0.0.9/32\"]\n")).unwrap();
+    relay.signal(Signal::HUP);
+    relay.wait_for_log("has been read again");
+    serves_both();
+    relay.signal(Signal::TERM);
+    let (code, said) = relay.end();
+    assert_eq!(code, Some(0), "{said}");
+    let log = fs::read_to_string(log).unwrap();
+    let of = |client: &str| log.matches(&format!("\"client\":\"{client}:")).count();
+    assert_eq!((of("127.0.0.1"), of("[::1]")), (2, 2), "{log}");
+}
+
+#[test]
+fn a_socket_of_the_service_manager_at_another_address_is_named_in_the_error() {
+    enter_private_network();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("taut.toml");
+    let text = "[relay]\ncontrol = \"off\"\n[[relay.forward]]\nlisten = \"127.0.0.1:8080\"\nto = \"127.0.0.1:9\"\n";
+    fs::write(&config, text).unwrap();
+    let socket = TcpListener::bind("[::]:8080").unwrap();
+    let output = with_socket(socket, &config).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_one_sentence(&said, "a socket at [::]:8080 has been passed");
 }
 
 #[test]
