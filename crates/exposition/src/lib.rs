@@ -322,7 +322,9 @@ mod tests {
     fn an_address_in_use_is_an_error_that_names_the_option() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = taken.local_addr().unwrap();
-        let error = spawn(Listen::At(addr), "metrics", encode).unwrap_err().to_string();
+        let error = spawn(Listen::At(addr), "metrics", encode)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("choose another --metrics"), "{error}");
     }
 

@@ -142,11 +142,7 @@ impl Asker {
 ///
 /// # Errors
 /// [`ServeError`]; the taps are restored.
-pub fn run(
-    options: Options,
-    control: &Path,
-    metrics: Option<Listen>,
-) -> Result<(), ServeError> {
+pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<(), ServeError> {
     more_descriptors();
     let (tell, told) = sync_channel(ASKERS);
     let mut signals = Signals::new([SIGTERM, SIGINT])?;

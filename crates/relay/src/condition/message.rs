@@ -32,9 +32,13 @@ pub(crate) fn broken(
             let (what, hint) = peer_failure(cause);
             format!("next relay {peer} {what}; {sessions} reset so far; {hint}")
         }
-        Condition::LookUp { name } => format!(
-            "cannot look up {name}: its former addresses stay in use; check the name and /etc/resolv.conf"
-        ),
+        Condition::LookUp { name } => {
+            let now = match cause {
+                "no_address" => "without an address, sessions to it are reset",
+                _ => "its former addresses stay in use",
+            };
+            format!("cannot look up {name}: {now}; check the name and /etc/resolv.conf")
+        }
         Condition::MaxSessions => format!(
             "relay.max_sessions are open; {clients} reset so far{example}; raise relay.max_sessions, or find \
              out who holds so many: `taut relay sessions`"

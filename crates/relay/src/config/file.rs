@@ -16,7 +16,7 @@ use toml::Spanned;
 use super::field::{
     CountOrOff, OneOrMany, TIME, Time, TimeOrOff, at_least_one, limit, parse, set_time, sources,
 };
-use super::{Config, Control, Forward, Named, ServerName, mesh, transparent};
+use super::{Config, Control, Forward, Named, ResolveRequired, ServerName, mesh, transparent};
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen};
 use crate::session_log;
@@ -51,6 +51,7 @@ pub(super) struct Section {
     flush_timeout: Option<Spanned<Time>>,
     drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
+    resolve_required: Option<Spanned<String>>,
     keepalive_idle: Option<Spanned<Time>>,
     user_timeout: Option<Spanned<Time>>,
     splice: Option<bool>,
@@ -200,6 +201,17 @@ impl Section {
             RESOLVE,
             "resolve_interval",
         )?;
+        if let Some(required) = self.resolve_required {
+            config.resolve_required = match required.get_ref().as_str() {
+                "any" => ResolveRequired::Any,
+                "all" => ResolveRequired::All,
+                "none" => ResolveRequired::None,
+                _ => {
+                    let message = "relay.resolve_required: write \"any\", \"all\" or \"none\"";
+                    return Err((required.span().start, message.into()));
+                }
+            };
+        }
         if self.user_timeout.is_some() {
             let mut time = Duration::ZERO;
             set_time(&mut time, self.user_timeout, USER_TIMEOUT, "user_timeout")?;

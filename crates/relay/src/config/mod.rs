@@ -69,6 +69,8 @@ pub struct Config {
     pub admin: Option<Listen>,
     /// Time limits.
     pub timeouts: Timeouts,
+    /// The destinations that must have an address for a start or a reload.
+    pub resolve_required: ResolveRequired,
     /// How bytes are moved.
     pub data: DataPath,
     /// Time after which unacknowledged data ends a leg outside the mesh; `None`: the kernel decides.
@@ -96,6 +98,19 @@ pub enum Control {
     Off,
     /// At this path.
     At(PathBuf),
+}
+
+/// The destinations and next relays whose look-up must succeed for a start or a reload. The others are looked up
+/// again in the background, and their sessions are reset until they have an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResolveRequired {
+    /// One look-up must succeed, unless the node serves something that needs none.
+    #[default]
+    Any,
+    /// Every look-up must succeed.
+    All,
+    /// No look-up must succeed: the node also starts if it can serve nothing yet.
+    None,
 }
 
 /// The devices on which early SYN sees SYNs, and its limits.
@@ -348,6 +363,7 @@ impl Config {
             metrics: None,
             admin: None,
             timeouts: Timeouts::default(),
+            resolve_required: ResolveRequired::default(),
             data: DataPath::default(),
             user_timeout: None,
             keepalive: Keepalive {

@@ -10,14 +10,22 @@ use crate::net::addr::{Destination, UpstreamAddr};
 use crate::net::backend::{BackendTable, Backends};
 use crate::net::names::{Addrs, ResolveError, look_up};
 
-/// A destination and its present addresses. Only a relay that the configuration does not name may be without
-/// an address, until its name has been looked up.
+/// A destination and its present addresses; none until a look-up of its name has succeeded.
 #[derive(Debug)]
 pub(crate) struct Targets {
     destination: Destination,
     backends: ArcSwap<Backends>,
-    /// Look-ups after the first one that failed, and that succeeded.
-    look_ups: [AtomicU64; 2],
+    look_ups: LookUps,
+}
+
+/// The numbers of look-ups of a destination, after the first one if that succeeded.
+#[derive(Debug, Default)]
+pub(crate) struct LookUps {
+    /// Failed, and the former addresses stay in use.
+    pub(crate) failed: AtomicU64,
+    /// Failed, and there is no address.
+    pub(crate) without_address: AtomicU64,
+    pub(crate) succeeded: AtomicU64,
 }
 
 // === impl Targets ===
@@ -32,7 +40,7 @@ impl Targets {
         Ok(Self {
             destination,
             backends: ArcSwap::from_pointee(table.of(addrs.iter().copied())),
-            look_ups: Default::default(),
+            look_ups: LookUps::default(),
         })
     }
 
@@ -43,7 +51,7 @@ impl Targets {
         Self {
             destination,
             backends: ArcSwap::from_pointee(table.of(addr)),
-            look_ups: Default::default(),
+            look_ups: LookUps::default(),
         }
     }
 
@@ -77,20 +85,19 @@ impl Targets {
     }
 
     pub(crate) fn look_up_failed(&self) {
-        self.look_ups[0].fetch_add(1, Ordering::Relaxed);
+        let counter = match self.has_address() {
+            true => &self.look_ups.failed,
+            false => &self.look_ups.without_address,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn look_up_succeeded(&self) {
-        self.look_ups[1].fetch_add(1, Ordering::Relaxed);
+        self.look_ups.succeeded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the numbers of look-ups that failed and that succeeded, after the first one.
-    pub(crate) fn look_ups(&self) -> (u64, u64) {
-        let [failed, succeeded] = &self.look_ups;
-        (
-            failed.load(Ordering::Relaxed),
-            succeeded.load(Ordering::Relaxed),
-        )
+    pub(crate) fn look_ups(&self) -> &LookUps {
+        &self.look_ups
     }
 
     /// Returns whether the destination requires a look-up.

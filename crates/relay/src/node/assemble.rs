@@ -101,7 +101,7 @@ pub(super) fn assemble(
         // A list of members is adopted as it is: a name must not keep a relay from being revoked.
         false => Vec::new(),
     };
-    let resolved = resolve_all(config, relays, &needed, before)?;
+    let resolved = resolve_all(config, relays, &needed, names.checked, before)?;
     let legs = legs_of(config)?;
     let mesh_legs = mesh_legs_of(config, turbo)?;
     let peers = match &identity {

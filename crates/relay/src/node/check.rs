@@ -13,7 +13,7 @@ use super::at_once::at_once;
 use super::bind::listen_problem;
 use super::descriptors::session_ceiling;
 use super::kernel_tls::TlsPlace;
-use super::look_ups::named_relays;
+use super::look_ups::{dialled_by, is_required, named_relays};
 use super::mesh::{Identity, MeshError};
 use super::start::{available_cpus, doubts};
 use crate::access::Destinations;
@@ -109,7 +109,13 @@ pub fn check(config: &Config) -> Findings {
         failed,
         failed_of_others,
     } = look_ups(config, &relays);
-    errors.extend(failed);
+    let mut without_address = Vec::new();
+    if is_required(config, !found.is_empty()) {
+        errors.extend(failed);
+    } else {
+        let reset = |error| format!("{error}; until it has an address, its sessions are reset");
+        without_address.extend(failed.into_iter().map(reset));
+    }
     errors.extend(looped(config, &found));
     errors.extend(missing_devices(config));
     let place = config.mesh.iter().map(|_| place.to_string());
@@ -118,6 +124,7 @@ pub fn check(config: &Config) -> Findings {
         warnings: doubts(config)
             .into_iter()
             .chain(of_list.warning)
+            .chain(without_address)
             .chain(failed_of_others)
             .collect(),
         notes: place.chain(of_list.note).collect(),
@@ -175,7 +182,7 @@ pub(super) fn check_list(mesh: &MeshConfig) -> ListFindings {
 /// The names that a node dials.
 struct LookUps {
     found: Vec<(Destination, Addrs)>,
-    /// Errors that would stop a start.
+    /// Errors that would stop a start if it required all addresses.
     failed: Vec<String>,
     /// Errors that would not: of relays that the configuration does not name.
     failed_of_others: Vec<String>,
@@ -183,7 +190,7 @@ struct LookUps {
 
 /// Looks up every name that the node dials.
 fn look_ups(config: &Config, relays: &[Arc<Member>]) -> LookUps {
-    let to = direct(config).flat_map(|f| f.destinations().cloned());
+    let to = config.forwards.iter().flat_map(dialled_by);
     let named = named_relays(config);
     let (needed, others): (Vec<_>, Vec<_>) =
         relays.iter().partition(|relay| named.contains(&relay.name));
@@ -229,7 +236,11 @@ fn looped(config: &Config, found: &[(Destination, Addrs)]) -> Option<String> {
     let ends: Vec<(Vec<_>, Vec<_>)> = forwards
         .iter()
         .map(|forward| {
-            let listen = forward.listen.iter().flat_map(Listen::addrs).map(ListenAddr);
+            let listen = forward
+                .listen
+                .iter()
+                .flat_map(Listen::addrs)
+                .map(ListenAddr);
             let is_its = |name| forward.destinations().any(|to| to == name);
             let to = found.iter().filter(|(name, _)| is_its(name));
             let to = to.flat_map(|(_, addrs)| addrs.iter());

@@ -1,5 +1,6 @@
 //! Reads the counters that show what is broken, and logs changes of state.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -173,13 +174,17 @@ fn refused(stats: &ForwardStats) -> Observation {
 }
 
 fn look_ups(targets: &crate::net::targets::Targets) -> Option<(Condition, Observation)> {
-    let (failed, succeeded) = targets.look_ups();
+    let look_ups = targets.look_ups();
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let name = targets
         .is_a_name()
         .then(|| targets.destination().to_string())?;
     let seen = Observation {
-        failed: vec![("look_up", failed)],
-        succeeded,
+        failed: vec![
+            ("look_up", count(&look_ups.failed)),
+            ("no_address", count(&look_ups.without_address)),
+        ],
+        succeeded: count(&look_ups.succeeded),
         affected: Some(0),
     };
     Some((Condition::LookUp { name }, seen))

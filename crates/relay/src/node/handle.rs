@@ -39,7 +39,7 @@ pub(crate) struct SharedHandle {
     pub(super) log: Mutex<Option<SessionLog>>,
     /// Notified when destinations or their addresses may have changed.
     pub(crate) changed: Notify,
-    /// Notified when there may be names of peers without an address.
+    /// Notified when there may be names without an address.
     pub(crate) unknown: Notify,
     pub(super) started: Instant,
     /// What is broken.
@@ -96,13 +96,16 @@ impl SharedHandle {
         names_in(forwards.chain(peers.flat_map(|peer| &peer.targets)))
     }
 
-    /// Returns the names of peers that have no address yet; with `all`, also those of all peers that the
-    /// configuration does not name.
-    pub(crate) fn names_of_others(&self, all: bool) -> Vec<Arc<Targets>> {
+    /// Returns the names that have no address; with `all`, also those of all peers that the configuration does
+    /// not name.
+    pub(crate) fn names_without_address(&self, all: bool) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
+        let forwards = setup.routes.iter().flat_map(|r| r.targets());
+        let forwards = forwards.map(|targets| (true, targets));
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
-        let targets = peers.flat_map(|peer| peer.targets.iter().map(move |t| (peer.is_named, t)));
-        let wanted = targets.filter(|(named, targets)| (all && !named) || !targets.has_address());
+        let peers = peers.flat_map(|peer| peer.targets.iter().map(move |t| (peer.is_named, t)));
+        let wanted = forwards.chain(peers);
+        let wanted = wanted.filter(|(named, targets)| (all && !named) || !targets.has_address());
         names_in(wanted.map(|(_, targets)| targets))
     }
 

@@ -6,7 +6,7 @@ use taut_mesh::members::{Member, MemberName};
 
 use super::at_once::at_once;
 use super::holdings::Holdings;
-use crate::config::{Config, Forward};
+use crate::config::{Config, Forward, ResolveRequired};
 use crate::net::addr::Destination;
 use crate::net::backend::BackendTable;
 use crate::net::names::{ResolveError, look_up};
@@ -56,46 +56,63 @@ pub(super) struct Resolved {
 }
 
 /// Returns the addresses of every destination and of every relay. Looks up the destinations and the relays in
-/// `needed`, unless their addresses are known. The names of other relays are looked up later: a name that
-/// does not resolve must not keep this relay from a start or from a list of members. A destination behind
-/// other relays is looked up by the last of them.
+/// `needed`, unless their addresses are known. The names of other relays are looked up later. A destination
+/// behind other relays is looked up by the last of them.
 ///
 /// Several look-ups run at a time, so that a resolver that does not answer costs its time-out only once for
 /// up to [`AT_ONCE`] names.
+///
+/// With `is_new`, the configuration is one that the node has not had yet. Otherwise names that have no address
+/// are left to the next look-up in the background.
+///
+/// # Errors
+/// The first look-up that failed, if a new configuration requires more addresses than were found.
 pub(super) fn resolve_all(
     config: &Config,
     relays: Vec<Arc<Member>>,
     needed: &[MemberName],
+    is_new: bool,
     before: &Holdings,
 ) -> Result<Resolved, ResolveError> {
-    let destinations = |f: &Forward| -> Vec<Destination> {
-        match !f.uses_mesh() || f.direct {
-            true => f.destinations().cloned().collect(),
-            false => Vec::new(),
-        }
-    };
     let addresses = |relay: &Member| -> Vec<Destination> {
         let addresses = relay.addresses.iter();
         addresses.map(Destination::from).collect()
     };
     let is_needed = |relay: &Arc<Member>| needed.contains(&relay.name);
     let of_relays = relays.iter().filter(|relay| is_needed(relay));
-    let wanted = config.forwards.iter().flat_map(destinations);
+    let wanted = config.forwards.iter().flat_map(dialled_by);
     let wanted = wanted.chain(of_relays.flat_map(|relay| addresses(relay)));
-    let wanted = wanted.filter(|to| before.target(to).is_none_or(|known| !known.has_address()));
-    let new = look_up_each(&wanted.collect::<Vec<_>>(), &before.backends)?;
+    let is_sought = |to: &Destination| {
+        let known = before.target(to);
+        known.is_none_or(|known| is_new && !known.has_address())
+    };
+    let (sought, known): (Vec<_>, Vec<_>) = wanted.partition(is_sought);
+    let found = look_up_each(&sought, &before.backends);
+    let has_address = !known.is_empty() || found.iter().any(Result::is_ok);
+    let targets = |to: Destination| {
+        let known = before.target(&to);
+        known.unwrap_or_else(|| Arc::new(Targets::without_look_up(to, &before.backends)))
+    };
+    let mut new = Vec::with_capacity(sought.len());
+    for (to, found) in sought.into_iter().zip(found) {
+        new.push(match found {
+            Ok(found) => found,
+            Err(error) if is_new && is_required(config, has_address) => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "starting without its address");
+                let targets = targets(to);
+                targets.look_up_failed();
+                targets
+            }
+        });
+    }
     let targets = |to: Destination| {
         let new = new.iter().find(|new| *new.destination() == to).cloned();
-        let known = new.or_else(|| before.target(&to));
-        known.unwrap_or_else(|| Arc::new(Targets::without_look_up(to, &before.backends)))
+        new.unwrap_or_else(|| targets(to))
     };
     let all = |to: Vec<Destination>| to.into_iter().map(targets).collect::<Vec<_>>();
     Ok(Resolved {
-        forwards: config
-            .forwards
-            .iter()
-            .map(|f| all(destinations(f)))
-            .collect(),
+        forwards: config.forwards.iter().map(|f| all(dialled_by(f))).collect(),
         relays: relays
             .iter()
             .map(|relay| (relay.clone(), all(addresses(relay))))
@@ -103,14 +120,30 @@ pub(super) fn resolve_all(
     })
 }
 
+/// Returns the destinations of a forward that this node dials itself.
+pub(super) fn dialled_by(forward: &Forward) -> Vec<Destination> {
+    match !forward.uses_mesh() || forward.direct {
+        true => forward.destinations().cloned().collect(),
+        false => Vec::new(),
+    }
+}
+
+/// Returns whether a look-up that failed keeps the node from a new configuration. `has_address`: another one has
+/// succeeded.
+pub(super) fn is_required(config: &Config, has_address: bool) -> bool {
+    let listens_to_mesh = || config.mesh.iter().any(|mesh| !mesh.listen.is_empty());
+    let intercepts = || config.forwards.iter().any(|f| f.transparent.is_some());
+    match config.resolve_required {
+        ResolveRequired::Any => !has_address && !listens_to_mesh() && !intercepts(),
+        ResolveRequired::All => true,
+        ResolveRequired::None => false,
+    }
+}
+
 /// Looks up the destinations of forwards, several at a time, so that [`resolve_all`] finds them known, or known
 /// to fail, and waits for no server.
 pub(super) fn look_up_ahead(config: &Config) {
-    let dialled = config
-        .forwards
-        .iter()
-        .filter(|f| !f.uses_mesh() || f.direct);
-    let destinations: Vec<_> = dialled.flat_map(Forward::destinations).cloned().collect();
+    let destinations: Vec<_> = config.forwards.iter().flat_map(dialled_by).collect();
     for some in destinations.chunks(AT_ONCE) {
         at_once(some, |to| drop(look_up(to)));
     }
@@ -120,14 +153,10 @@ pub(super) fn look_up_ahead(config: &Config) {
 fn look_up_each(
     wanted: &[Destination],
     table: &BackendTable,
-) -> Result<Vec<Arc<Targets>>, ResolveError> {
-    let mut found = Vec::with_capacity(wanted.len());
-    for some in wanted.chunks(AT_ONCE) {
-        let look_up = |to: &Destination| Targets::resolve(to.clone(), table).map(Arc::new);
-        let some: Result<Vec<_>, _> = at_once(some, look_up).into_iter().collect();
-        found.extend(some?);
-    }
-    Ok(found)
+) -> Vec<Result<Arc<Targets>, ResolveError>> {
+    let look_up = |to: &Destination| Targets::resolve(to.clone(), table).map(Arc::new);
+    let some = wanted.chunks(AT_ONCE);
+    some.flat_map(|some| at_once(some, look_up)).collect()
 }
 
 #[cfg(test)]
@@ -148,28 +177,57 @@ mod tests {
         Members::parse(&list).unwrap()
     }
 
+    fn has_address(resolved: &Resolved, name: &str) -> Vec<bool> {
+        let mut relays = resolved.relays.iter();
+        let (_, targets) = relays.find(|(m, _)| m.name.as_str() == name).unwrap();
+        targets.iter().map(|t| t.has_address()).collect()
+    }
+
     #[test]
     fn the_name_of_another_member_that_cannot_be_looked_up_stops_nothing() {
         let members: Vec<_> = members().iter().cloned().collect();
-        let (config, before) = (Config::new(Vec::new()), Holdings::default());
-        let good: MemberName = "good".parse().unwrap();
-        let resolved = resolve_all(
-            &config,
-            members.clone(),
-            std::slice::from_ref(&good),
-            &before,
+        let (mut config, before) = (Config::new(Vec::new()), Holdings::default());
+        let [good, bad] = ["good", "bad"].map(|name| name.parse::<MemberName>().unwrap());
+        config.resolve_required = ResolveRequired::All;
+        let needed = std::slice::from_ref(&good);
+        let resolved = resolve_all(&config, members.clone(), needed, true, &before).unwrap();
+        assert_eq!(has_address(&resolved, "good"), [true]);
+        assert_eq!(
+            has_address(&resolved, "bad"),
+            [false],
+            "it is looked up later"
         );
-        let relays = resolved.unwrap().relays;
-        let has_address = |name: &str| {
-            let (_, targets) = relays
-                .iter()
-                .find(|(m, _)| m.name.as_str() == name)
-                .unwrap();
-            targets.iter().map(|t| t.has_address()).collect::<Vec<_>>()
+        let both = [good, bad];
+        assert!(resolve_all(&config, members.clone(), &both, true, &before).is_err());
+        // A list of members is adopted as it is: a relay that was removed must lose its sessions.
+        assert!(resolve_all(&config, members, &both, false, &before).is_ok());
+    }
+
+    #[test]
+    fn a_destination_without_an_address_keeps_the_others_from_nothing() {
+        let forward = |to: &str| {
+            let listen = "127.0.0.1:0".parse().unwrap();
+            Forward::new(vec![listen], to.parse().unwrap())
         };
-        assert_eq!(has_address("good"), [true]);
-        assert_eq!(has_address("bad"), [false], "it is looked up later");
-        let bad: MemberName = "bad".parse().unwrap();
-        assert!(resolve_all(&config, members, &[good, bad], &before).is_err());
+        let resolve = |to: &[&str], required| {
+            let mut config = Config::new(to.iter().copied().map(forward).collect());
+            config.resolve_required = required;
+            let resolved = resolve_all(&config, Vec::new(), &[], true, &Holdings::default());
+            resolved.map(|resolved| {
+                let all = resolved.forwards.into_iter().flatten();
+                all.map(|targets| targets.has_address()).collect::<Vec<_>>()
+            })
+        };
+        let (good, bad) = ("192.0.2.1:80", "no-such-name.invalid:80");
+        let (any, all, none) = (
+            ResolveRequired::Any,
+            ResolveRequired::All,
+            ResolveRequired::None,
+        );
+        assert_eq!(resolve(&[bad, good], any).unwrap(), [false, true]);
+        assert!(resolve(&[bad, good], all).is_err());
+        // With nothing to serve, the service manager tries again, and in a handover the former process goes on.
+        assert!(resolve(&[bad], any).is_err());
+        assert_eq!(resolve(&[bad], none).unwrap(), [false]);
     }
 }

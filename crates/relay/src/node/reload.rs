@@ -107,6 +107,14 @@ impl SharedHandle {
             &mut Vec::new(),
             &names,
         )?;
+        let targets = setup.routes.iter().flat_map(|route| route.targets());
+        for targets in targets.filter(|targets| names.checked && !targets.has_address()) {
+            // The log says so as of any other thing that is broken.
+            notes.push(format!(
+                "cannot look up {}; until it has an address, its sessions are reset",
+                targets.destination()
+            ));
+        }
         let setup = Arc::new(setup);
         let watch = self.watch(&config, &setup, &present)?;
 

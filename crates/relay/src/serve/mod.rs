@@ -50,9 +50,12 @@ const ADDRESSES_EVERY: Duration = Duration::from_secs(1);
 /// How long a look-up waits for a slot of [`LOOK_UPS`] before it looks for one again.
 const LOOK_UP_PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of concurrent look-ups of members that the configuration does not name. Other operators choose
-/// these names, and slow ones must leave threads for the rest.
+/// The number of concurrent look-ups of members that the configuration does not name, and of names without an
+/// address. Other operators choose the former, and slow ones must leave threads for the rest.
 const LOOK_UPS_OF_OTHERS: usize = 4;
+
+/// The interval at which names without an address are looked up.
+const WITHOUT_ADDRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// The reason why the process ended.
 #[derive(Debug, thiserror::Error)]
@@ -429,21 +432,32 @@ async fn refresh(node: Arc<SharedHandle>, targets: Arc<Targets>) {
 }
 
 /// Looks up the names of members that the configuration does not name, when there may be new ones and at the
-/// resolver's interval, at most [`LOOK_UPS_OF_OTHERS`] at a time.
+/// resolver's interval, and names without an address every [`WITHOUT_ADDRESS_EVERY`]; at most
+/// [`LOOK_UPS_OF_OTHERS`] at a time.
 async fn look_up_others(node: Arc<SharedHandle>) {
     let mut all = false;
+    let mut all_at = Instant::now() + node.resolve_interval();
     loop {
         let mut look_ups = JoinSet::new();
-        for targets in node.names_of_others(all) {
+        let names = node.names_without_address(all);
+        let pause = match names.is_empty() {
+            true => node.resolve_interval(),
+            false => WITHOUT_ADDRESS_EVERY.min(node.resolve_interval()),
+        };
+        for targets in names {
             if look_ups.len() >= LOOK_UPS_OF_OTHERS {
                 look_ups.join_next().await;
             }
             look_ups.spawn(refresh(node.clone(), targets));
         }
         while look_ups.join_next().await.is_some() {}
-        all = tokio::select! {
-            () = node.unknown.notified() => false,
-            () = sleep(node.resolve_interval()) => true,
-        };
+        tokio::select! {
+            () = node.unknown.notified() => {},
+            () = sleep_until(all_at.min(Instant::now() + pause)) => {},
+        }
+        all = Instant::now() >= all_at;
+        if all {
+            all_at = Instant::now() + node.resolve_interval();
+        }
     }
 }

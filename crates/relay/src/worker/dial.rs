@@ -94,8 +94,13 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
+        let has_no_address = entry.plan.has_no_address();
         let Some(plan) = entry.plan.fall_back(pick) else {
-            self.end(slot, End::of_connect(last), Close::Reset);
+            let end = match has_no_address {
+                true => End::LookUpFailed,
+                false => End::of_connect(last),
+            };
+            self.end(slot, end, Close::Reset);
             return;
         };
         entry.change_plan(plan, self.io.worker);

@@ -52,7 +52,11 @@ fn answers_queries(port: u16) -> bool {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     // www.steer.example.org, type A.
     let head = b"\0\x07\0\0\0\x01\0\0\0\0\0\0";
-    let query = [head, &b"\x03www\x05steer\x07example\x03org\0\0\x01\0\x01"[..]].concat();
+    let query = [
+        head,
+        &b"\x03www\x05steer\x07example\x03org\0\0\x01\0\x01"[..],
+    ]
+    .concat();
     socket.send(&query).is_ok() && socket.recv(&mut [0; 512]).is_ok()
 }
 

@@ -4,5 +4,6 @@ mod configuration;
 mod endings;
 mod handover;
 mod log;
+mod names;
 mod operation;
 mod rig;

@@ -12,9 +12,7 @@ use rustix::process::Signal;
 use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::skip;
 
-use crate::relay::rig::{
-    PATIENCE, Running, address, assert_one_sentence, pair, server, taut,
-};
+use crate::relay::rig::{PATIENCE, Running, address, assert_one_sentence, pair, server, taut};
 
 /// Stops the clients and their server on drop, also if the test fails.
 struct StopClients<'a> {
