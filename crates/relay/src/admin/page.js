@@ -80,6 +80,16 @@ function showForwards(relay, seconds) {
     ]), "none");
 }
 
+function showAddresses(relay) {
+  const classes = { up: "good", drained: "warn" };
+  const rows = relay.forwards.flatMap((f) => f.addresses.map((a) => [
+    f.name, a.address, [a.state.replaceAll("_", " "), classes[a.state] ?? "bad"], String(a.sessions),
+    a.state === "down" ? `${a.cause.replaceAll("_", " ")}, for ${time(a.seconds)}` : "",
+  ]));
+  show("addresses-section", rows.length > 0);
+  fill("addresses", [["forward"], ["address"], ["state"], ["sessions", true], ["why"]], rows, "none");
+}
+
 function showPeers(relay, seconds) {
   show("peers-section", relay.peers.length > 0);
   const broken = new Set(relay.broken.filter((b) => b.condition === "peer").map((b) => b.subject));
@@ -114,6 +124,7 @@ function refresh(data) {
   byId("summary").className = "";
   showBroken(relay);
   showForwards(relay, seconds);
+  showAddresses(relay);
   showPeers(relay, seconds);
   showSessions(data);
   before = { data };

@@ -22,6 +22,10 @@ pub(crate) fn broken(
             let (what, hint) = destination(cause);
             format!("{place}: {to} {what}; {sessions} reset so far; {hint}")
         }
+        Condition::Address { addr } => {
+            let (what, hint) = destination(cause);
+            format!("address {addr} {what}; new sessions avoid it; {hint}")
+        }
         Condition::Destinations { .. } => {
             let (_, hint) = destination(cause);
             format!(
@@ -94,6 +98,9 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
         Condition::Destination { to, .. } => format!(
             "{place}: {to} accepts connections again after {lasted}; {sessions} reset meanwhile"
         ),
+        Condition::Address { addr } => {
+            format!("address {addr} accepts connections again after {lasted}")
+        }
         Condition::Destinations { .. } => format!(
             "{place}: destinations can be reached again after {lasted}; {sessions} reset meanwhile"
         ),

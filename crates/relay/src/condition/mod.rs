@@ -36,6 +36,8 @@ const QUIET: Duration = Duration::from_secs(30);
 pub(crate) enum Condition {
     /// The one destination of a forward cannot be reached.
     Destination { forward: Arc<str>, to: Arc<str> },
+    /// An address of a destination cannot be reached; sessions go to others, if there are any.
+    Address { addr: String },
     /// Most of the destinations that clients or other relays ask for cannot be reached.
     Destinations { forward: Arc<str> },
     /// No connection to a peer can be had.
@@ -80,6 +82,7 @@ impl Condition {
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Destination { .. } => "destination",
+            Self::Address { .. } => "address",
             Self::Destinations { .. } => "destinations",
             Self::Peer { .. } => "peer",
             Self::LookUp { .. } => "look_up",
@@ -96,12 +99,13 @@ impl Condition {
         }
     }
 
-    /// Returns the name of the forward, peer or destination that is affected; empty for the node.
+    /// Returns the name of the forward, peer or destination, or the address, that is affected; empty for the node.
     pub(crate) fn subject(&self) -> &str {
         match self {
             Self::Destination { forward, .. }
             | Self::Destinations { forward }
             | Self::Refused { forward } => forward,
+            Self::Address { addr } => addr,
             Self::Peer { peer } => peer,
             Self::LookUp { name } => name,
             Self::Expiry { what } => what,
@@ -127,6 +131,7 @@ impl Condition {
     fn recovery(&self) -> Recovery {
         match self {
             Self::Destination { .. }
+            | Self::Address { .. }
             | Self::Destinations { .. }
             | Self::Peer { .. }
             | Self::LookUp { .. }

@@ -16,7 +16,9 @@ use toml::Spanned;
 use super::field::{
     CountOrOff, OneOrMany, TIME, Time, TimeOrOff, at_least_one, limit, parse, set_time, sources,
 };
-use super::{Config, Control, Forward, Named, ResolveRequired, ServerName, mesh, transparent};
+use super::{
+    Config, Control, Forward, HealthCheck, Named, ResolveRequired, ServerName, mesh, transparent,
+};
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen};
 use crate::session_log;
@@ -76,6 +78,8 @@ pub(super) struct ForwardSection {
     to: Option<Spanned<OneOrMany>>,
     sni: Option<Spanned<BTreeMap<String, Spanned<OneOrMany>>>>,
     check: Option<Spanned<Time>>,
+    check_rise: Option<Spanned<u8>>,
+    check_fall: Option<Spanned<u8>>,
     transparent: Option<Spanned<bool>>,
     ports: Option<Spanned<Vec<u16>>>,
     destinations: Option<Spanned<OneOrMany>>,
@@ -338,14 +342,7 @@ impl ForwardSection {
             Some(sni) => server_names(sni, i)?,
             None => Vec::new(),
         };
-        let check = match self.check {
-            None => None,
-            some => {
-                let mut check = Duration::ZERO;
-                set_time(&mut check, some, CHECK, &format!("forward[{i}].check"))?;
-                Some(check)
-            }
-        };
+        let check = health_check(self.check, self.check_rise, self.check_fall, i)?;
         let listen_at = self.listen.span().start;
         let listen = self.listen.into_inner().into_vec();
         if listen.is_empty() {
@@ -412,6 +409,39 @@ impl ForwardSection {
             Some(what) => Err((listen_at, format!("relay.forward[{i}]{what}"))),
         }
     }
+}
+
+/// Parses `forward[i].check`, `check_rise` and `check_fall`.
+fn health_check(
+    interval: Option<Spanned<Time>>,
+    rise: Option<Spanned<u8>>,
+    fall: Option<Spanned<u8>>,
+    i: usize,
+) -> Result<Option<HealthCheck>, (usize, String)> {
+    let counts = [("check_rise", &rise), ("check_fall", &fall)];
+    for (key, count) in counts {
+        let Some(count) = count else { continue };
+        let what = match (&interval, *count.get_ref()) {
+            (None, _) => "needs `check`, the interval of the health checks",
+            (_, 0) => "must be at least 1",
+            _ => continue,
+        };
+        return Err((
+            count.span().start,
+            format!("relay.forward[{i}].{key}: {what}"),
+        ));
+    }
+    if interval.is_none() {
+        return Ok(None);
+    }
+    let mut time = Duration::ZERO;
+    set_time(&mut time, interval, CHECK, &format!("forward[{i}].check"))?;
+    let default = HealthCheck::every(time);
+    Ok(Some(HealthCheck {
+        rise: rise.map_or(default.rise, Spanned::into_inner),
+        fall: fall.map_or(default.fall, Spanned::into_inner),
+        ..default
+    }))
 }
 
 /// Parses the destinations of a forward. `field` is their key.

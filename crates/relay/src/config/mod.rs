@@ -160,6 +160,17 @@ pub struct DataPath {
     pub max_pipes: u32,
 }
 
+/// How an address is checked by connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The time from one check to the next.
+    pub interval: Duration,
+    /// Checks in a row that connect after which an address that was down is up.
+    pub rise: u8,
+    /// Checks in a row that fail after which an address that was up is down.
+    pub fall: u8,
+}
+
 /// One `[[relay.forward]]`.
 #[derive(Clone, Debug)]
 pub struct Forward {
@@ -173,8 +184,8 @@ pub struct Forward {
     /// The destinations of TLS clients by the server name in their ClientHello; `to` is for all others
     /// then. Empty: all clients go to `to`.
     pub sni: Vec<Named>,
-    /// The interval at which each address of `to` and `sni` is checked by a connection; `None`: no checks.
-    pub check: Option<Duration>,
+    /// How each address of `to` and `sni` is checked; `None`: no checks.
+    pub check: Option<HealthCheck>,
     /// The connections to intercept.
     pub transparent: Option<Transparent>,
     /// How the forward learns its clients' addresses, and how it passes them on.
@@ -454,6 +465,17 @@ impl Default for Timeouts {
             flush: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             resolve: Duration::from_secs(30),
+        }
+    }
+}
+
+impl HealthCheck {
+    /// Returns checks at this interval.
+    pub fn every(interval: Duration) -> Self {
+        Self {
+            interval,
+            rise: 2,
+            fall: 3,
         }
     }
 }

@@ -134,7 +134,7 @@ fn a_route_that_cannot_work_is_refused() {
 #[test]
 fn a_forward_may_have_several_destinations_and_check_them() {
     let config =
-        parse("[[relay.forward]]\nlisten = \":1\"\nto = [\"a:1\", \"[::1]:2\"]\ncheck = \"5s\"\n")
+        parse("[[relay.forward]]\nlisten = \":1\"\nto = [\"a:1\", \"[::1]:2\"]\ncheck = \"5s\"\ncheck_fall = 1\n")
             .unwrap();
     let to: Vec<_> = config.forwards[0]
         .to
@@ -142,7 +142,11 @@ fn a_forward_may_have_several_destinations_and_check_them() {
         .map(Destination::to_string)
         .collect();
     assert_eq!(to, ["a:1", "[::1]:2"]);
-    assert_eq!(config.forwards[0].check, Some(Duration::from_secs(5)));
+    let check = HealthCheck {
+        fall: 1,
+        ..HealthCheck::every(Duration::from_secs(5))
+    };
+    assert_eq!(config.forwards[0].check, Some(check));
     let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\n";
     for (text, part) in [
         ("to = []\n".to_owned(), "to: must name from 1 to 64"),
@@ -157,6 +161,10 @@ fn a_forward_may_have_several_destinations_and_check_them() {
         (
             "to = \"a:1\"\ncheck = \"1ms\"\n".to_owned(),
             "relay.forward[0].check: must be from",
+        ),
+        (
+            "to = \"a:1\"\ncheck_rise = 2\n".to_owned(),
+            "relay.forward[0].check_rise: needs `check`",
         ),
         (
             "to = [\"a:1\", \"b:1\"]\nvia = \"c\"\n".to_owned(),

@@ -32,6 +32,9 @@ pub enum Request {
         /// For this next relay: route new sessions around it. Not together with a forward.
         #[serde(default)]
         peer: Option<String>,
+        /// For this address of destinations: lead new sessions to others. Not together with a forward or a peer.
+        #[serde(default)]
+        address: Option<String>,
         /// Accept connections again instead.
         #[serde(default)]
         undo: bool,
@@ -193,6 +196,43 @@ pub struct ForwardStatus {
     pub to_upstream: u64,
     /// Bytes forwarded to clients.
     pub to_client: u64,
+    /// Up to 256 addresses of its destinations that this relay connects to itself, those that are not up first.
+    #[serde(default)]
+    pub addresses: Vec<AddressStatus>,
+    /// The number of further ones.
+    #[serde(default)]
+    pub addresses_left_out: u64,
+}
+
+/// An address of a destination.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AddressStatus {
+    /// The address and port; the destination itself while it has no address.
+    pub address: String,
+    /// Whether sessions go there.
+    pub state: AddressState,
+    /// Open sessions of the whole relay there, those that are connecting included.
+    pub sessions: u32,
+    /// Seconds since it went down, if it is down.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+    /// Why it is down, as in `taut_relay_ended_total`.
+    #[serde(default)]
+    pub cause: Option<String>,
+}
+
+/// Whether sessions go to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AddressState {
+    /// The destination has no address, because its name cannot be looked up.
+    NoAddress,
+    /// The last attempt, or the last checks, have failed.
+    Down,
+    /// An operator has drained it.
+    Drained,
+    /// Nothing speaks against it.
+    Up,
 }
 
 /// The state of a next relay.

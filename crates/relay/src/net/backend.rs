@@ -1,17 +1,19 @@
 //! The addresses of destinations, with what the whole node knows about each: its open sessions and
 //! its failures.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use taut_sys::random;
 
 use crate::net::addr::{Destination, UpstreamAddr};
 use crate::net::failures::{Failures, Health};
 use crate::net::race::ATTEMPT_DELAY;
+use crate::outcome::session_end::End;
 
 /// The maximum number of destinations of sessions whose backends are remembered.
 const MAX_NAMES: usize = 1024;
@@ -30,7 +32,19 @@ pub(crate) struct Backend {
     waited: AtomicU32,
     /// Whether `failures` has any, so that a session takes no lock for a live address.
     failed: AtomicBool,
-    failures: Mutex<Failures>,
+    failures: Mutex<(Failures, Option<Outage>)>,
+    /// Whether an operator has drained it: new sessions do not go there.
+    drained: AtomicBool,
+    /// The numbers of observations at which it was up since it was first down, and at which it was down.
+    observed: [AtomicU64; 2],
+}
+
+/// How long an address has been dead, and why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outage {
+    pub(crate) since: Instant,
+    /// Why the last attempt failed.
+    pub(crate) cause: End,
 }
 
 /// The addresses of a destination, in the order of the resolver.
@@ -47,6 +61,10 @@ pub(crate) struct BackendTable {
     known: Mutex<HashMap<SocketAddr, Weak<Backend>>>,
     /// Those of the destinations of other relays' sessions, which no configuration names.
     of_names: Mutex<HashMap<Destination, Backends>>,
+    /// Those of the destinations of forwards, each once, when they were last observed.
+    of_forwards: ArcSwap<Vec<Arc<Backend>>>,
+    /// The addresses that an operator has drained.
+    drained: Mutex<HashSet<SocketAddr>>,
     /// Health checks that connected, and those that failed.
     checks: (AtomicU64, AtomicU64),
 }
@@ -63,6 +81,8 @@ impl Backend {
             waited: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             failures: Mutex::default(),
+            drained: AtomicBool::new(false),
+            observed: Default::default(),
         })
     }
 
@@ -80,8 +100,39 @@ impl Backend {
     pub(crate) fn health(&self, now: Instant) -> Health {
         match self.failed.load(Ordering::Relaxed) {
             false => Health::Alive,
-            true => self.failures().health(now),
+            true => self.failures().0.health(now),
         }
+    }
+
+    /// Returns since when the address has been dead; `None` if it is alive.
+    pub(crate) fn outage(&self) -> Option<Outage> {
+        match self.failed.load(Ordering::Relaxed) {
+            false => None,
+            true => self.failures().1,
+        }
+    }
+
+    /// Observes whether the address is dead. Returns the numbers of observations at which it was dead, and at
+    /// which it was alive since the first of those, and the cause; `None` if it has always been alive.
+    pub(crate) fn observe(&self) -> Option<(u64, u64, End)> {
+        let outage = self.outage();
+        let [alive, dead] = &self.observed;
+        if outage.is_none() && dead.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let counter = if outage.is_some() { dead } else { alive };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let cause = outage.map_or(End::ConnectTimedOut, |outage| outage.cause);
+        Some((
+            dead.load(Ordering::Relaxed),
+            alive.load(Ordering::Relaxed),
+            cause,
+        ))
+    }
+
+    /// Returns whether an operator has drained the address.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drained.load(Ordering::Relaxed)
     }
 
     /// Returns how long an attempt may take before the next address is tried: half as long again as usual (RFC
@@ -118,18 +169,28 @@ impl Backend {
     }
 
     /// Records a failed attempt. Returns whether the address was alive.
-    pub(crate) fn fail(&self, now: Instant) -> bool {
-        let jitter = f64::from(u32::from_ne_bytes(random::bytes())) / f64::from(u32::MAX);
+    pub(crate) fn fail(&self, now: Instant, cause: End) -> bool {
         let mut failures = self.failures();
         self.failed.store(true, Ordering::Relaxed);
-        failures.add(now, jitter)
+        Outage::go_on(&mut failures.1, now, cause);
+        failures.0.add(now, jitter())
     }
 
-    /// Records a failed health check, see [`Failures::hold`]. Returns whether the address was alive.
-    pub(crate) fn hold(&self, until: Instant) -> bool {
+    /// Records that a session tries the dead address. Until the attempt is over, others must not wait for it.
+    pub(crate) fn try_again(&self, now: Instant) {
+        let mut failures = self.failures();
+        // Another attempt may have connected meanwhile.
+        if failures.1.is_some() {
+            failures.0.add(now, jitter());
+        }
+    }
+
+    /// Records that health checks have found the address dead, see [`Failures::hold`].
+    pub(crate) fn hold(&self, now: Instant, until: Instant, cause: End) {
         let mut failures = self.failures();
         self.failed.store(true, Ordering::Relaxed);
-        failures.hold(until)
+        Outage::go_on(&mut failures.1, now, cause);
+        failures.0.hold(until);
     }
 
     /// Records a connection. Returns whether the address was dead.
@@ -139,11 +200,27 @@ impl Backend {
         }
         let mut failures = self.failures();
         self.failed.store(false, Ordering::Relaxed);
-        failures.clear()
+        failures.1 = None;
+        failures.0.clear()
     }
 
-    fn failures(&self) -> MutexGuard<'_, Failures> {
+    fn failures(&self) -> MutexGuard<'_, (Failures, Option<Outage>)> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns a random number from 0 to 1.
+fn jitter() -> f64 {
+    f64::from(u32::from_ne_bytes(random::bytes())) / f64::from(u32::MAX)
+}
+
+// === impl Outage ===
+
+impl Outage {
+    /// Begins an outage, or goes on with the one that there is.
+    fn go_on(outage: &mut Option<Self>, now: Instant, cause: End) {
+        let since = outage.map_or(now, |outage| outage.since);
+        *outage = Some(Self { since, cause });
     }
 }
 
@@ -169,6 +246,8 @@ impl BackendTable {
             let known = table.entry(addr.0).or_default();
             known.upgrade().unwrap_or_else(|| {
                 let new = Backend::once(addr);
+                let is_drained = self.drained().contains(&addr.0);
+                new.drained.store(is_drained, Ordering::Relaxed);
                 *known = Arc::downgrade(&new);
                 new
             })
@@ -196,6 +275,34 @@ impl BackendTable {
             Health::Alive => (alive + 1, dead),
             Health::Due | Health::Dead => (alive, dead + 1),
         })
+    }
+
+    /// Sets which addresses the destinations of forwards have.
+    pub(crate) fn set_of_forwards(&self, backends: Vec<Arc<Backend>>) {
+        self.of_forwards.store(Arc::new(backends));
+    }
+
+    /// Returns the addresses of the destinations of forwards, as they were last observed.
+    pub(crate) fn of_forwards(&self) -> Arc<Vec<Arc<Backend>>> {
+        self.of_forwards.load_full()
+    }
+
+    /// Drains an address, or ends that with `undo`. It stays drained if no destination has it for a while.
+    /// Returns whether that is a change.
+    pub(crate) fn drain(&self, addr: SocketAddr, undo: bool) -> bool {
+        let table = self.lock();
+        let changed = match undo {
+            true => self.drained().remove(&addr),
+            false => self.drained().insert(addr),
+        };
+        if let Some(backend) = table.get(&addr).and_then(Weak::upgrade) {
+            backend.drained.store(!undo, Ordering::Relaxed);
+        }
+        changed
+    }
+
+    fn drained(&self) -> MutexGuard<'_, HashSet<SocketAddr>> {
+        self.drained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a health check.
@@ -232,7 +339,7 @@ mod tests {
         let one = table.of([addr(1), addr(2)]);
         let two = table.of([addr(2)]);
         let now = Instant::now();
-        assert!(two[0].fail(now));
+        assert!(two[0].fail(now, End::ConnectRefused));
         assert_eq!(one[1].health(now), Health::Dead);
         assert_eq!(table.alive_and_dead(now), (1, 1));
         let lease = one[1].lease();
@@ -269,6 +376,37 @@ mod tests {
         }
         assert_eq!(delays, [250, 500, 1000, 1000]);
         assert_eq!(of.attempt_delay(false), ATTEMPT_DELAY);
+    }
+
+    #[test]
+    fn an_outage_lasts_from_the_first_failure_and_is_observed_until_a_connection() {
+        let start = Instant::now();
+        let of = Backend::once(addr(1));
+        assert!(of.observe().is_none());
+        of.fail(start, End::ConnectTimedOut);
+        of.fail(start + SYN_TIMEOUT, End::ConnectRefused);
+        let outage = of.outage().unwrap();
+        assert_eq!((outage.since, outage.cause), (start, End::ConnectRefused));
+        assert_eq!(of.observe(), Some((1, 0, End::ConnectRefused)));
+        assert!(of.clear() && of.outage().is_none());
+        of.try_again(start);
+        assert!(of.outage().is_none(), "it has connected meanwhile");
+        assert_eq!(
+            of.observe().map(|(dead, alive, _)| (dead, alive)),
+            Some((1, 1))
+        );
+    }
+
+    #[test]
+    fn a_drained_address_stays_so_when_its_name_has_it_again() {
+        let table = BackendTable::default();
+        let before = table.of([addr(1)]);
+        assert!(table.drain(addr(1).0, false) && before[0].is_drained());
+        drop(before);
+        let after = table.of([addr(1), addr(2)]);
+        assert!(after[0].is_drained() && !after[1].is_drained());
+        assert!(!table.drain(addr(1).0, false), "it is drained already");
+        assert!(table.drain(addr(1).0, true) && !after[0].is_drained());
     }
 
     #[test]

@@ -52,13 +52,10 @@ impl Failures {
         was_alive
     }
 
-    /// Records that a health check failed. No session tries the address before `until`. Returns
-    /// whether the address was alive.
-    pub(crate) fn hold(&mut self, until: Instant) -> bool {
-        let was_alive = self.retry_at.is_none();
+    /// Records that health checks have failed. No session tries the address before `until`.
+    pub(crate) fn hold(&mut self, until: Instant) {
         self.count = self.count.max(1);
         self.retry_at = self.retry_at.max(Some(until));
-        was_alive
     }
 
     /// Records a connection. Returns whether the address was dead.
@@ -104,8 +101,8 @@ mod tests {
         let start = Instant::now();
         let mut failures = Failures::default();
         let until = start + Duration::from_secs(300);
-        assert!(failures.hold(until));
-        assert!(!failures.hold(start));
+        failures.hold(until);
+        failures.hold(start);
         assert_eq!(
             failures.health(until - Duration::from_secs(1)),
             Health::Dead

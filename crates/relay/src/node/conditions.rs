@@ -1,5 +1,8 @@
 //! Reads the counters that show what is broken, and logs changes of state.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,6 +14,7 @@ use crate::condition::{Broken, Change, Condition, Observation, Tracker, message}
 use crate::counters::forward::ForwardStats;
 use crate::etcd::ListState;
 use crate::metrics::Metrics;
+use crate::net::backend::Backend;
 use crate::outcome::peer::PeerFailure;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
@@ -37,8 +41,15 @@ impl SharedHandle {
         let members = setup.mesh.as_ref().map(|mesh| &*mesh.local.members);
         self.list.observe(members, SystemTime::now());
         let of_list = of_list(&self.list.state());
+        let addresses = addresses(&setup);
+        let of_addresses = addresses.iter().filter(|(_, is_observed)| *is_observed);
+        let of_addresses = of_addresses.filter_map(|(backend, _)| address(backend));
+        let all = observations(&setup, metrics).into_iter();
+        let all: Vec<_> = all.chain(of_list).chain(of_addresses).collect();
+        let addresses = addresses.into_iter().map(|(backend, _)| backend);
+        self.shared.backends.set_of_forwards(addresses.collect());
         let mut tracker = self.tracker();
-        for (condition, seen) in observations(&setup, metrics).into_iter().chain(of_list) {
+        for (condition, seen) in all {
             if let Some(change) = tracker.observe(condition, seen, now) {
                 log(&change, &setup, metrics);
             }
@@ -146,6 +157,34 @@ fn of_list(state: &ListState) -> Vec<(Condition, Observation)> {
         all.push((Condition::Expiry { what: near.what }, only_failures(failed)));
     }
     all
+}
+
+/// Returns the addresses of the destinations of forwards, each once, and whether each has a condition of its own.
+/// The only address of a forward has that of the destination, unless checks find out more than sessions do.
+fn addresses(setup: &Setup) -> Vec<(Arc<Backend>, bool)> {
+    let mut all: BTreeMap<SocketAddr, (Arc<Backend>, bool)> = BTreeMap::new();
+    for route in &setup.routes {
+        let backends = route.targets().flat_map(|t| t.backends().to_vec());
+        let backends: Vec<_> = backends.collect();
+        let is_observed = backends.len() > 1 || route.check.is_some();
+        for backend in backends {
+            let entry = all.entry(backend.addr.0);
+            entry.or_insert((backend, false)).1 |= is_observed;
+        }
+    }
+    all.into_values().collect()
+}
+
+/// Returns whether an address is dead.
+fn address(backend: &Arc<Backend>) -> Option<(Condition, Observation)> {
+    let (dead, alive, cause) = backend.observe()?;
+    let seen = Observation {
+        failed: vec![(cause.label(), dead)],
+        succeeded: alive,
+        affected: Some(0),
+    };
+    let addr = backend.addr.0.to_string();
+    Some((Condition::Address { addr }, seen))
 }
 
 /// Returns the attempts of a forward's sessions to reach their destination.

@@ -1,6 +1,7 @@
 //! What an operator asks of a running node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError};
@@ -14,12 +15,14 @@ use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{
-    Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus, MeshStatus, PeerStatus, Status,
-    WindowMemory,
+    AddressState, AddressStatus, Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus,
+    MeshStatus, PeerStatus, Status, WindowMemory,
 };
 use crate::counters::forward::MESH;
 use crate::etcd::{EtcdState, ListState};
 use crate::metrics::Metrics;
+use crate::net::backend::Outage;
+use crate::route::table::Route;
 use crate::rows_mailbox::{Question, ToRows};
 use crate::session_list::{SessionFilter, SessionRow};
 use crate::worker::Order;
@@ -27,6 +30,9 @@ use crate::worker::mailbox::Message;
 
 /// The time to wait for the answers of all workers.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The number of addresses of a forward that are listed.
+const MAX_ADDRESSES: usize = 256;
 
 /// The number of members that are listed as absent from etcd.
 const MAX_ABSENT: usize = 16;
@@ -43,6 +49,12 @@ pub(crate) enum DrainError {
     /// New sessions go there.
     #[error("relay {0} is not drained")]
     PeerNotDrained(String),
+    /// No forward has this address.
+    #[error("no forward has the address {0}; `taut relay status` lists those of each")]
+    UnknownAddress(String),
+    /// New sessions go to the address.
+    #[error("address {0} is not drained")]
+    AddressNotDrained(SocketAddr),
     /// It intercepts connections.
     #[error("forward {0} is transparent and cannot be drained alone; drain the whole relay")]
     Transparent(String),
@@ -148,6 +160,28 @@ impl SharedHandle {
         )
     }
 
+    /// Leads new sessions to other addresses, or there again with `undo`. Its sessions continue. It stays drained
+    /// when the configuration is read again, and while no name has it.
+    pub(crate) fn drain_address(&self, addr: &str, undo: bool) -> Result<(), DrainError> {
+        let unknown = || DrainError::UnknownAddress(addr.to_owned());
+        let parsed = addr.parse::<SocketAddr>().map_err(|_| unknown())?;
+        let backends = &self.shared.backends;
+        if undo {
+            let changed = backends.drain(parsed, true);
+            return changed
+                .then_some(())
+                .ok_or(DrainError::AddressNotDrained(parsed));
+        }
+        let setup = self.shared.setup();
+        let targets = setup.routes.iter().flat_map(|route| route.targets());
+        let mut known = targets.flat_map(|targets| targets.backends().to_vec());
+        if !known.any(|backend| backend.addr.0 == parsed) {
+            return Err(unknown());
+        }
+        backends.drain(parsed, false);
+        Ok(())
+    }
+
     /// Adds `name` to a set of what is drained, or removes it with `undo`, and adopts the result. Returns
     /// `unchanged` if there is nothing to undo.
     fn change_drained<T: Ord + Clone>(
@@ -229,6 +263,7 @@ impl SharedHandle {
             let of_mesh = mesh.map(|mesh| &mesh.listen);
             let listen = route.map(|route| &route.listen).or(of_mesh);
             let gone = drained.iter().find(|(drained, _)| drained == name);
+            let addresses = route.map_or_else(Vec::new, |route| addresses_of(route, now));
             ForwardStatus {
                 name: name.to_owned(),
                 listen: listen
@@ -243,6 +278,8 @@ impl SharedHandle {
                 sessions: stats.sum(|c| &c.sessions),
                 to_upstream: stats.sum(|c| &c.upstream_bytes),
                 to_client: stats.sum(|c| &c.client_bytes),
+                addresses_left_out: addresses.len().saturating_sub(MAX_ADDRESSES) as u64,
+                addresses: addresses.into_iter().take(MAX_ADDRESSES).collect(),
             }
         });
         // A relay that no other dials has no sessions from the mesh.
@@ -260,6 +297,8 @@ impl SharedHandle {
                     sessions: 0,
                     to_upstream: 0,
                     to_client: 0,
+                    addresses: Vec::new(),
+                    addresses_left_out: 0,
                 });
             }
         }
@@ -319,6 +358,39 @@ impl SharedHandle {
                 .map(|members| members_status(&members, &self.list.state(), now)),
         }
     }
+}
+
+/// Returns the addresses of a forward's destinations, those that are not up first.
+fn addresses_of(route: &Route, now: Instant) -> Vec<AddressStatus> {
+    let mut all: Vec<AddressStatus> = Vec::new();
+    for targets in route.targets() {
+        if !targets.has_address() {
+            all.push(AddressStatus {
+                address: targets.destination().to_string(),
+                state: AddressState::NoAddress,
+                sessions: 0,
+                seconds: None,
+                cause: None,
+            });
+        }
+        all.extend(targets.backends().iter().map(|backend| {
+            let outage = backend.outage();
+            let seconds = |outage: Outage| now.saturating_duration_since(outage.since);
+            AddressStatus {
+                address: backend.addr.0.to_string(),
+                state: match (backend.is_drained(), outage) {
+                    (true, _) => AddressState::Drained,
+                    (false, Some(_)) => AddressState::Down,
+                    (false, None) => AddressState::Up,
+                },
+                sessions: backend.sessions(),
+                seconds: outage.map(|outage| seconds(outage).as_secs_f64()),
+                cause: outage.map(|outage| outage.cause.label().to_owned()),
+            }
+        }));
+    }
+    all.sort_by_key(|address| address.state);
+    all
 }
 
 /// Returns the state of the list of members.

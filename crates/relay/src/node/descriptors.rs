@@ -191,6 +191,7 @@ fn early_legs(config: &Config) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::HealthCheck;
 
     #[test]
     fn legs_of_early_syn_have_descriptors_of_their_own() {
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(of(&|c| c.control = Control::Off), without - 9);
         let page = "127.0.0.1:1".parse().ok();
         assert_eq!(of(&|c| c.metrics = page), without + 17);
-        let check = Some(std::time::Duration::from_secs(1));
+        let check = Some(HealthCheck::every(std::time::Duration::from_secs(1)));
         assert_eq!(of(&|c| c.forwards[0].check = check), without + 32);
         let named = of(&|c| c.forwards = vec![forward("origin.example:80")]);
         // Its addresses may be dialled at the same time, too.

@@ -16,7 +16,7 @@ use super::loops::find_loop;
 use super::next_hop::{note_relays, read_own};
 use crate::access::{MeshAddresses, OwnAddresses};
 use crate::condition::Tracker;
-use crate::config::Config;
+use crate::config::{Config, HealthCheck};
 use crate::counters::registry::Registry;
 use crate::etcd::{Host, ListStatus, Settings};
 use crate::net::backend::Backend;
@@ -72,7 +72,7 @@ pub(super) struct Present {
 #[derive(Clone)]
 pub(crate) struct Check {
     pub(crate) backend: Arc<Backend>,
-    pub(crate) interval: Duration,
+    pub(crate) how: HealthCheck,
     pub(crate) timeout: Duration,
     pub(crate) options: Arc<LegOptions>,
 }
@@ -114,7 +114,7 @@ impl SharedHandle {
         let setup = self.shared.setup();
         let mut checks: Vec<Check> = Vec::new();
         for route in &setup.routes {
-            let Some(interval) = route.check else {
+            let Some(how) = route.check else {
                 continue;
             };
             let direct = route.next_hops().filter_map(|hop| match hop {
@@ -127,11 +127,17 @@ impl SharedHandle {
             });
             for (backend, options) in all {
                 match checks.iter_mut().find(|c| c.backend.addr == backend.addr) {
-                    Some(known) => known.interval = known.interval.min(interval),
+                    Some(known) => {
+                        known.how = HealthCheck {
+                            interval: known.how.interval.min(how.interval),
+                            rise: known.how.rise.min(how.rise),
+                            fall: known.how.fall.min(how.fall),
+                        };
+                    }
                     None => checks.push(Check {
                         backend,
-                        interval,
-                        timeout: setup.timeouts.connect.min(interval),
+                        how,
+                        timeout: setup.timeouts.connect.min(how.interval),
                         options: options.clone(),
                     }),
                 }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ipnet::IpNet;
 use taut_mesh::acceptor::Local;
@@ -18,10 +18,11 @@ use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
 use crate::access::{DestinationVerdict, Destinations, Sources};
-use crate::config::{InboundLimits, PoolLimits, Removed, Timeouts};
+use crate::config::{HealthCheck, InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
+use crate::net::backend::Backend;
 use crate::net::failures::Health;
 use crate::net::targets::Targets;
 use crate::route::auto::AutoRoute;
@@ -56,8 +57,8 @@ pub(crate) struct Route {
     pub(crate) early_syn: bool,
     /// How the forward learns its clients' addresses, and how it passes them on.
     pub(crate) identity: Identity,
-    /// The interval of health checks; `None`: no checks.
-    pub(crate) check: Option<Duration>,
+    /// The health checks of its addresses; `None`: no checks.
+    pub(crate) check: Option<HealthCheck>,
 }
 
 impl Setup {
@@ -253,7 +254,8 @@ impl Direct {
     pub(crate) fn is_dead(&self, now: Instant) -> bool {
         let dead = |targets: &Arc<Targets>| {
             let backends = targets.backends();
-            backends.iter().all(|b| b.health(now) == Health::Dead)
+            let is_dead = |b: &Arc<Backend>| b.is_drained() || b.health(now) == Health::Dead;
+            backends.iter().all(is_dead)
         };
         self.targets.iter().all(dead)
     }

@@ -1,5 +1,6 @@
 //! Health checks: connects to each address of forwards that have `check`, and closes the
-//! connection.
+//! connection. An address goes down after `check_fall` checks in a row have failed, at the start after the
+//! first one, and is up again after `check_rise` have connected.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
@@ -12,15 +13,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use taut_sys::random;
 use taut_sys::socket::Stream;
+use taut_sys::{Errno, random};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
 
+use crate::config::HealthCheck;
 use crate::node::{CHECKS, Check, SharedHandle};
+use crate::outcome::session_end::End;
 
-/// A failed check keeps sessions from an address for this number of intervals. The next check
+/// A check that finds an address down keeps sessions from it for this number of intervals. The next check
 /// renews the time; if checks end, sessions try the address again.
 const HELD: u32 = 3;
 
@@ -33,7 +36,7 @@ pub(super) async fn run(node: Arc<SharedHandle>) {
         let wanted = node.checks();
         let addrs: Vec<_> = wanted
             .iter()
-            .map(|c| (c.backend.addr.0, c.interval))
+            .map(|c| (c.backend.addr.0, c.how.interval))
             .collect();
         for i in schedule.due(&addrs, Instant::now()) {
             let (node, check, places) = (node.clone(), wanted[i].clone(), places.clone());
@@ -42,15 +45,17 @@ pub(super) async fn run(node: Arc<SharedHandle>) {
                 let _place = places.acquire_owned().await;
                 let outcome = connect(&check).await;
                 node.count_check(outcome.is_ok());
-                report(&check, outcome.err());
-                check.backend.addr.0
+                (check, outcome)
             });
         }
         tokio::select! {
             // Without checks in progress this branch is disabled.
-            Some(Ok(addr)) = checks.join_next() => {
+            Some(Ok((check, outcome))) = checks.join_next() => {
+                let (addr, now) = (check.backend.addr.0, Instant::now());
                 let jitter = f64::from(u16::from_ne_bytes(random::bytes())) / f64::from(u16::MAX);
-                schedule.done(addr, Instant::now(), jitter);
+                if let Some(state) = schedule.done(addr, now, jitter) {
+                    adopt(&check, outcome, state, now);
+                }
             }
             () = until(schedule.next()) => {}
             () = node.changed.notified() => {}
@@ -66,35 +71,69 @@ async fn until(next: Option<Instant>) {
 }
 
 /// Connects to an address.
-async fn connect(check: &Check) -> std::io::Result<()> {
+async fn connect(check: &Check) -> Result<(), Errno> {
+    let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::IO);
     let stream = Stream::connect(check.backend.addr.0, &check.options)?;
     let stream = TcpStream::from(OwnedFd::from(stream));
-    let stream = tokio::net::TcpStream::from_std(stream)?;
-    timeout(check.timeout, stream.writable()).await??;
-    if let Some(error) = stream.take_error()? {
-        return Err(error);
+    let stream = tokio::net::TcpStream::from_std(stream).map_err(errno)?;
+    let writable = timeout(check.timeout, stream.writable()).await;
+    writable.map_err(|_| Errno::TIMEDOUT)?.map_err(errno)?;
+    if let Some(error) = stream.take_error().map_err(errno)? {
+        return Err(errno(error));
     }
-    match stream.local_addr()? == stream.peer_addr()? {
+    match stream.local_addr().map_err(errno)? == stream.peer_addr().map_err(errno)? {
         // Nothing listens at the address: the socket has connected to itself.
-        true => Err(std::io::ErrorKind::ConnectionRefused.into()),
+        true => Err(Errno::CONNREFUSED),
         false => Ok(()),
     }
 }
 
-/// Records the outcome of a check, and logs it if it differs from the one before.
-fn report(check: &Check, error: Option<std::io::Error>) {
-    let addr = check.backend.addr.0;
-    match error {
-        None => {
-            if check.backend.clear() {
-                tracing::info!(%addr, "up: the address answers its health check");
+/// Adopts the outcome of a check for new sessions.
+fn adopt(check: &Check, outcome: Result<(), Errno>, state: &mut CheckState, now: Instant) {
+    let backend = &check.backend;
+    let until = now + check.how.interval * HELD;
+    match outcome.map_err(End::of_connect) {
+        // That says nothing about the address.
+        Err(End::NoResources) => {}
+        Ok(()) if state.record(true, check.how) => drop(backend.clear()),
+        // A session may have connected meanwhile.
+        Ok(()) => {
+            if let Some(outage) = backend.outage() {
+                backend.hold(now, until, outage.cause);
             }
         }
-        Some(error) => {
-            if check.backend.hold(Instant::now() + check.interval * HELD) {
-                tracing::warn!(%addr, %error, "down: the address does not answer its health check");
+        Err(cause) => {
+            if !state.record(false, check.how) {
+                backend.hold(now, until, cause);
             }
         }
+    }
+}
+
+/// Whether an address is up, by its checks.
+#[derive(Debug, Default)]
+struct CheckState {
+    /// `None` before the first check, which decides at once.
+    is_up: Option<bool>,
+    /// Outcomes in a row that contradict it.
+    against: u8,
+}
+
+impl CheckState {
+    /// Records the outcome of a check. Returns whether the address is up.
+    fn record(&mut self, connected: bool, how: HealthCheck) -> bool {
+        let is_up = *self.is_up.get_or_insert(connected);
+        if is_up == connected {
+            self.against = 0;
+            return is_up;
+        }
+        self.against = self.against.saturating_add(1);
+        if self.against < if connected { how.rise } else { how.fall } {
+            return is_up;
+        }
+        self.against = 0;
+        self.is_up = Some(connected);
+        connected
     }
 }
 
@@ -105,7 +144,8 @@ struct Schedule(HashMap<SocketAddr, Entry>);
 #[derive(Debug)]
 struct Entry {
     interval: Duration,
-    state: Progress,
+    progress: Progress,
+    state: CheckState,
 }
 
 #[derive(Debug)]
@@ -124,12 +164,15 @@ impl Schedule {
             .retain(|addr, _| wanted.iter().any(|(other, _)| other == addr));
         let mut due = Vec::new();
         for (i, &(addr, interval)) in wanted.iter().enumerate() {
-            let state = Progress::Waiting(now);
-            let entry = self.0.entry(addr).or_insert(Entry { interval, state });
+            let entry = self.0.entry(addr).or_insert_with(|| Entry {
+                interval,
+                progress: Progress::Waiting(now),
+                state: CheckState::default(),
+            });
             let is_new = std::mem::replace(&mut entry.interval, interval) != interval;
-            match entry.state {
+            match entry.progress {
                 Progress::Waiting(next) if is_new || next <= now => {
-                    entry.state = Progress::Checking;
+                    entry.progress = Progress::Checking;
                     due.push(i);
                 }
                 _ => {}
@@ -138,18 +181,19 @@ impl Schedule {
         due
     }
 
-    /// Records the end of a check. `jitter` is random, from 0 to 1: the next check comes after 0.9
-    /// to 1.1 intervals, so that relays do not check an address at the same time.
-    fn done(&mut self, addr: SocketAddr, now: Instant, jitter: f64) {
-        if let Some(entry) = self.0.get_mut(&addr) {
-            let next = now + entry.interval.mul_f64(0.9 + 0.2 * jitter);
-            entry.state = Progress::Waiting(next);
-        }
+    /// Records the end of a check, and returns what the checks of the address have found; `None` if the address
+    /// is no longer wanted. `jitter` is random, from 0 to 1: the next check comes after 0.9 to 1.1 intervals, so
+    /// that relays do not check an address at the same time.
+    fn done(&mut self, addr: SocketAddr, now: Instant, jitter: f64) -> Option<&mut CheckState> {
+        let entry = self.0.get_mut(&addr)?;
+        let next = now + entry.interval.mul_f64(0.9 + 0.2 * jitter);
+        entry.progress = Progress::Waiting(next);
+        Some(&mut entry.state)
     }
 
     /// Returns the time of the next check.
     fn next(&self) -> Option<Instant> {
-        let next = |entry: &Entry| match entry.state {
+        let next = |entry: &Entry| match entry.progress {
             Progress::Waiting(next) => Some(next),
             Progress::Checking => None,
         };
@@ -204,6 +248,28 @@ mod tests {
         assert_eq!(schedule.next(), None);
     }
 
+    #[test]
+    fn one_lost_check_takes_no_address_down_and_one_success_brings_none_up() {
+        let how = HealthCheck::every(SECOND);
+        let states = |outcomes: &str| {
+            let mut state = CheckState::default();
+            let outcomes = outcomes.chars();
+            let states = outcomes.map(|c| state.record(c == '+', how));
+            states
+                .map(|is_up| if is_up { '+' } else { '-' })
+                .collect::<String>()
+        };
+        assert_eq!(states("+--+--+---"), "+++++++++-");
+        assert_eq!(states("-+-+-++---"), "------+++-");
+        let how = HealthCheck {
+            rise: 1,
+            fall: 1,
+            ..how
+        };
+        let mut state = CheckState::default();
+        assert!(state.record(true, how) && !state.record(false, how) && state.record(true, how));
+    }
+
     #[tokio::test]
     async fn an_address_is_down_while_its_checks_fail_and_up_again_afterwards() {
         enter_private_network();
@@ -214,7 +280,7 @@ mod tests {
         let to: [Destination; 2] = addrs.map(|addr| addr.to_string().parse().unwrap());
         let mut forward = Forward::new(listen, to[0].clone());
         forward.to = to.to_vec();
-        forward.check = Some(Duration::from_millis(100));
+        forward.check = Some(HealthCheck::every(Duration::from_millis(100)));
         let mut config = Config::new(vec![forward]);
         config.workers = Some(1);
         config.max_sessions = Some(4);

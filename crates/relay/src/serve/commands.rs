@@ -85,6 +85,7 @@ impl Commands {
             Request::Drain {
                 forward: None,
                 peer: None,
+                address: None,
                 undo: false
             }
         );
@@ -116,55 +117,17 @@ impl Commands {
                 Answer::Ended { sessions }
             }
             Request::Drain {
-                forward: None,
-                peer: None,
-                undo: true,
-            } => return Err("give --forward or --peer: what is drained no longer; a relay that drains as a whole \
-                        cannot go back, start another".into()),
-            Request::Drain {
-                forward: Some(_),
-                peer: Some(_),
-                ..
-            } => return Err("name a forward or a peer, not both".into()),
-            Request::Drain {
-                forward: None,
-                peer: Some(name),
+                forward,
+                peer,
+                address,
                 undo,
-            } => {
-                let drained = self.node.drain_peer(&name, undo);
-                drained.map_err(|error| error.to_string())?;
-                let what = match undo {
-                    true => "new sessions go there again",
-                    false => "new sessions go around it; its sessions continue",
-                };
-                tracing::info!("an operator: relay {name}: {what}");
-                done(format!("relay {name}: {what}"))
-            }
-            Request::Drain {
-                forward: None,
-                peer: None,
-                ..
-            } => {
-                let sessions = self.metrics.sessions();
-                done(format!(
-                    "the relay drains: {sessions} sessions are open; it ends with the last, or after relay.drain_timeout"
-                ))
-            }
-            Request::Drain {
-                forward: Some(name),
-                peer: None,
-                undo,
-            } => {
-                let drained = self.node.drain_forward(&name, undo);
-                drained.map_err(|error| error.to_string())?;
-                self.offer.renew(&self.node);
-                let what = match undo {
-                    true => "accepts connections again",
-                    false => "accepts no more connections; its sessions continue",
-                };
-                tracing::info!("an operator: forward {name} {what}");
-                done(format!("forward {name} {what}"))
-            }
+            } => match (forward, peer, address) {
+                (None, None, None) => self.drain_all(undo)?,
+                (Some(forward), None, None) => self.drain_forward(&forward, undo)?,
+                (None, Some(peer), None) => self.drain_peer(&peer, undo)?,
+                (None, None, Some(address)) => self.drain_address(&address, undo)?,
+                _ => return Err("name one of a forward, a peer and an address".into()),
+            },
             Request::Mesh => self.node.ask_rows(Question::Mesh)?,
             Request::Rtt {
                 limit,
@@ -183,6 +146,56 @@ impl Commands {
                 Answer::Done { notes }
             }
         })
+    }
+}
+
+impl Commands {
+    fn drain_all(&self, undo: bool) -> Result<Answer, String> {
+        if undo {
+            return Err(
+                "give --forward, --peer or --address: what is drained no longer; a relay that drains as a whole \
+                 cannot go back, start another"
+                    .into(),
+            );
+        }
+        let sessions = self.metrics.sessions();
+        Ok(done(format!(
+            "the relay drains: {sessions} sessions are open; it ends with the last, or after relay.drain_timeout"
+        )))
+    }
+
+    fn drain_forward(&self, name: &str, undo: bool) -> Result<Answer, String> {
+        let drained = self.node.drain_forward(name, undo);
+        drained.map_err(|error| error.to_string())?;
+        self.offer.renew(&self.node);
+        let what = match undo {
+            true => "accepts connections again",
+            false => "accepts no more connections; its sessions continue",
+        };
+        tracing::info!("an operator: forward {name} {what}");
+        Ok(done(format!("forward {name} {what}")))
+    }
+
+    fn drain_peer(&self, name: &str, undo: bool) -> Result<Answer, String> {
+        let drained = self.node.drain_peer(name, undo);
+        drained.map_err(|error| error.to_string())?;
+        let what = match undo {
+            true => "new sessions go there again",
+            false => "new sessions go around it; its sessions continue",
+        };
+        tracing::info!("an operator: relay {name}: {what}");
+        Ok(done(format!("relay {name}: {what}")))
+    }
+
+    fn drain_address(&self, addr: &str, undo: bool) -> Result<Answer, String> {
+        let drained = self.node.drain_address(addr, undo);
+        drained.map_err(|error| error.to_string())?;
+        let what = match undo {
+            true => "new sessions go there again",
+            false => "new sessions go to other addresses; its sessions continue",
+        };
+        tracing::info!("an operator: address {addr}: {what}");
+        Ok(done(format!("address {addr}: {what}")))
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) const MAX_EXTRA: u32 = 256;
 pub(super) struct Dial {
     /// The addresses in the order in which they are tried.
     pub(super) backends: Vec<Arc<Backend>>,
+    /// Whether the destinations have an address, although operators may have drained it.
+    pub(super) has_address: bool,
     pub(super) race: Race,
     options: Arc<LegOptions>,
     /// Whether to connect from the client's address.
@@ -97,6 +99,8 @@ impl Dial {
         let mut all: Vec<_> = all
             .flat_map(|(i, addrs)| addrs.iter().map(move |backend| (i, backend)))
             .collect();
+        let has_address = !all.is_empty();
+        all.retain(|(_, backend)| !backend.is_drained());
         // A connection cannot come from an address of the other family.
         let family = client.0.ip().to_canonical().is_ipv6();
         let fits =
@@ -113,6 +117,7 @@ impl Dial {
         };
         Self {
             race: Race::new(backends.len()),
+            has_address,
             backends,
             options: options.clone(),
             borrow,
@@ -126,6 +131,7 @@ impl Dial {
     /// Returns a plan to dial one address.
     pub(super) fn to_addr(addr: UpstreamAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
         Self {
+            has_address: true,
             backends: vec![Backend::once(addr)],
             race: Race::new(1),
             options: options.clone(),
@@ -153,8 +159,7 @@ impl Dial {
         let is_retry = backend.health(now) == Health::Due;
         self.race.begin(now, backend.attempt_delay(is_retry));
         if is_retry {
-            // Until this attempt is over, other sessions must not wait for the address too.
-            backend.fail(now);
+            backend.try_again(now);
         }
         let UpstreamAddr(addr) = backend.addr;
         let stream = match self.borrow {
@@ -192,9 +197,10 @@ impl Dial {
     /// Records that an attempt has failed.
     pub(super) fn fail(&mut self, begun: Begun, error: Errno, now: Instant) {
         self.race.fail();
+        let end = End::of_connect(error);
         // A lack of resources here says nothing about the address.
-        if End::of_connect(error) != End::NoResources {
-            self.note_dead(begun, now, &error);
+        if end != End::NoResources {
+            self.note_dead(begun, now, end, &error);
         }
     }
 
@@ -203,16 +209,18 @@ impl Dial {
     pub(super) fn note_overtaken(&self, begun: Begun, now: Instant) {
         let waited = now.saturating_duration_since(begun.at);
         if self.backends[begun.place].overtaken_after(waited) {
-            self.note_dead(begun, now, &"another address was faster");
+            let why = &"another address was faster";
+            self.note_dead(begun, now, End::ConnectTimedOut, why);
         }
     }
 
-    fn note_dead(&self, begun: Begun, now: Instant, why: &dyn std::fmt::Display) {
-        // With one address and no other way there is no choice, and nothing to remember.
+    fn note_dead(&self, begun: Begun, now: Instant, end: End, why: &dyn std::fmt::Display) {
         let backend = &self.backends[begun.place];
+        let was_alive = backend.fail(now, end);
+        // With one address and no other way, the log names the destination.
         let has_choice = self.backends.len() > 1 || self.otherwise.is_some();
         if has_choice
-            && backend.fail(now)
+            && was_alive
             && let Some(line) = DEAD_ADDRESS.line(now)
         {
             let (addr, left_out) = (backend.addr.0, line.left_out);
@@ -288,7 +296,7 @@ mod tests {
         let later = start + Duration::from_secs(60);
         let dead = Backend::once(UpstreamAddr(([127, 0, 0, 1], 9).into()));
         let other = Backend::once(UpstreamAddr(([127, 0, 0, 2], 9).into()));
-        dead.fail(start);
+        dead.fail(start, End::ConnectTimedOut);
         assert_eq!(dead.health(later), Health::Due);
         let options = LegOptions::new(Keepalive {
             idle: Duration::from_secs(60),

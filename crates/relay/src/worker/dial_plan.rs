@@ -196,7 +196,7 @@ impl DialPlan {
 
     /// Returns whether no destination of the plan has an address, because their names cannot be looked up.
     pub(super) fn has_no_address(&self) -> bool {
-        matches!(self, Self::Dial(dial) if dial.backends.is_empty())
+        matches!(self, Self::Dial(dial) if !dial.has_address)
     }
 
     /// Returns the ID of the session, if it may go to another relay.

@@ -7,7 +7,8 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use taut_observe::versioned::Versioned;
 use taut_relay::control::protocol::{
-    Answer, Filter, MembersStatus, PeerStatus, Request, SessionRow, Status,
+    AddressState, AddressStatus, Answer, Filter, ForwardStatus, MembersStatus, PeerStatus, Request,
+    SessionRow, Status,
 };
 use taut_relay::control::{self, MAX_ROWS};
 
@@ -41,15 +42,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         socket: Socket,
     },
-    /// Accept no more connections, at one forward or at all, or route new sessions around a next relay; open
-    /// sessions continue
+    /// Accept no more connections, at one forward or at all, or lead new sessions around a next relay or an address of
+    /// a destination; open sessions continue
     ///
-    /// Without --forward and --peer the relay stops after its last session or relay.drain_timeout, as after
+    /// Without --forward, --peer and --address the relay stops after its last session or relay.drain_timeout, as after
     /// SIGTERM.
     #[command(after_help = "Examples:
   taut relay drain                  before this machine goes down
   taut relay drain --peer fra1      before that relay does
-  taut relay drain --peer fra1 --undo")]
+  taut relay drain --peer fra1 --undo
+  taut relay drain --address 192.0.2.10:80   before that server does")]
     Drain {
         /// Forward, by its name; it stays drained until --undo or a restart
         #[arg(long, value_name = "NAME", help_heading = "What is drained")]
@@ -62,7 +64,15 @@ pub(crate) enum Command {
             help_heading = "What is drained"
         )]
         peer: Option<String>,
-        /// Accept connections at the forward, or route sessions through the relay, again
+        /// Address of a destination, as `taut relay status` lists it; it stays drained until --undo or a restart
+        #[arg(
+            long,
+            value_name = "ADDRESS:PORT",
+            conflicts_with_all = ["forward", "peer"],
+            help_heading = "What is drained"
+        )]
+        address: Option<String>,
+        /// Accept connections at the forward, or lead sessions to the relay or the address, again
         #[arg(long, help_heading = "What is drained")]
         undo: bool,
         #[command(flatten)]
@@ -131,12 +141,14 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Drain {
             forward,
             peer,
+            address,
             undo,
             socket,
         } => (
             Request::Drain {
                 forward,
                 peer,
+                address,
                 undo,
             },
             socket,
@@ -195,6 +207,7 @@ fn status_in_words(status: &Status) -> String {
             ByteSize(forward.to_upstream),
             ByteSize(forward.to_client),
         ));
+        text.push_str(&addresses_in_words(forward));
     }
     if !status.peers.is_empty() {
         text.push_str("\nnext relays\n");
@@ -237,6 +250,43 @@ fn status_in_words(status: &Status) -> String {
             broken.cause,
             duration(broken.seconds),
             broken.affected,
+        ));
+    }
+    text
+}
+
+/// Returns the addresses of a forward, a line each, if there is something to say of them: more than one, or one
+/// that is not up.
+fn addresses_in_words(forward: &ForwardStatus) -> String {
+    if let []
+    | [
+        AddressStatus {
+            state: AddressState::Up,
+            ..
+        },
+    ] = forward.addresses[..]
+    {
+        return String::new();
+    }
+    let mut text = String::new();
+    for address in &forward.addresses {
+        let state = match address.state {
+            AddressState::NoAddress => "has no address".to_owned(),
+            AddressState::Drained => "drained".to_owned(),
+            AddressState::Up => "up".to_owned(),
+            AddressState::Down => format!(
+                "down for {}, {}",
+                duration(address.seconds.unwrap_or(0.0)),
+                address.cause.as_deref().unwrap_or("unknown")
+            ),
+        };
+        let (address, sessions) = (&address.address, address.sessions);
+        text.push_str(&format!("    {address}: {state}; {sessions} sessions\n"));
+    }
+    if forward.addresses_left_out > 0 {
+        text.push_str(&format!(
+            "    and {} more addresses\n",
+            forward.addresses_left_out
         ));
     }
     text

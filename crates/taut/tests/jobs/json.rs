@@ -39,6 +39,15 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("taut tune --json", "connection"),
     // Trouble, and a bottleneck that turbo start has measured: tests/relay, tests/etcd.
     ("taut relay status --json", "status.broken"),
+    // Of addresses that are down.
+    (
+        "taut relay status --json",
+        "status.forwards[].addresses[].seconds",
+    ),
+    (
+        "taut relay status --json",
+        "status.forwards[].addresses[].cause",
+    ),
     (
         "taut relay status --json",
         "status.members.etcd.announcement",

@@ -1,5 +1,6 @@
 //! `taut relay` as a process.
 
+mod addresses;
 mod configuration;
 mod endings;
 mod handover;

@@ -14,6 +14,7 @@ use crate::counters::counter::Counter;
 use crate::counters::forward::ForwardCounters;
 use crate::counters::peer::PeerCounters;
 use crate::metrics::Metrics;
+use crate::net::backend::Backend;
 use crate::outcome::peer::PeerFailure;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
@@ -32,6 +33,7 @@ impl Metrics {
     pub(super) fn encode_scopes(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         self.encode_forwards(encoder)?;
         self.encode_peers(encoder)?;
+        self.encode_addresses(encoder)?;
         self.encode_conditions(encoder)
     }
 
@@ -108,6 +110,35 @@ impl Metrics {
                     let labels = [("forward", forward), ("cause", cause)];
                     Count(count).encode(family.encode_family(&labels)?)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes the addresses of the destinations of forwards. Those after [`MAX_LABELS`] have no series: a sum says
+    /// nothing of what is up.
+    fn encode_addresses(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let backends = self.backends.of_forwards();
+        let backends = || backends.iter().take(MAX_LABELS);
+        type Of = fn(&Backend) -> u64;
+        let gauges: [(&str, &str, Of); 2] = [
+            (
+                "taut_relay_address_up",
+                "Whether sessions go to an address of a destination: 0 if it is down or drained",
+                |b| u64::from(b.outage().is_none() && !b.is_drained()),
+            ),
+            (
+                "taut_relay_address_sessions",
+                "Sessions open now at an address of a destination, those that are connecting included",
+                |b| b.sessions().into(),
+            ),
+        ];
+        for (name, help, of) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for backend in backends() {
+                let address = backend.addr.0.to_string();
+                let labels = [("address", address.as_str())];
+                Level(of(backend)).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())
