@@ -155,6 +155,19 @@ impl SessionQuota {
 
 // === impl Permit ===
 
+impl Permit {
+    /// Returns the number of open sessions of its source.
+    pub(crate) fn open(&self) -> u32 {
+        let table = self.sources.table.of(self.source);
+        table.get(&self.source).copied().unwrap_or(0)
+    }
+
+    /// Returns whether both are of one source.
+    pub(crate) fn is_of_source_of(&self, other: &Self) -> bool {
+        self.source == other.source
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.sources.release(self.source);

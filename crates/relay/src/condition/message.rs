@@ -238,6 +238,7 @@ fn refused(cause: &str) -> &'static str {
     match cause {
         "source_not_listed" => "add their prefix to `from` to admit them",
         "source_denied" => "`not_from` excludes them",
+        "forward_full" => "its `max_sessions` are open; raise them, or find out who holds so many",
         "no_route" => "every relay of its routes is drained or no longer a member",
         "client_hello" => "they sent no TLS ClientHello whose server name leads to a destination",
         "proxy_header" => {

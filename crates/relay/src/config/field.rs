@@ -135,6 +135,25 @@ pub(super) fn limit(
     }
 }
 
+/// Sets a duration that may be `"off"`.
+pub(super) fn set_time_or_off(
+    slot: &mut Option<Duration>,
+    value: Option<Spanned<TimeOrOff>>,
+    field: &str,
+) -> Result<(), (usize, String)> {
+    let Some(value) = value else { return Ok(()) };
+    let at = value.span();
+    *slot = match value.into_inner().0 {
+        None => None,
+        Some(time) => {
+            let mut slot = Duration::ZERO;
+            set_time(&mut slot, Some(Spanned::new(at, time)), TIME, field)?;
+            Some(slot)
+        }
+    };
+    Ok(())
+}
+
 pub(super) fn set_time(
     slot: &mut Duration,
     value: Option<Spanned<Time>>,

@@ -14,10 +14,12 @@ use taut_sys::socket::{PathOptions, SourcePool};
 use toml::Spanned;
 
 use super::field::{
-    CountOrOff, OneOrMany, TIME, Time, TimeOrOff, at_least_one, limit, parse, set_time, sources,
+    CountOrOff, OneOrMany, TIME, Time, TimeOrOff, at_least_one, limit, parse, set_time,
+    set_time_or_off, sources,
 };
 use super::{
-    Config, Control, Forward, HealthCheck, Named, ResolveRequired, ServerName, mesh, transparent,
+    Config, Control, Forward, ForwardTimeouts, HealthCheck, Named, ResolveRequired, ServerName,
+    mesh, transparent,
 };
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen};
@@ -50,6 +52,8 @@ pub(super) struct Section {
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<TimeOrOff>>,
+    first_byte_timeout: Option<Spanned<TimeOrOff>>,
+    evict_after: Option<Spanned<TimeOrOff>>,
     flush_timeout: Option<Spanned<Time>>,
     drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
@@ -80,6 +84,12 @@ pub(super) struct ForwardSection {
     check: Option<Spanned<Time>>,
     check_rise: Option<Spanned<u8>>,
     check_fall: Option<Spanned<u8>>,
+    max_sessions: Option<Spanned<u32>>,
+    connect_timeout: Option<Spanned<Time>>,
+    half_closed_timeout: Option<Spanned<Time>>,
+    idle_timeout: Option<Spanned<TimeOrOff>>,
+    first_byte_timeout: Option<Spanned<TimeOrOff>>,
+    evict_after: Option<Spanned<TimeOrOff>>,
     transparent: Option<Spanned<bool>>,
     ports: Option<Spanned<Vec<u16>>>,
     destinations: Option<Spanned<OneOrMany>>,
@@ -183,18 +193,10 @@ impl Section {
             TIME,
             "half_closed_timeout",
         )?;
-        if let Some(idle) = self.idle_timeout {
-            let at = idle.span();
-            t.idle = match idle.into_inner().0 {
-                None => None,
-                Some(time) => {
-                    let mut idle = Duration::ZERO;
-                    let time = Some(Spanned::new(at, time));
-                    set_time(&mut idle, time, TIME, "idle_timeout")?;
-                    Some(idle)
-                }
-            };
-        }
+        set_time_or_off(&mut t.idle, self.idle_timeout, "idle_timeout")?;
+        let first_byte = self.first_byte_timeout;
+        set_time_or_off(&mut t.first_byte, first_byte, "first_byte_timeout")?;
+        set_time_or_off(&mut t.evict, self.evict_after, "evict_after")?;
         set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
         // A drain of 0 is allowed: the relay then stops at once.
         let drain = Duration::ZERO..=*TIME.end();
@@ -342,6 +344,13 @@ impl ForwardSection {
             Some(sni) => server_names(sni, i)?,
             None => Vec::new(),
         };
+        let timeouts = ForwardTimeouts {
+            connect: forward_time(self.connect_timeout, "connect_timeout", i)?,
+            half_closed: forward_time(self.half_closed_timeout, "half_closed_timeout", i)?,
+            idle: forward_time_or_off(self.idle_timeout, "idle_timeout", i)?,
+            first_byte: forward_time_or_off(self.first_byte_timeout, "first_byte_timeout", i)?,
+            evict: forward_time_or_off(self.evict_after, "evict_after", i)?,
+        };
         let check = health_check(self.check, self.check_rise, self.check_fall, i)?;
         let listen_at = self.listen.span().start;
         let listen = self.listen.into_inner().into_vec();
@@ -401,6 +410,8 @@ impl ForwardSection {
             direct: self.direct,
             early_syn: self.early_syn,
             sources: sources(self.from, self.not_from, &format!("relay.forward[{i}]"))?,
+            max_sessions: at_least_one(self.max_sessions, &format!("forward[{i}].max_sessions"))?,
+            timeouts,
             client_congestion: self.client_congestion,
             upstream_congestion: self.upstream_congestion,
         };
@@ -409,6 +420,34 @@ impl ForwardSection {
             Some(what) => Err((listen_at, format!("relay.forward[{i}]{what}"))),
         }
     }
+}
+
+/// Parses a time limit of `forward[i]`.
+fn forward_time(
+    value: Option<Spanned<Time>>,
+    key: &str,
+    i: usize,
+) -> Result<Option<Duration>, (usize, String)> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    let mut time = Duration::ZERO;
+    set_time(&mut time, value, TIME, &format!("forward[{i}].{key}"))?;
+    Ok(Some(time))
+}
+
+/// Parses a time limit of `forward[i]` that may be `"off"`.
+fn forward_time_or_off(
+    value: Option<Spanned<TimeOrOff>>,
+    key: &str,
+    i: usize,
+) -> Result<Option<Option<Duration>>, (usize, String)> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    let mut time = None;
+    set_time_or_off(&mut time, value, &format!("forward[{i}].{key}"))?;
+    Ok(Some(time))
 }
 
 /// Parses `forward[i].check`, `check_rise` and `check_fall`.

@@ -41,6 +41,14 @@ const MAX_CONNECTS_PER_SOURCE: u32 = 1000;
 /// 5382, REQ-5: 2 hours and 4 minutes), but rarely for a day.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
+/// The default of `first_byte_timeout`. Connections that are made before they are needed (those of browsers, or
+/// of pools) are used within a minute or two, or their peers close them. One that nobody uses costs an attacker
+/// nothing.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The default of `evict_after`: longer than users and servers usually think.
+const EVICT_AFTER: Duration = Duration::from_secs(60);
+
 /// The configuration of a relay node.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -140,6 +148,11 @@ pub struct Timeouts {
     pub half_closed: Duration,
     /// Without progress in either direction; `None`: sessions may be idle for ever.
     pub idle: Option<Duration>,
+    /// From the connection to the destination to the first byte of either peer; `None`: no limit.
+    pub first_byte: Option<Duration>,
+    /// Without progress, after which the session may be ended for a new one if `max_sessions` are open;
+    /// `None`: never.
+    pub evict: Option<Duration>,
     /// Without an acknowledged byte, while the last bytes of a broken connection are forwarded
     /// ahead of the RST.
     pub flush: Duration,
@@ -147,6 +160,21 @@ pub struct Timeouts {
     pub drain: Duration,
     /// Between look-ups of destinations that are names.
     pub resolve: Duration,
+}
+
+/// The time limits that a forward has instead of the node's; `None`: the node's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardTimeouts {
+    /// Instead of [`Timeouts::connect`].
+    pub connect: Option<Duration>,
+    /// Instead of [`Timeouts::half_closed`].
+    pub half_closed: Option<Duration>,
+    /// Instead of [`Timeouts::idle`].
+    pub idle: Option<Option<Duration>>,
+    /// Instead of [`Timeouts::first_byte`].
+    pub first_byte: Option<Option<Duration>>,
+    /// Instead of [`Timeouts::evict`].
+    pub evict: Option<Option<Duration>>,
 }
 
 /// How bytes are moved.
@@ -202,6 +230,10 @@ pub struct Forward {
     pub early_syn: bool,
     /// The sources that may connect.
     pub sources: Sources,
+    /// The maximum number of its open sessions; `None`: that of the node.
+    pub max_sessions: Option<u32>,
+    /// Time limits of its own.
+    pub timeouts: ForwardTimeouts,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
     /// How packets to the destination are sent.
@@ -300,6 +332,8 @@ impl Forward {
             direct: false,
             early_syn: false,
             sources: Sources::default(),
+            max_sessions: None,
+            timeouts: ForwardTimeouts::default(),
             client_congestion: None,
             path: PathOptions::default(),
             upstream_congestion: None,
@@ -321,6 +355,8 @@ impl Forward {
             direct: false,
             early_syn: false,
             sources: Sources::default(),
+            max_sessions: None,
+            timeouts: ForwardTimeouts::default(),
             client_congestion: None,
             path: PathOptions::default(),
             upstream_congestion: None,
@@ -462,9 +498,25 @@ impl Default for Timeouts {
             connect: Duration::from_secs(10),
             half_closed: Duration::from_secs(600),
             idle: Some(IDLE_TIMEOUT),
+            first_byte: Some(FIRST_BYTE_TIMEOUT),
+            evict: Some(EVICT_AFTER),
             flush: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             resolve: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ForwardTimeouts {
+    /// Returns these limits, and those of the node where there is none.
+    pub(crate) fn over(&self, node: &Timeouts) -> Timeouts {
+        Timeouts {
+            connect: self.connect.unwrap_or(node.connect),
+            half_closed: self.half_closed.unwrap_or(node.half_closed),
+            idle: self.idle.unwrap_or(node.idle),
+            first_byte: self.first_byte.unwrap_or(node.first_byte),
+            evict: self.evict.unwrap_or(node.evict),
+            ..*node
         }
     }
 }

@@ -132,6 +132,28 @@ fn a_route_that_cannot_work_is_refused() {
 }
 
 #[test]
+fn a_forward_may_have_time_limits_of_its_own() {
+    let text = "[relay]\nidle_timeout = \"1h\"\nfirst_byte_timeout = \"10s\"\n[[relay.forward]]\nlisten = \":1\"\n\
+                to = \"a:1\"\nidle_timeout = \"off\"\nconnect_timeout = \"2s\"\nevict_after = \"off\"\n";
+    let config = parse(text).unwrap();
+    let of_forward = config.forwards[0].timeouts.over(&config.timeouts);
+    let expected = Timeouts {
+        idle: None,
+        connect: Duration::from_secs(2),
+        first_byte: Some(Duration::from_secs(10)),
+        evict: None,
+        ..Timeouts::default()
+    };
+    assert_eq!(of_forward, expected);
+    assert_eq!(config.timeouts.idle, Some(Duration::from_secs(3600)));
+    let error = parse(&text.replace("2s", "0s")).unwrap_err().to_string();
+    assert!(
+        error.contains("relay.forward[0].connect_timeout: must be from"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_forward_may_have_several_destinations_and_check_them() {
     let config =
         parse("[[relay.forward]]\nlisten = \":1\"\nto = [\"a:1\", \"[::1]:2\"]\ncheck = \"5s\"\ncheck_fall = 1\n")

@@ -52,6 +52,11 @@ pub(crate) struct Session<L: Leg> {
     /// The start of the idle time: never later than `progress`. It is moved up to `progress` only
     /// when the deadline passes, so that moving bytes does not cost a new deadline each time.
     idle_from: Instant,
+    /// The number of bytes that this relay sent upstream first.
+    introduced: u64,
+    /// [`Timeouts::first_byte`] is still to be checked. As `idle_from`, it is looked at only when the deadline
+    /// passes.
+    awaits_first_byte: bool,
     /// The upstream leg came from the pool and may have died since without notice.
     ready_made: bool,
     /// How long the next relay may leave the hello unacknowledged, and until when.
@@ -119,6 +124,8 @@ impl<L: Leg> Session<L> {
             pipe_look: None,
             queues: (0, 0),
             idle_from: now,
+            introduced: 0,
+            awaits_first_byte: true,
             ready_made: false,
             answer_by: None,
             relay_fault: None,
@@ -127,6 +134,7 @@ impl<L: Leg> Session<L> {
 
     /// Sends `bytes` upstream ahead of the client's stream.
     pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
+        self.introduced = bytes.len() as u64;
         self.to_upstream.begin_with(bytes.into());
     }
 
@@ -244,7 +252,9 @@ impl<L: Leg> Session<L> {
             Phase::Relaying => {
                 let half_closed = self.to_upstream.ended() != self.to_client.ended();
                 let half_closed = half_closed.then(|| self.progress + timeouts.half_closed);
-                let idle = timeouts.idle.map(|idle| self.idle_from + idle);
+                let first_byte = timeouts.first_byte.filter(|_| self.awaits_first_byte);
+                let idle = [timeouts.idle, first_byte].into_iter().flatten().min();
+                let idle = idle.map(|idle| self.idle_from + idle);
                 let answer = self.answer_by.map(|(_, until)| until);
                 let looks = [half_closed, idle, self.pipe_look, answer];
                 looks.into_iter().flatten().min()
@@ -382,9 +392,9 @@ impl<L: Leg> Session<L> {
                     false => Step::Wait,
                 }
             }
-            _ => match self.is_idle(now, t) {
-                true => Step::Broken(End::IdleTimeout),
-                false => {
+            _ => match self.idle_end(now, t) {
+                Some(end) => Step::Broken(end),
+                None => {
                     self.watch_pipes(now, io);
                     Step::Wait
                 }
@@ -439,15 +449,33 @@ impl<L: Leg> Session<L> {
         false
     }
 
-    /// Returns whether no byte has moved either way for longer than the limit.
-    fn is_idle(&mut self, now: Instant, t: &Timeouts) -> bool {
-        let Some(idle) = t.idle else { return false };
-        if now < self.idle_from + idle {
-            return false;
+    /// Returns the cause of the session's end if no byte has moved either way for longer than a limit.
+    fn idle_end(&mut self, now: Instant, t: &Timeouts) -> Option<End> {
+        if let Some(first_byte) = t.first_byte
+            && self.awaits_first_byte
+            && now >= self.idle_from + first_byte
+        {
+            let is_open = !self.to_upstream.ended() && !self.to_client.ended();
+            let (up, down) = self.moved();
+            if is_open && up <= self.introduced && down == 0 {
+                return Some(End::FirstByteTimeout);
+            }
+            self.awaits_first_byte = false;
         }
-        let idle = now >= self.progress + idle && self.stands_still(now);
+        let idle = t.idle.filter(|idle| now >= self.idle_from + *idle)?;
+        let is_idle = now >= self.progress + idle && self.stands_still(now);
         self.idle_from = self.progress;
-        idle
+        is_idle.then_some(End::IdleTimeout)
+    }
+
+    /// Returns since when no byte has moved either way; `None` while the session begins or ends.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        matches!(self.phase, Phase::Relaying).then_some(self.progress)
+    }
+
+    /// Returns whether no byte has moved either way for this long, and none is being acknowledged.
+    pub(crate) fn has_been_idle(&mut self, time: Duration, now: Instant) -> bool {
+        { self.idle_since() }.is_some_and(|since| now >= since + time) && self.stands_still(now)
     }
 
     /// Gives pipes back to the pool if no leg takes their bytes.

@@ -18,7 +18,7 @@ use super::look_ups::{named_relays, resolve_all};
 use super::loops::find_loop;
 use super::mesh::Identity;
 use super::next_hop::{Locality, access, next_hop, original, read_own};
-use crate::config::{Config, Forward, LegConfig, MeshConfig};
+use crate::config::{Config, Forward, LegConfig, MeshConfig, Timeouts};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
 use crate::handover::Passed;
@@ -164,6 +164,8 @@ pub(super) fn assemble(
             by_name,
             identity: forward.identity.clone(),
             check: forward.check,
+            max_sessions: forward.max_sessions,
+            timeouts: forward.timeouts,
         };
         let named: Vec<_> = forward
             .sni
@@ -252,6 +254,10 @@ pub(super) fn assemble(
     }
     let setup = Setup {
         timeouts: Arc::new(config.timeouts),
+        timeouts_of_mesh: Arc::new(Timeouts {
+            first_byte: None,
+            ..config.timeouts
+        }),
         routes,
         mesh,
     };

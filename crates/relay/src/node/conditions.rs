@@ -32,7 +32,11 @@ const UNREACHABLE: [End; 4] = [
 ];
 
 /// The refusals of a client that its configuration causes.
-const REFUSALS: [ClientRefusal; 2] = [ClientRefusal::SourceNotListed, ClientRefusal::SourceDenied];
+const REFUSALS: [ClientRefusal; 3] = [
+    ClientRefusal::ForwardFull,
+    ClientRefusal::SourceNotListed,
+    ClientRefusal::SourceDenied,
+];
 
 impl SharedHandle {
     /// Reads the counters and logs the conditions that have begun or ended since the last call.
@@ -121,7 +125,8 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
         }
     }
     let limit = |cause: ClientRefusal| [(cause.label(), metrics.refused(cause))];
-    let full = limit(ClientRefusal::Full).into_iter();
+    let evicted = (End::Evicted.label(), metrics.ended(End::Evicted));
+    let full = limit(ClientRefusal::Full).into_iter().chain([evicted]);
     all.push((Condition::MaxSessions, only_failures(full)));
     let source = limit(ClientRefusal::SourceLimit).into_iter();
     all.push((Condition::SourceLimit, only_failures(source)));

@@ -137,7 +137,7 @@ impl SharedHandle {
                     None => checks.push(Check {
                         backend,
                         how,
-                        timeout: setup.timeouts.connect.min(how.interval),
+                        timeout: route.timeouts(&setup.timeouts).connect.min(how.interval),
                         options: options.clone(),
                     }),
                 }

@@ -222,6 +222,8 @@ fn is_same(a: &Route, b: &Route) -> bool {
         && a.sources == b.sources
         && a.identity == b.identity
         && a.check == b.check
+        && a.max_sessions == b.max_sessions
+        && a.timeouts == b.timeouts
 }
 
 /// Returns whether connections to two peers are made in the same way.

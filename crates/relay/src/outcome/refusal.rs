@@ -8,6 +8,8 @@ use crate::access::SourceVerdict;
 pub enum ClientRefusal {
     /// `max_sessions` were open.
     Full,
+    /// The forward had its `max_sessions` open.
+    ForwardFull,
     /// The client's source had `max_sessions_per_source` open, or its /48 four times as many.
     SourceLimit,
     /// The client's source opened more than `max_connects_per_source` a second.
@@ -22,8 +24,9 @@ pub enum ClientRefusal {
 
 impl ClientRefusal {
     /// Every cause.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Full,
+        Self::ForwardFull,
         Self::SourceLimit,
         Self::SourceRate,
         Self::SourceNotListed,
@@ -34,6 +37,7 @@ impl ClientRefusal {
     pub fn label(self) -> &'static str {
         match self {
             Self::Full => "full",
+            Self::ForwardFull => "forward_full",
             Self::SourceLimit => "source_limit",
             Self::SourceRate => "source_rate",
             Self::SourceNotListed => SourceVerdict::NotListed.label(),

@@ -38,6 +38,10 @@ pub enum End {
     HalfClosedTimeout,
     /// No byte went either way for longer than `idle_timeout`.
     IdleTimeout,
+    /// No byte came from either peer within `first_byte_timeout`.
+    FirstByteTimeout,
+    /// `max_sessions` were open, and the session was idle and made room for a new one.
+    Evicted,
     /// A relay of the session is no longer a member of the mesh.
     MemberRemoved,
     /// The session was still open when the node had to stop.
@@ -48,7 +52,7 @@ pub enum End {
 
 impl End {
     /// Every cause.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Complete,
         Self::ClientReset,
         Self::UpstreamReset,
@@ -62,6 +66,8 @@ impl End {
         Self::NoResources,
         Self::HalfClosedTimeout,
         Self::IdleTimeout,
+        Self::FirstByteTimeout,
+        Self::Evicted,
         Self::MemberRemoved,
         Self::Stopped,
         Self::Operator,
@@ -83,6 +89,8 @@ impl End {
             Self::NoResources => "no_resources",
             Self::HalfClosedTimeout => "half_closed_timeout",
             Self::IdleTimeout => "idle_timeout",
+            Self::FirstByteTimeout => "first_byte_timeout",
+            Self::Evicted => "evicted",
             Self::MemberRemoved => "member_removed",
             Self::Stopped => "stopped",
             Self::Operator => "operator",

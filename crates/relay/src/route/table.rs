@@ -18,7 +18,7 @@ use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
 use crate::access::{DestinationVerdict, Destinations, Sources};
-use crate::config::{HealthCheck, InboundLimits, PoolLimits, Removed, Timeouts};
+use crate::config::{ForwardTimeouts, HealthCheck, InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
@@ -34,6 +34,8 @@ use crate::turbo::TurboStart;
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) timeouts: Arc<Timeouts>,
+    /// Those of sessions from other relays. The first relay decides how long a session may be silent at first.
+    pub(crate) timeouts_of_mesh: Arc<Timeouts>,
     pub(crate) routes: Vec<Arc<Route>>,
     pub(crate) mesh: Option<Arc<Mesh>>,
 }
@@ -59,6 +61,10 @@ pub(crate) struct Route {
     pub(crate) identity: Identity,
     /// The health checks of its addresses; `None`: no checks.
     pub(crate) check: Option<HealthCheck>,
+    /// The maximum number of its open sessions.
+    pub(crate) max_sessions: Option<u32>,
+    /// Time limits of its own.
+    pub(crate) timeouts: ForwardTimeouts,
 }
 
 impl Setup {
@@ -111,6 +117,20 @@ impl Route {
     pub(crate) fn next_hops(&self) -> impl Iterator<Item = &NextHop> {
         let named = self.by_name.iter().flat_map(ByName::all);
         std::iter::once(&self.next_hop).chain(named.map(|route| &route.next_hop))
+    }
+
+    /// Returns whether the forward has its `max_sessions` open. Workers that accept at the same time may each let one
+    /// more in.
+    pub(crate) fn is_full(&self) -> bool {
+        { self.max_sessions }.is_some_and(|max| self.stats.sum(|c| &c.sessions) >= max.into())
+    }
+
+    /// Returns the time limits of the forward's sessions.
+    pub(crate) fn timeouts(&self, node: &Arc<Timeouts>) -> Arc<Timeouts> {
+        match self.timeouts == ForwardTimeouts::default() {
+            true => node.clone(),
+            false => Arc::new(self.timeouts.over(node)),
+        }
     }
 
     /// Returns the destinations that this node dials.

@@ -30,6 +30,7 @@ mod dial;
 mod dial_plan;
 mod dial_race;
 mod early;
+mod eviction;
 mod io;
 mod listeners;
 pub(crate) mod mailbox;
@@ -52,6 +53,7 @@ pub(crate) use shared::{Order, Shared};
 use attempts::Attempts;
 use client_hello::ClientHellos;
 use early::EarlyLegs;
+use eviction::Evictable;
 use io::{IoContext, SCRATCH};
 use listeners::{OpenListener, listener_token};
 use mailbox::{Mailbox, Message};
@@ -63,6 +65,8 @@ use sessions::Sessions;
 pub(crate) struct Worker {
     io: IoContext,
     sessions: Sessions,
+    /// Idle sessions that may be ended for new ones.
+    evictable: Evictable,
     attempts: Attempts,
     /// The number of sessions planned so far, which decides between equal destinations.
     turn: usize,
@@ -124,6 +128,7 @@ impl Worker {
                 now,
             },
             sessions: Sessions::default(),
+            evictable: Evictable::default(),
             attempts: Attempts::default(),
             turn: index,
             sample_from: 0,

@@ -186,11 +186,18 @@ impl Worker {
         plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
-        if !self.shared.admit() {
+        let forward_is_full = matches!(origin, Origin::Forward(route) if route.is_full());
+        let refusal = match () {
+            () if forward_is_full => Some(ClientRefusal::ForwardFull),
+            () if self.shared.admit() => None,
+            () if self.make_room(&permit) && self.shared.admit() => None,
+            () => Some(ClientRefusal::Full),
+        };
+        if let Some(cause) = refusal {
             // Dropped first, so that a client that sees the reset and retries does not meet its own
             // permit.
             drop(permit);
-            self.refuse(client, addr.0.ip(), ClientRefusal::Full, origin.stats());
+            self.refuse(client, addr.0.ip(), cause, origin.stats());
             return None;
         }
         let log = self.shared.log.is_some();
@@ -226,7 +233,10 @@ impl Worker {
             client: addr,
             member,
             plan,
-            timeouts: self.setup.timeouts.clone(),
+            timeouts: match origin {
+                Origin::Forward(route) => route.timeouts(&self.setup.timeouts),
+                Origin::Mesh { .. } => self.setup.timeouts_of_mesh.clone(),
+            },
             timeline: Timeline::new(self.io.now),
             stats,
             peer,

@@ -1,9 +1,10 @@
 //! Which clients may connect, how many sessions they may have, and how long they may be idle.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketType};
 use taut_relay::access::{SourcePrefix, Sources};
 use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
@@ -12,6 +13,17 @@ use crate::rig::*;
 
 fn prefixes(texts: &[&str]) -> Vec<SourcePrefix> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// Returns a client that connects from this address.
+fn connect_from(source: IpAddr, to: SocketAddr) -> TcpStream {
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let fd = rustix::net::socket(family, kind, None).unwrap();
+    rustix::net::bind(&fd, &SocketAddr::new(source, 0)).unwrap();
+    rustix::net::connect(&fd, &to).unwrap();
+    let client = TcpStream::from(fd);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client
 }
 
 /// A client that is refused.
@@ -70,6 +82,55 @@ fn a_client_that_is_refused_because_the_node_is_full_does_not_count_for_its_sour
     drop(pair);
     wait_until("the session's end", || rig.node.metrics().sessions() == 0);
     rig.pair();
+}
+
+#[test]
+fn a_forward_has_no_more_sessions_than_its_own_limit() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.forwards[0].max_sessions = Some(1);
+    });
+    let pair = rig.pair();
+    expect_refusal(&rig, ClientRefusal::ForwardFull, 0);
+    drop(pair);
+    wait_until("the session's end", || rig.node.metrics().sessions() == 0);
+    rig.pair();
+}
+
+#[test]
+fn when_the_node_is_full_an_idle_session_of_the_source_with_the_most_makes_room() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.max_sessions = Some(3);
+        config.workers = Some(1);
+        config.timeouts.evict = Some(Duration::from_millis(1));
+    });
+    let metrics = rig.node.metrics();
+    let connect = |source: &str| connect_from(source.parse().unwrap(), rig.relay_addr());
+    let pair = |source: &str| {
+        let client = connect(source);
+        (client, rig.server.accept().unwrap().0)
+    };
+    let (mut idlest, _far) = pair("127.0.0.1");
+    let (_client, _far) = pair("127.0.0.1");
+    let (mut other, mut other_far) = pair("127.0.0.2");
+    // Until they have been idle for long enough, new clients are refused.
+    let mut new = Vec::new();
+    wait_until("room", || {
+        new.push(connect("127.0.0.3"));
+        metrics.ended(End::Evicted) == 1
+    });
+    let _far = rig.server.accept().unwrap();
+    assert_eq!(read_to_rst(&mut idlest), b"");
+    // Each source has one now.
+    let refused = metrics.refused(ClientRefusal::Full);
+    let mut late = connect("127.0.0.4");
+    assert_eq!(read_to_rst(&mut late), b"");
+    wait_until("a refusal", || {
+        metrics.refused(ClientRefusal::Full) > refused
+    });
+    assert_eq!(metrics.ended(End::Evicted), 1);
+    other.write_all(b"goes on").unwrap();
+    end_writing(&other);
+    assert_eq!(read_to_fin(&mut other_far), b"goes on");
 }
 
 #[test]

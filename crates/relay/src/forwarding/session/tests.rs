@@ -19,6 +19,7 @@ impl Bench {
         let now = Instant::now();
         let timeouts = Timeouts {
             idle: None,
+            first_byte: None,
             ..Timeouts::default()
         };
         let mut session = Session::new(SimLeg::default(), now);
@@ -296,6 +297,44 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
     }
     assert_eq!(bench.run_to_the_end(), Step::Broken(End::IdleTimeout));
     assert_eq!(bench.now, last + idle);
+}
+
+#[test]
+fn a_session_in_which_nobody_says_anything_ends_soon_and_one_byte_is_enough() {
+    let limit = Duration::from_secs(5);
+    let relaying = || {
+        let mut bench = Bench::relaying();
+        bench.timeouts.first_byte = Some(limit);
+        bench.timeouts.idle = Some(limit * 100);
+        bench
+    };
+    let mut silent = relaying();
+    let start = silent.now;
+    assert_eq!(silent.run_to_the_end(), Step::Broken(End::FirstByteTimeout));
+    assert_eq!(silent.now, start + limit);
+    for side in [Side::Client, Side::Upstream] {
+        let mut bench = relaying();
+        bench.now += limit / 2;
+        bench.report(side, |leg| leg.arrive(b"."));
+        assert_eq!(bench.drive(), Step::Wait);
+        bench.leg(Side::Client).acknowledge();
+        bench.leg(Side::Upstream).acknowledge();
+        let last = bench.now;
+        assert_eq!(bench.run_to_the_end(), Step::Broken(End::IdleTimeout));
+        assert_eq!(bench.now, last + limit * 100);
+    }
+}
+
+#[test]
+fn what_the_relay_says_first_is_not_a_byte_of_a_peer() {
+    let mut bench = Bench::connecting();
+    bench.timeouts.first_byte = Some(Duration::from_secs(5));
+    bench.session.introduce(b"PROXY UNKNOWN\r\n".to_vec());
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert!(bench.session.moved().0 > 0);
+    bench.leg(Side::Upstream).acknowledge();
+    assert_eq!(bench.run_to_the_end(), Step::Broken(End::FirstByteTimeout));
 }
 
 #[test]

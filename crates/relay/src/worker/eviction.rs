@@ -1,0 +1,111 @@
+//! Makes room for a new session when `max_sessions` are open: an idle session ends, that of the source with the
+//! most sessions which has been idle the longest.
+//!
+//! It has been idle for `evict_after` at least. Its source is that of the new session, or has more sessions: among
+//! sources with equally many, a session that exists is worth more than a new one.
+//!
+//! | bound | value | when it is reached |
+//! |---|---|---|
+//! | searches of a worker's sessions | one in [`SEARCH_EVERY`] | new clients are refused if no session is left that the last one found |
+//! | sessions that a search finds | [`MAX_FOUND`] | the others are found by a later one |
+
+use std::cmp::Reverse;
+use std::time::{Duration, Instant};
+
+use super::Worker;
+use super::sessions::Close;
+use super::slots::slot;
+use crate::access::session_quota::Permit;
+use crate::event::token::{Generation, Slot};
+use crate::outcome::session_end::End;
+
+/// A search looks at each session of the worker, which forwards nothing meanwhile.
+const SEARCH_EVERY: Duration = Duration::from_secs(1);
+/// The number of new sessions for which one search makes room.
+const MAX_FOUND: usize = 256;
+
+/// The idle sessions that the last search has found.
+#[derive(Default)]
+pub(super) struct Evictable {
+    /// The first to be ended comes last.
+    found: Vec<(Slot, Generation)>,
+    searched: Option<Instant>,
+}
+
+impl Worker {
+    /// Ends an idle session for a new one with this permit. Returns `false` if there is none.
+    pub(super) fn make_room(&mut self, new: &Permit) -> bool {
+        let now = self.io.now;
+        let evictable = &self.evictable;
+        let is_due = { evictable.searched }.is_none_or(|at| now >= at + SEARCH_EVERY);
+        if evictable.found.is_empty() && is_due {
+            self.search();
+        }
+        while let Some(&(slot, generation)) = self.evictable.found.last() {
+            if let Some(entry) = self.sessions.get_mut(slot)
+                && entry.generation == generation
+                && let Some(time) = entry.timeouts.evict
+                && entry.session.has_been_idle(time, now)
+            {
+                if !(entry.permit.is_of_source_of(new) || entry.permit.open() > new.open()) {
+                    return false;
+                }
+                self.evictable.found.pop();
+                self.end(slot, End::Evicted, Close::Reset);
+                return true;
+            }
+            // It has ended, or is in use again.
+            self.evictable.found.pop();
+        }
+        false
+    }
+
+    fn search(&mut self) {
+        let now = self.io.now;
+        let idle = self.sessions.entries.iter().filter_map(|(key, entry)| {
+            let since = entry.session.idle_since()?;
+            (now >= since + entry.timeouts.evict?).then(|| {
+                let order = (Reverse(entry.permit.open()), since);
+                (order, (slot(key), entry.generation))
+            })
+        });
+        let found = first(idle.collect());
+        self.evictable = Evictable {
+            found: found.into_iter().rev().collect(),
+            searched: Some(now),
+        };
+    }
+}
+
+/// Returns the first [`MAX_FOUND`] in their order.
+fn first<K: Ord + Copy, T>(mut all: Vec<(K, T)>) -> Vec<T> {
+    if all.len() > MAX_FOUND {
+        all.select_nth_unstable_by_key(MAX_FOUND, |(order, _)| *order);
+        all.truncate(MAX_FOUND);
+    }
+    all.sort_unstable_by_key(|(order, _)| *order);
+    all.into_iter().map(|(_, item)| item).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_idlest_of_the_source_with_the_most_comes_first() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let all = vec![
+            ((Reverse(2), at(0)), "the idlest of two"),
+            ((Reverse(9), at(5)), "one of nine"),
+            ((Reverse(9), at(3)), "the idlest of nine"),
+        ];
+        assert_eq!(
+            first(all),
+            ["the idlest of nine", "one of nine", "the idlest of two"]
+        );
+        let many: Vec<_> = (0..10_000).rev().map(|i| (i, i)).collect();
+        let expected: Vec<_> = (0..MAX_FOUND).collect();
+        assert_eq!(first(many), expected);
+    }
+}
