@@ -158,6 +158,11 @@ impl Header {
         })
     }
 
+    /// Encodes the addresses as a header of version 1, which has no fields.
+    pub fn encode_text(&self) -> Vec<u8> {
+        text::encode(self.addresses).into_bytes()
+    }
+
     /// Encodes the header, with TCP as transport. The value of a [`kind::CRC32C`] field is replaced by the
     /// checksum.
     ///

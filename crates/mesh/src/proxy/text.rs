@@ -57,6 +57,26 @@ fn addresses(line: &[u8]) -> Option<Option<(SocketAddr, SocketAddr)>> {
     Some(Some((addr(from, from_port)?, addr(to, to_port)?)))
 }
 
+/// Returns the line for these addresses. If their families differ, both are written as IPv6, IPv4 in its mapped
+/// form.
+pub(super) fn encode(addresses: Option<(SocketAddr, SocketAddr)>) -> String {
+    let Some((from, to)) = addresses else {
+        return "PROXY UNKNOWN\r\n".to_owned();
+    };
+    let ports = (from.port(), to.port());
+    let line = match (from.ip().to_canonical(), to.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => format!("PROXY TCP4 {from} {to}"),
+        (from, to) => {
+            let v6 = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            format!("PROXY TCP6 {} {}", v6(from), v6(to))
+        }
+    };
+    format!("{line} {} {}\r\n", ports.0, ports.1)
+}
+
 /// Returns a port: decimal digits without a sign or leading zeros.
 fn number(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -143,6 +163,18 @@ mod tests {
             let canonical = |ip: Ipv6Addr, port| SocketAddr::new(ip.to_canonical(), port);
             let addresses = (canonical(from, ports.0), canonical(to, ports.1));
             prop_assert_eq!(header.addresses, Some(addresses));
+        }
+
+        #[test]
+        fn a_written_line_is_read_as_it_was(
+            from: std::net::IpAddr, to: std::net::IpAddr, ports: (u16, u16),
+        ) {
+            let canonical = |ip: IpAddr, port| SocketAddr::new(ip.to_canonical(), port);
+            let addresses = Some((canonical(from, ports.0), canonical(to, ports.1)));
+            let line = encode(addresses);
+            prop_assert!(line.len() <= MAX_LINE, "{line}");
+            prop_assert_eq!(known(&line), addresses);
+            prop_assert_eq!(known(&encode(None)), None);
         }
 
         #[test]

@@ -97,8 +97,7 @@ pub(super) struct ForwardSection {
     allow: Option<Spanned<OneOrMany>>,
     deny: Option<Spanned<OneOrMany>>,
     source: Option<Spanned<String>>,
-    #[serde(default)]
-    send_proxy: bool,
+    send_proxy: Option<Spanned<transparent::SendProxy>>,
     accept_proxy: Option<Spanned<bool>>,
     proxy_from: Option<Spanned<OneOrMany>>,
     via: Option<Spanned<OneOrMany>>,
@@ -375,7 +374,7 @@ impl ForwardSection {
         let identity = transparent::identity(
             i,
             self.source.as_ref(),
-            self.send_proxy,
+            self.send_proxy.as_ref(),
             self.accept_proxy.as_ref(),
             self.proxy_from.as_ref(),
         )?;

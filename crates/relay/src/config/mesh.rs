@@ -13,6 +13,7 @@ use toml::Spanned;
 use super::etcd::{EtcdConfig, EtcdSection};
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
 use super::limits::{InboundLimits, PoolLimits};
+use crate::access::identity::ProxyVersion;
 use crate::access::{Rule, SourcePrefix, Sources};
 use crate::net::addr::Listen;
 
@@ -64,6 +65,8 @@ pub struct MeshConfig {
     /// Legs to destinations use the client's address, as reported by the first relay, as their
     /// source.
     pub borrow: bool,
+    /// Destinations to which legs begin with a PROXY protocol header of this version. The first that matches counts.
+    pub send_proxy: Vec<(ProxyVersion, Vec<Rule>)>,
     /// Congestion control of legs to destinations; `None`: the kernel's default.
     pub upstream_congestion: Option<String>,
     /// Turbo start of legs between relays; `None`: off.
@@ -171,6 +174,7 @@ impl MeshConfig {
             pool: PoolLimits::default(),
             inbound: InboundLimits::default(),
             borrow: false,
+            send_proxy: Vec::new(),
             upstream_congestion: None,
             turbo: Some(Turbo::default()),
             congestion: None,
@@ -253,6 +257,8 @@ pub(super) struct MeshSection {
     hello_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<Time>>,
     source: Option<Spanned<String>>,
+    send_proxy: Option<Spanned<OneOrMany>>,
+    send_proxy_v1: Option<Spanned<OneOrMany>>,
     upstream_congestion: Option<String>,
     turbo: Option<bool>,
     congestion_control: Option<Spanned<String>>,
@@ -391,6 +397,10 @@ impl MeshSection {
         }
 
         mesh.borrow = super::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
+        mesh.send_proxy = vec![
+            (ProxyVersion::V2, list(self.send_proxy, "send_proxy")?),
+            (ProxyVersion::V1, list(self.send_proxy_v1, "send_proxy_v1")?),
+        ];
 
         let pool = &mut mesh.pool;
         let asked_min = self.pool_min;

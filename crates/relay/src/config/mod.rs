@@ -294,9 +294,9 @@ impl Forward {
             _ if *borrow && !self.path.sources.addrs().is_empty() => {
                 ".upstream_address: excludes `source = \"client\"`; remove one"
             }
-            _ if self.uses_mesh() && (*send_proxy || *borrow) => {
+            _ if self.uses_mesh() && (send_proxy.is_some() || *borrow) => {
                 ".via: `send_proxy` and `source` are for connections to the destination itself; write \
-                 `source` into [relay.mesh] of the last relay"
+                 `source` or `send_proxy` into [relay.mesh] of the last relay"
             }
             _ => return None,
         })

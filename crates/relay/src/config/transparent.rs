@@ -1,10 +1,11 @@
 //! The settings of a `[[relay.forward]]` for interception and clients' addresses.
 
 use ipnet::IpNet;
+use serde::Deserialize;
 use toml::Spanned;
 
 use super::field::{OneOrMany, parse};
-use crate::access::identity::Identity;
+use crate::access::identity::{Identity, ProxyVersion};
 use crate::access::{Rule, SourcePrefix, Sources};
 use crate::intercept::{Method, RULES_MAX, Taking};
 use crate::net::addr::Listen;
@@ -170,7 +171,7 @@ pub(super) fn borrow(source: Option<&Spanned<String>>, field: &str) -> Result<bo
 pub(super) fn identity(
     i: usize,
     source: Option<&Spanned<String>>,
-    send_proxy: bool,
+    send_proxy: Option<&Spanned<SendProxy>>,
     accept_proxy: Option<&Spanned<bool>>,
     proxy_from: Option<&Spanned<OneOrMany>>,
 ) -> Result<Identity, Mistake> {
@@ -203,9 +204,38 @@ pub(super) fn identity(
     };
     Ok(Identity {
         borrow: borrow(source, &format!("relay.forward[{i}].source"))?,
-        send_proxy,
+        send_proxy: match send_proxy {
+            Some(written) => proxy_version(written, &format!("relay.forward[{i}].send_proxy"))?,
+            None => None,
+        },
         accept_proxy,
     })
+}
+
+/// Whether a PROXY protocol header is sent, or its version.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected `true`, `false`, \"v1\" or \"v2\"")]
+pub(super) enum SendProxy {
+    Whether(bool),
+    Version(String),
+}
+
+fn proxy_version(
+    written: &Spanned<SendProxy>,
+    field: &str,
+) -> Result<Option<ProxyVersion>, Mistake> {
+    match written.get_ref() {
+        SendProxy::Whether(false) => Ok(None),
+        SendProxy::Whether(true) => Ok(Some(ProxyVersion::V2)),
+        SendProxy::Version(version) => match version.as_str() {
+            "v1" => Ok(Some(ProxyVersion::V1)),
+            "v2" => Ok(Some(ProxyVersion::V2)),
+            other => {
+                let message = format!("{field}: `{other}` is neither \"v1\" nor \"v2\"");
+                Err((written.span().start, message))
+            }
+        },
+    }
 }
 
 /// Parses a method.
@@ -286,7 +316,7 @@ mod tests {
         assert_eq!(taken.destinations.len(), 2);
         assert_eq!(taken.devices, ["eth1"]);
         assert_eq!(taken.deny.len(), 1);
-        assert!(forward.identity.borrow && forward.identity.send_proxy);
+        assert!(forward.identity.borrow && forward.identity.send_proxy.is_some());
         assert!(forward.early_syn);
     }
 

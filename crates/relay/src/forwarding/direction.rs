@@ -208,9 +208,14 @@ impl<P> Direction<P> {
     /// Puts `bytes` ahead of the source's stream. The direction must be
     /// [untouched](Self::is_untouched).
     pub(crate) fn begin_with(&mut self, bytes: Box<[u8]>) {
-        if !bytes.is_empty() {
-            self.chunk = Chunk::Bytes { bytes, sent: 0 };
+        if bytes.is_empty() {
+            return;
         }
+        let bytes = match std::mem::replace(&mut self.chunk, Chunk::None) {
+            Chunk::Bytes { bytes: next, sent } => [&bytes[..], &next[sent..]].concat().into(),
+            Chunk::None | Chunk::Piped { .. } => bytes,
+        };
+        self.chunk = Chunk::Bytes { bytes, sent: 0 };
     }
 
     /// Handles readiness of the leg that the direction reads from.

@@ -132,9 +132,9 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Sends `bytes` upstream ahead of the client's stream.
+    /// Sends `bytes` upstream ahead of the client's stream, and of what it was introduced with before.
     pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
-        self.introduced = bytes.len() as u64;
+        self.introduced += bytes.len() as u64;
         self.to_upstream.begin_with(bytes.into());
     }
 

@@ -17,7 +17,7 @@ use super::kernel_tls::TlsPlace;
 use super::look_ups::{named_relays, resolve_all};
 use super::loops::find_loop;
 use super::mesh::Identity;
-use super::next_hop::{Locality, access, next_hop, original, read_own};
+use super::next_hop::{Locality, access, next_hop, original, read_own, send_proxy};
 use crate::config::{Config, Forward, LegConfig, MeshConfig, Timeouts};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
@@ -236,6 +236,7 @@ pub(super) fn assemble(
                 sizes_window: mesh_legs.sizes_window,
                 legs: mesh_legs.of_members,
                 borrow: mesh.borrow,
+                send_proxy: send_proxy(mesh)?,
                 listen,
                 peers,
                 stats: registry.forward(MESH),

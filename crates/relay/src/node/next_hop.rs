@@ -11,6 +11,7 @@ use taut_sys::socket::LegOptions;
 
 use super::StartError;
 use super::holdings::Holdings;
+use crate::access::identity::ProxyVersion;
 use crate::access::{Destinations, MeshAddresses, Nat64Prefix, OwnAddresses, Rule};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
@@ -123,6 +124,16 @@ pub(super) fn access(
     });
     let rules = rules.collect::<Result<_, _>>()?;
     Ok((destinations(&mesh.allow, &[])?, rules))
+}
+
+/// Returns the destinations to which legs of sessions from the mesh begin with a PROXY protocol header.
+pub(super) fn send_proxy(
+    mesh: &MeshConfig,
+) -> Result<Vec<(ProxyVersion, Destinations)>, StartError> {
+    let rules = mesh.send_proxy.iter();
+    let rules =
+        rules.map(|(version, to)| Ok((*version, Destinations::new(to.clone(), Vec::new())?)));
+    rules.collect()
 }
 
 // === impl Locality ===

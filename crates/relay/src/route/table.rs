@@ -16,12 +16,12 @@ use taut_mesh::onward::Policy;
 use taut_mesh::plan::{LegSettings, Options};
 use taut_sys::socket::LegOptions;
 
-use crate::access::identity::Identity;
+use crate::access::identity::{Identity, Introduction, ProxyVersion};
 use crate::access::{DestinationVerdict, Destinations, Sources};
 use crate::config::{ForwardTimeouts, HealthCheck, InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::intercept::Taking;
-use crate::net::addr::ListenAddr;
+use crate::net::addr::{ClientAddr, ListenAddr, UpstreamAddr};
 use crate::net::backend::Backend;
 use crate::net::failures::Health;
 use crate::net::targets::Targets;
@@ -235,6 +235,8 @@ pub(crate) struct Mesh {
     pub(crate) legs: HashMap<MemberName, LegOptions>,
     /// Whether those legs use the client's address as their source.
     pub(crate) borrow: bool,
+    /// The destinations to which those legs begin with a PROXY protocol header of this version.
+    pub(crate) send_proxy: Vec<(ProxyVersion, Destinations)>,
     pub(crate) listen: Vec<ListenAddr>,
     /// The counters of sessions that other relays request.
     pub(crate) stats: Arc<ForwardStats>,
@@ -322,6 +324,27 @@ impl Mesh {
         let has = |target: &Target| matches!(target, Target::Addr(addr) if addr.ip().to_canonical() == ip);
         let mut members = self.local.members.iter();
         members.find(|m| m.name != self.local.name && m.addresses.iter().any(has))
+    }
+
+    /// Returns the PROXY protocol header with which a leg to the address `to` begins, whose name may be known;
+    /// empty if it has none.
+    pub(crate) fn introduction(
+        &self,
+        client: ClientAddr,
+        to: UpstreamAddr,
+        by_name: Option<&str>,
+    ) -> Vec<u8> {
+        let mut rules = self.send_proxy.iter();
+        let rule = rules.find(|(_, of)| of.check_addr(to.0, by_name).is_allowed());
+        rule.map_or_else(Vec::new, |(version, _)| {
+            let introduction = Introduction {
+                client: client.0,
+                to: to.0,
+                // A hello does not carry them.
+                tlvs: Vec::new(),
+            };
+            introduction.header(*version)
+        })
     }
 
     /// Returns the destinations that sessions of this member may reach.

@@ -144,7 +144,7 @@ impl Worker {
     // === plan ===
 
     /// Starts the session of a client, or resets the client if its destination is not allowed.
-    pub(super) fn start(&mut self, client: Client) {
+    pub(super) fn start(&mut self, mut client: Client) {
         self.io.metrics.accepted.add(1);
         let to = || client.connected_to();
         let pick = self.pick();
@@ -196,8 +196,14 @@ impl Worker {
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,
-        introduction: Vec<u8>,
+        mut introduction: Vec<u8>,
     ) {
+        // A name is looked up first (`Worker::on_resolved`).
+        if let (Origin::Mesh { .. }, Some(to), Some(mesh)) =
+            (origin, plan.first_addr(), &self.setup.mesh)
+        {
+            introduction.splice(0..0, mesh.introduction(addr, to, None));
+        }
         if let Some(key) = self.register(client, addr, plan, origin) {
             if let Some(entry) = self.sessions.entries.get_mut(key) {
                 entry.session.introduce(introduction);

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use taut_mesh::proxy::Tlv;
 use taut_sys::socket::Stream;
 
 use crate::access::identity::Introduction;
@@ -19,6 +20,8 @@ pub(crate) struct Client {
     pub(super) addr: ClientAddr,
     /// The address that the client connected to, as reported by a proxy.
     pub(super) proxied_to: Option<SocketAddr>,
+    /// The fields of the header that a proxy has sent.
+    pub(super) tlvs: Vec<Tlv>,
     pub(super) route: Arc<Route>,
     /// Bytes of the client's stream that have been read.
     pub(super) read: Vec<u8>,
@@ -36,6 +39,7 @@ impl Client {
             permit,
             addr,
             proxied_to: None,
+            tlvs: Vec::new(),
             route,
             read: Vec::new(),
         }
@@ -48,12 +52,18 @@ impl Client {
 
     /// Returns the PROXY protocol header that the destination receives before the client's stream;
     /// empty if the forward sends none.
-    pub(super) fn introduction(&self) -> Vec<u8> {
-        if !self.route.identity.send_proxy {
+    pub(super) fn introduction(&mut self) -> Vec<u8> {
+        let Some(version) = self.route.identity.send_proxy else {
             return Vec::new();
-        }
-        let client = self.addr.0;
-        let header = |to| Introduction { client, to }.header();
-        self.connected_to().map(header).unwrap_or_default()
+        };
+        let Some(to) = self.connected_to() else {
+            return Vec::new();
+        };
+        let introduction = Introduction {
+            client: self.addr.0,
+            to,
+            tlvs: std::mem::take(&mut self.tlvs),
+        };
+        introduction.header(version)
     }
 }

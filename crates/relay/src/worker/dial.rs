@@ -239,6 +239,10 @@ impl Worker {
             return;
         }
         let dial = Dial::new(&[&allowed], &mesh.upstream, mesh.borrow, entry.client, pick);
+        if let Some(first) = dial.backends.first() {
+            let header = mesh.introduction(entry.client, first.addr, host.as_deref());
+            entry.session.introduce(header);
+        }
         entry.plan = DialPlan::Dial(Box::new(dial));
         self.race(slot, Errno::HOSTUNREACH);
     }

@@ -194,6 +194,14 @@ impl DialPlan {
         }
     }
 
+    /// Returns the address that is dialled first; `None` if another relay is asked, or a name is looked up first.
+    pub(super) fn first_addr(&self) -> Option<UpstreamAddr> {
+        match self {
+            Self::Dial(dial) => dial.backends.first().map(|backend| backend.addr),
+            Self::LookUp { .. } | Self::Ask { .. } => None,
+        }
+    }
+
     /// Returns whether no destination of the plan has an address, because their names cannot be looked up.
     pub(super) fn has_no_address(&self) -> bool {
         matches!(self, Self::Dial(dial) if !dial.has_address)

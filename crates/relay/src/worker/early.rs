@@ -223,7 +223,7 @@ impl Worker {
     }
 
     /// Registers the session of a client whose upstream leg this worker has, and gives it the leg.
-    pub(super) fn join_early(&mut self, client: Client, connection: FourTuple) {
+    pub(super) fn join_early(&mut self, mut client: Client, connection: FourTuple) {
         let leg = self.early.legs.remove(&connection);
         // The listener may belong to another forward by now, and the relay may have been revoked. Dropping the
         // leg resets it.

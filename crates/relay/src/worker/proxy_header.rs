@@ -132,6 +132,12 @@ impl Worker {
             if let Some(admitted) = self.admit_client(waiting.stream, client, &route) {
                 self.enter(Client {
                     proxied_to: to,
+                    // Those of a proxy's own connection say nothing of a client.
+                    tlvs: if to.is_some() {
+                        header.tlvs
+                    } else {
+                        Vec::new()
+                    },
                     read: waiting.reader.into_rest(),
                     ..Client::direct(admitted, ClientAddr(client), route)
                 });

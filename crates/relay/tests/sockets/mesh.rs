@@ -5,7 +5,9 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use taut_mesh::hello::Hello;
+use taut_mesh::proxy::{MAX_HEADER, Reader};
 use taut_relay::access::Sources;
+use taut_relay::access::identity::ProxyVersion;
 use taut_relay::node::Node;
 use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
@@ -28,6 +30,55 @@ fn a_session_takes_a_connection_that_was_ready_and_both_streams_arrive_whole() {
     assert_eq!(mesh.near.metrics().pool_hits_and_misses(), (1, 0));
     assert_eq!(mesh.far.metrics().mesh_hellos(), 1);
     mesh.wait_for_pool();
+}
+
+#[test]
+fn the_last_relay_tells_destinations_of_its_list_the_clients_address() {
+    let rules = |text: &str| vec![text.parse().unwrap()];
+    for (host, version, start) in [
+        (
+            "127.0.0.1",
+            ProxyVersion::V1,
+            &b"PROXY TCP4 127.0.0.1 127.0.0.1 "[..],
+        ),
+        ("localhost", ProxyVersion::V2, b"\r\n\r\n\0\r\nQUIT\n"),
+    ] {
+        let mesh = Mesh::with(
+            |near| near.forwards[0].to[0].host = host.to_owned(),
+            |far| {
+                let list = vec![(version, rules("127.0.0.1/32:*"))];
+                far.mesh.as_mut().unwrap().send_proxy = list;
+            },
+        );
+        let (mut client, mut server) = mesh.pair();
+        client.write_all(b"rest").unwrap();
+        end_writing(&client);
+        let said = read_to_fin(&mut server);
+        assert!(
+            said.starts_with(start) && said.ends_with(b"rest"),
+            "{said:?}"
+        );
+        let mut reader = Reader::new(MAX_HEADER);
+        let mut left = &said[..];
+        let header = loop {
+            let n = left.read(reader.space()).unwrap();
+            if let Some(header) = reader.advance(n).unwrap() {
+                break header;
+            }
+        };
+        let expected = (client.local_addr().unwrap(), server.local_addr().unwrap());
+        assert_eq!(header.addresses, Some(expected));
+        // Others get none.
+        let mesh = Mesh::with(
+            |_| {},
+            |far| {
+                let list = vec![(version, rules("127.0.0.1/32:9"))];
+                far.mesh.as_mut().unwrap().send_proxy = list;
+            },
+        );
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 10);
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader};
-use taut_relay::access::identity::Identity;
+use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader, Tlv};
+use taut_relay::access::identity::{Identity, ProxyVersion};
 use taut_relay::access::{SourcePrefix, Sources};
 use taut_relay::config::{Config, Forward};
 use taut_relay::net::addr::Destination;
@@ -58,7 +58,7 @@ fn identity(send: bool, accept_from: Option<&str>) -> Identity {
     };
     Identity {
         borrow: false,
-        send_proxy: send,
+        send_proxy: send.then_some(ProxyVersion::V2),
         accept_proxy: accept_from.map(believed),
     }
 }
@@ -196,6 +196,47 @@ fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
         assert_eq!(rest, b"rest", "in pieces of {pieces}");
     }
     assert_eq!(node.metrics().proxy_refused(), 0);
+}
+
+#[test]
+fn the_fields_of_a_header_are_passed_on_and_version_1_is_written_if_it_is_wanted() {
+    enter_private_network();
+    let server = listen(9000);
+    let tlvs = [
+        (0x02, &b"origin.example"[..]),
+        (0xea, b"vpce-1"),
+        (0x03, b"...."),
+    ];
+    let tlv = |(kind, value): (u8, &[u8])| Tlv {
+        kind,
+        value: value.to_vec(),
+    };
+    let sent = Header {
+        command: Kind::Proxy,
+        addresses: Some((
+            "192.0.2.7:700".parse().unwrap(),
+            "192.0.2.8:443".parse().unwrap(),
+        )),
+        tlvs: tlvs.map(tlv).to_vec(),
+    };
+    let sent = sent.encode().unwrap();
+    let through = |version: ProxyVersion| {
+        let identity = Identity {
+            send_proxy: Some(version),
+            ..identity(true, Some("127.0.0.1"))
+        };
+        let _node = relay(identity);
+        let mut client = connect(8000);
+        client.write_all(&sent).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut told = Vec::new();
+        accept(&server).read_to_end(&mut told).unwrap();
+        told
+    };
+    // With the checksum of this header, which is that of the other.
+    assert_eq!(through(ProxyVersion::V2), sent);
+    let line = b"PROXY TCP4 192.0.2.7 192.0.2.8 700 443\r\n";
+    assert_eq!(through(ProxyVersion::V1), line);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use taut_mesh::proxy::{Header, MAX_HEADER, Reader};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{Host, World, WorldBuilder};
+use taut_relay::access::identity::ProxyVersion;
 use taut_relay::config::{Config, Forward};
 use taut_relay::node::Node;
 
@@ -95,7 +96,9 @@ fn a_leg_that_is_begun_at_the_syn_names_the_client_that_was_accepted() {
         world.host("server"),
     );
     let server = listen(far);
-    let node = relay(host, &server, |f| f.identity.send_proxy = true);
+    let node = relay(host, &server, |f| {
+        f.identity.send_proxy = Some(ProxyVersion::V2)
+    });
     let serve = || {
         for _ in 0..CLIENTS {
             let (mut stream, _) = server.accept().unwrap();
@@ -175,7 +178,9 @@ fn a_destination_hears_nothing_of_a_client_that_does_not_finish_its_handshake() 
         world.host("server"),
     );
     let server = listen(far);
-    let node = relay(host, &server, |f| f.identity.send_proxy = true);
+    let node = relay(host, &server, |f| {
+        f.identity.send_proxy = Some(ProxyVersion::V2)
+    });
     let to = SocketAddrV4::new(host.addr(), PORT);
     let from = unused_clients(0, FORGED);
     client.run(|| send_syns(to, from)).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{Host, World, WorldBuilder};
+use taut_relay::access::identity::ProxyVersion;
 use taut_relay::config::{Config, Forward, Transparent};
 use taut_relay::intercept::Method;
 use taut_relay::metrics::Metrics;
@@ -182,7 +183,7 @@ fn a_forged_syn_on_its_way_to_a_server_brings_it_no_byte() {
     let (client, server) = (world.host("client"), world.host("server"));
     let listener = listen(server, PORT);
     let node = relay(&world, Method::Bpf, |f| {
-        f[0].identity.send_proxy = true;
+        f[0].identity.send_proxy = Some(ProxyVersion::V2);
     });
     let to = SocketAddrV4::new(server.addr(), PORT);
     let from = unused_clients(0, FORGED);
