@@ -310,14 +310,16 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         self.breaker.failed();
     }
 
-    /// Records that the peer has left a session unanswered, or has refused this relay's key. Returns the
-    /// ready connections, to be closed, since they may be as useless; `None` if the peer is known to be
-    /// broken.
-    pub fn on_fault(&mut self, now: Instant) -> Option<VecDeque<C>> {
-        if self.breaker.state(now) == breaker::State::Open {
+    /// Records that the peer has left unanswered what was sent to it at `since`, or has refused this relay's
+    /// key. Returns the ready connections, to be closed, since they may be as useless; `None` if the peer is
+    /// known to be broken. If a dial has succeeded after `since`, the peer works all the same.
+    pub fn on_fault(&mut self, since: Instant, now: Instant) -> Option<VecDeque<C>> {
+        if self.breaker.state(now) == breaker::State::Open && self.ready.is_empty() {
             return None;
         }
-        self.on_failure(now);
+        if self.last_success.is_none_or(|at| at <= since) {
+            self.on_failure(now);
+        }
         Some(self.drain())
     }
 

@@ -329,10 +329,31 @@ fn a_fault_closes_the_ready_connections_once() {
     let mut pool = pool(now);
     dial(&mut pool, 1, now);
     dial(&mut pool, 2, now);
-    assert_eq!(pool.on_fault(now), Some(VecDeque::from([1, 2])));
+    assert_eq!(pool.on_fault(now, now), Some(VecDeque::from([1, 2])));
     assert!(pool.is_broken(now));
     // Sessions that were sent before report the same.
-    assert_eq!(pool.on_fault(now), None);
+    assert_eq!(pool.on_fault(now, now), None);
+}
+
+#[test]
+fn a_fault_that_is_older_than_the_last_dial_closes_the_ready_connections_of_a_peer_that_works() {
+    let now = Instant::now();
+    let mut pool = pool(now);
+    dial(&mut pool, 1, now + SECOND);
+    let later = now + 2 * SECOND;
+    assert_eq!(pool.on_fault(now, later), Some(VecDeque::from([1])));
+    assert!(!pool.is_broken(later));
+    assert_eq!(pool.dials_wanted(later), 2, "without a pause");
+}
+
+#[test]
+fn a_fault_closes_the_connections_that_were_ready_when_a_dial_failed() {
+    let now = Instant::now();
+    let mut pool = pool(now);
+    dial(&mut pool, 1, now);
+    fail(&mut pool, now);
+    assert_eq!(pool.on_fault(now, now), Some(VecDeque::from([1])));
+    assert_eq!(pool.on_fault(now, now), None);
 }
 
 #[test]

@@ -121,7 +121,7 @@ const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TI
 const MAX_NAT64: usize = 16;
 /// The range of keepalive times that the kernel accepts, in whole seconds.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
-/// The range of `user_timeout`. The kernel counts it in milliseconds, in 31 bits.
+/// The range of both `user_timeout`. The kernel counts it in milliseconds, in 31 bits.
 const USER_TIMEOUT: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 86_400);
 /// The largest differentiated services code point.
@@ -281,8 +281,14 @@ impl Section {
         }
         let mesh_at = self.mesh.as_ref().map_or(0, |mesh| mesh.span().start);
         if let Some(mesh) = self.mesh {
-            let at = mesh_at;
-            config.mesh = Some(mesh.into_inner().check(at)?);
+            let mut mesh = mesh.into_inner();
+            set_time(
+                &mut config.timeouts.user,
+                mesh.user_timeout.take(),
+                USER_TIMEOUT,
+                "mesh.user_timeout",
+            )?;
+            config.mesh = Some(mesh.check(mesh_at)?);
         }
         let mut taken = Taken::default();
         if let Some(mesh) = &config.mesh {

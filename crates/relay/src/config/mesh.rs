@@ -251,6 +251,7 @@ pub(super) struct MeshSection {
     pool_max: Option<Spanned<u32>>,
     pool_max_age: Option<Spanned<Time>>,
     peer_patience: Option<Spanned<Time>>,
+    pub(super) user_timeout: Option<Spanned<Time>>,
     max_unproven: Option<Spanned<u32>>,
     max_ready: Option<Spanned<u32>>,
     handshake_timeout: Option<Spanned<Time>>,

@@ -156,6 +156,8 @@ pub struct Timeouts {
     /// Without an acknowledged byte, while the last bytes of a broken connection are forwarded
     /// ahead of the RST.
     pub flush: Duration,
+    /// Without an acknowledgement of what was sent to another relay.
+    pub user: Duration,
     /// From SIGTERM until open sessions are reset.
     pub drain: Duration,
     /// Between look-ups of destinations that are names.
@@ -501,6 +503,7 @@ impl Default for Timeouts {
             first_byte: Some(FIRST_BYTE_TIMEOUT),
             evict: Some(EVICT_AFTER),
             flush: Duration::from_secs(30),
+            user: Duration::from_secs(10),
             drain: Duration::from_secs(30),
             resolve: Duration::from_secs(30),
         }

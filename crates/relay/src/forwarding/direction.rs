@@ -17,6 +17,8 @@ use std::time::Duration;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
+use crate::forwarding::user_timeout::Outstanding;
+
 /// The number of bytes that one splice requests. A pipe of 1 MiB can hold more when its slots carry
 /// coalesced segments; a larger request costs nothing.
 const SPLICE_MAX: usize = 4 << 20;
@@ -60,6 +62,10 @@ pub(crate) trait Leg {
     fn held(&self) -> usize;
     /// Returns whether bytes are unacknowledged and no acknowledgement has come for this long.
     fn is_unanswered(&self, since: Duration) -> bool;
+    /// Returns whether the peer is a relay of the mesh, so that the session keeps the user timeout.
+    fn is_of_mesh(&self) -> bool;
+    /// Returns what is known of the peer while something is unacknowledged or unsent.
+    fn outstanding(&self) -> Option<Outstanding>;
     fn is_its_own_peer(&self) -> bool;
     fn end_gracefully(&self);
 }
@@ -410,6 +416,10 @@ impl<P> Direction<P> {
                     return Err(Fault::From(e));
                 }
                 other => other?,
+            }
+            // A leg that was given up although it has no error reads as one that is quiet.
+            if self.broken && !self.readable && self.state == State::Open {
+                self.state = State::Spent;
             }
         }
     }

@@ -13,6 +13,7 @@ use taut_sys::tcp_info::TcpInfo;
 
 use crate::counters::worker::WorkerMetrics;
 use crate::forwarding::direction::{Leg, Received, Scratch};
+use crate::forwarding::user_timeout::Outstanding;
 use crate::outcome::kernel_tls::FallBack;
 
 mod kernel;
@@ -24,6 +25,8 @@ use kernel::KernelTls;
 pub(crate) struct TcpLeg {
     stream: Stream,
     tls: Tls,
+    /// The peer is a relay of the mesh.
+    is_of_mesh: bool,
 }
 
 /// What protects a leg.
@@ -59,7 +62,7 @@ struct ProcessTls {
 // === impl TcpLeg ===
 
 impl TcpLeg {
-    /// Returns the leg of a connection, which is protected if there is a channel.
+    /// Returns the leg of a connection between relays, which is protected if there is a channel.
     pub(crate) fn new(
         stream: Stream,
         channel: Option<Channel>,
@@ -80,7 +83,11 @@ impl TcpLeg {
                 }))
             }
         };
-        Self { stream, tls }
+        Self {
+            stream,
+            tls,
+            is_of_mesh: true,
+        }
     }
 
     /// Returns the connection.
@@ -141,6 +148,7 @@ impl From<Stream> for TcpLeg {
         Self {
             stream,
             tls: Tls::None,
+            is_of_mesh: false,
         }
     }
 }
@@ -252,6 +260,22 @@ impl Leg for TcpLeg {
     fn is_unanswered(&self, since: Duration) -> bool {
         let info = TcpInfo::of(&self.stream);
         info.is_ok_and(|info| info.unacked > 0 && info.last_ack_recv >= since)
+    }
+
+    fn is_of_mesh(&self) -> bool {
+        self.is_of_mesh
+    }
+
+    fn outstanding(&self) -> Option<Outstanding> {
+        if self.stream.unacknowledged() == 0 {
+            return None;
+        }
+        let info = TcpInfo::of(&self.stream).ok()?;
+        Some(Outstanding {
+            segs_in: info.segs_in.unwrap_or(0),
+            retransmits: info.retransmits,
+            probes: info.probes,
+        })
     }
 
     fn is_its_own_peer(&self) -> bool {

@@ -6,3 +6,4 @@ pub(crate) mod session;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod splice_pipes;
+pub(crate) mod user_timeout;

@@ -20,6 +20,7 @@ use taut_sys::epoll::Readiness;
 
 use crate::config::Timeouts;
 use crate::forwarding::direction::{Buffers, Direction, Fault, FinBy, Leg, Turn};
+use crate::forwarding::user_timeout::{CHECKS, UserTimeout};
 use crate::outcome::session_end::{End, Side};
 
 /// The first and the longest interval between checks of a send queue. The kernel does not report
@@ -61,9 +62,21 @@ pub(crate) struct Session<L: Leg> {
     ready_made: bool,
     /// How long the next relay may leave the hello unacknowledged, and until when.
     answer_by: Option<(Duration, Instant)>,
-    /// Why the next relay is taken for broken: it has not answered in that time, or it refuses this
+    /// The user timeouts of the legs to relays: the client's and the upstream one.
+    user_timeouts: [UserTimeout; 2],
+    /// When these are checked next; `None` while nothing is outstanding.
+    user_timeout_check: Option<Instant>,
+    /// Why the next relay is taken for broken: it has not answered in time, or it refuses this
     /// relay's key.
-    relay_fault: Option<Errno>,
+    relay_fault: Option<RelayFault>,
+}
+
+/// Why a relay is taken for broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RelayFault {
+    pub(crate) error: Errno,
+    /// Since when the relay has not answered. A connection to it that was made later says more.
+    pub(crate) since: Instant,
 }
 
 #[derive(Clone, Copy)]
@@ -128,6 +141,8 @@ impl<L: Leg> Session<L> {
             awaits_first_byte: true,
             ready_made: false,
             answer_by: None,
+            user_timeouts: Default::default(),
+            user_timeout_check: None,
             relay_fault: None,
         }
     }
@@ -161,16 +176,18 @@ impl<L: Leg> Session<L> {
         self.phase = Phase::Relaying;
         self.progress = now;
         self.idle_from = now;
+        self.user_timeouts[1] = UserTimeout::default();
     }
 
     /// Expects the relay at the upstream leg to acknowledge what it was sent within `patience`. If it does
     /// not and no byte of this session has gone to it, the session returns [`Step::Redial`].
     pub(crate) fn expect_answer(&mut self, patience: Duration, now: Instant) {
         self.answer_by = Some((patience, now + patience));
+        self.user_timeout_check = Some(now + patience);
     }
 
     /// Returns, once, why the relay at the upstream leg is taken for broken.
-    pub(crate) fn take_relay_fault(&mut self) -> Option<Errno> {
+    pub(crate) fn take_relay_fault(&mut self) -> Option<RelayFault> {
         self.relay_fault.take()
     }
 
@@ -256,7 +273,8 @@ impl<L: Leg> Session<L> {
                 let idle = [timeouts.idle, first_byte].into_iter().flatten().min();
                 let idle = idle.map(|idle| self.idle_from + idle);
                 let answer = self.answer_by.map(|(_, until)| until);
-                let looks = [half_closed, idle, self.pipe_look, answer];
+                let user = self.user_timeout_check;
+                let looks = [half_closed, idle, self.pipe_look, answer, user];
                 looks.into_iter().flatten().min()
             }
             Phase::Breaking { watch, .. } | Phase::Lingering { watch, .. } => Some(watch.next),
@@ -358,20 +376,38 @@ impl<L: Leg> Session<L> {
             Err(Fault::From(e)) => return self.break_off(Side::Upstream, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, io),
         };
-        if (self.to_upstream.position(), self.to_client.position()) != before {
+        let after = (self.to_upstream.position(), self.to_client.position());
+        if after != before {
             self.progress = now;
+            let has_sent = (after.0 != before.0 && upstream.is_of_mesh())
+                || (after.1 != before.1 && self.client.is_of_mesh());
+            // Most sessions are over by then.
+            let check = now + t.user / CHECKS;
+            if has_sent && self.user_timeout_check.is_none_or(|at| at > check) {
+                self.user_timeout_check = Some(check);
+            }
         }
         if let Some((patience, until)) = self.answer_by
             && now >= until
         {
             self.answer_by = None;
             let is_silent = self.to_client.moved() == 0 && upstream.is_unanswered(patience);
-            self.relay_fault = is_silent.then_some(Errno::TIMEDOUT);
+            self.relay_fault = is_silent.then_some(RelayFault {
+                error: Errno::TIMEDOUT,
+                since: until - patience,
+            });
             let is_untouched = self.to_upstream.is_untouched() && self.to_client.is_untouched();
             if is_silent && is_untouched {
                 self.ready_made = true;
                 return self.break_off(Side::Upstream, Errno::TIMEDOUT, now, t, io);
             }
+        }
+        if let Some((side, since)) = self.exceeded_user_timeout(now, t.user) {
+            let error = Errno::TIMEDOUT;
+            if side == Side::Upstream {
+                self.relay_fault = Some(RelayFault { error, since });
+            }
+            return self.break_off(side, error, now, t, io);
         }
         match (up, down) {
             (Turn::Ended, Turn::Ended) => match self.leave_to_the_kernel() {
@@ -400,6 +436,28 @@ impl<L: Leg> Session<L> {
                 }
             },
         }
+    }
+
+    /// Returns the leg whose peer, a relay, has exceeded the user timeout, and since when it has been silent.
+    fn exceeded_user_timeout(&mut self, now: Instant, limit: Duration) -> Option<(Side, Instant)> {
+        if self.user_timeout_check.is_none_or(|at| now < at) {
+            return None;
+        }
+        self.user_timeout_check = None;
+        let legs = [
+            (Side::Client, Some(&self.client)),
+            (Side::Upstream, self.upstream.as_ref()),
+        ];
+        for ((side, leg), timeout) in legs.into_iter().zip(&mut self.user_timeouts) {
+            let outstanding = leg.filter(|leg| leg.is_of_mesh()).and_then(L::outstanding);
+            if outstanding.is_some() {
+                self.user_timeout_check = Some(now + limit / CHECKS);
+            }
+            if let Some(since) = timeout.check(outstanding, limit, now) {
+                return Some((side, since));
+            }
+        }
+        None
     }
 
     /// Makes the close of both legs an orderly end, after both streams have ended. Returns `true` if the
@@ -503,7 +561,10 @@ impl<L: Leg> Session<L> {
         W: Buffers<Pipe = L::Pipe>,
     {
         if dead == Side::Upstream && e == Errno::ACCESS {
-            self.relay_fault = Some(e);
+            self.relay_fault = Some(RelayFault {
+                error: e,
+                since: now,
+            });
         }
         if dead == Side::Upstream && self.ready_made && self.is_untouched() {
             self.ready_made = false;

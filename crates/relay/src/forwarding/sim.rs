@@ -10,6 +10,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
 use crate::forwarding::direction::{Buffers, Leg, Received, Scratch};
+use crate::forwarding::user_timeout::Outstanding;
 
 /// A pipe: segments in slots, as in the kernel.
 #[derive(Debug, Default)]
@@ -46,6 +47,8 @@ struct State {
     /// The peer acknowledges nothing.
     silent: bool,
     graceful: bool,
+    of_mesh: bool,
+    outstanding: Outstanding,
 }
 
 impl SimLeg {
@@ -124,6 +127,18 @@ impl SimLeg {
     /// Makes the peer one that acknowledges nothing.
     pub(crate) fn fall_silent(&self) {
         self.0.borrow_mut().silent = true;
+    }
+
+    /// Returns a leg to a relay of the mesh.
+    pub(crate) fn of_mesh() -> Self {
+        let leg = Self::default();
+        leg.0.borrow_mut().of_mesh = true;
+        leg
+    }
+
+    /// Has the kernel retransmit what is unacknowledged, to no avail.
+    pub(crate) fn retransmit(&self) {
+        self.0.borrow_mut().outstanding.retransmits += 1;
     }
 
     pub(crate) fn is_graceful(&self) -> bool {
@@ -335,6 +350,15 @@ impl Leg for SimLeg {
 
     fn is_unanswered(&self, _: Duration) -> bool {
         self.0.borrow().silent
+    }
+
+    fn is_of_mesh(&self) -> bool {
+        self.0.borrow().of_mesh
+    }
+
+    fn outstanding(&self) -> Option<Outstanding> {
+        let s = self.0.borrow();
+        (s.sent.len() > s.acknowledged).then_some(s.outstanding)
     }
 
     fn is_its_own_peer(&self) -> bool {

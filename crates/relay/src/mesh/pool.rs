@@ -16,7 +16,7 @@ use taut_mesh::dialler::{Dialler, Ready, Rejection};
 use taut_mesh::hello::Hello;
 use taut_mesh::pool::{Bounds, Given, Pool, Wait, expiry};
 use taut_sys::epoll::{Interest, Poller, Readiness};
-use taut_sys::socket::Stream;
+use taut_sys::socket::{Keepalive, Stream};
 use taut_sys::{Errno, random};
 
 use crate::config::PoolLimits;
@@ -76,10 +76,22 @@ pub(crate) struct Pools {
     /// When outgrown connections were last searched for.
     searched_at: Option<Instant>,
     outcomes: VecDeque<DialOutcome>,
+    /// Faults of peers that this worker has found and the others do not know of.
+    faults: Vec<PeerFault>,
     /// A connection has become ready since the last [`Pools::has_gained`].
     gained: bool,
     /// The node accepts no more sessions: only those that wait have connections dialled.
     closed: bool,
+}
+
+/// The reason why a peer, and its connections that look alive, may be useless.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerFault {
+    /// The number of the peer.
+    pub(crate) peer: usize,
+    pub(crate) error: Errno,
+    /// Since when the peer has not answered.
+    pub(crate) since: Instant,
 }
 
 /// The connections to one peer.
@@ -242,18 +254,34 @@ impl Pools {
     }
 
     /// Records that the peer has left a session unanswered, or has refused this relay's key: connections to
-    /// it that look alive may be as useless.
-    pub(crate) fn on_fault(&mut self, peer: usize, fault: Errno, terms: &mut PoolTerms<'_>) {
-        let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
-        let Some(useless) = pool.and_then(|pool| pool.on_fault(terms.now)) else {
+    /// it that look alive may be as useless, also those of the other workers.
+    pub(crate) fn on_fault(&mut self, fault: PeerFault, terms: &mut PoolTerms<'_>) {
+        if !self.adopt_fault(fault, terms) {
             return;
+        }
+        let peer = &self.pools[fault.peer].peer;
+        let failure = PeerFailure::of(fault.error, true);
+        peer.stats.worker(terms.worker).failed[failure.index()].add(1);
+        tracing::debug!(peer = %peer.name, error = %fault.error, "a relay does not work");
+        self.faults.push(fault);
+    }
+
+    /// Does the same for a fault that another worker has found. Returns whether it was news.
+    pub(crate) fn adopt_fault(&mut self, fault: PeerFault, terms: &mut PoolTerms<'_>) -> bool {
+        let PeerFault { peer, since, .. } = fault;
+        let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
+        let Some(useless) = pool.and_then(|pool| pool.on_fault(since, terms.now)) else {
+            return false;
         };
+        terms.metrics.pool_dead.add(useless.len() as u64);
         self.close_all(useless, peer, terms);
-        let pool = &self.pools[peer];
-        let failure = PeerFailure::of(fault, true);
-        pool.peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-        tracing::debug!(peer = %pool.peer.name, %fault, "a relay does not work");
         self.poll_at = Some(terms.now);
+        true
+    }
+
+    /// Returns, once, the faults that this worker has found.
+    pub(crate) fn take_faults(&mut self) -> Vec<PeerFault> {
+        std::mem::take(&mut self.faults)
     }
 
     /// Removes a session that no longer waits.
@@ -431,7 +459,9 @@ impl Pools {
         // a later dial has succeeded, only this one has lost its SYN.
         if !self.pools[peer].pool.has_connected_since(begun) {
             terms.metrics.pool_dials_slow.add(1);
-            self.on_fault(peer, Errno::TIMEDOUT, terms);
+            let error = Errno::TIMEDOUT;
+            let since = begun;
+            self.on_fault(PeerFault { peer, error, since }, terms);
         }
     }
 
@@ -567,7 +597,17 @@ impl Pools {
             terms.metrics.pool_dead.add(1);
             self.poll_at = Some(terms.now);
             self.discard(slot, terms);
-            if refused {
+            if error == Errno::TIMEDOUT {
+                // Its keepalive probes were unanswered.
+                let Keepalive {
+                    idle,
+                    interval,
+                    probes,
+                } = self.pools[pool].peer.options.keepalive;
+                let since = terms.now - (idle + interval * probes);
+                let peer = pool;
+                self.on_fault(PeerFault { peer, error, since }, terms);
+            } else if refused {
                 let PeerPool { peer, pool } = &mut self.pools[pool];
                 pool.on_failure(terms.now);
                 let failure = PeerFailure::of(error, true);

@@ -3,12 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use taut_mesh::members::{Member, MemberName, Members};
 use taut_mesh::plan::{LegSettings, Options};
 use taut_sys::Errno;
 use taut_sys::privileges::{self, Capability};
-use taut_sys::socket::{LegOptions, PathOptions, is_local};
+use taut_sys::socket::{Keepalive, LegOptions, PathOptions, is_local};
 
 use super::StartError;
 use super::bind::{assign, bind};
@@ -29,6 +30,9 @@ use crate::route::listener::{NewListener, Purpose};
 use crate::route::peer::Peer;
 use crate::route::table::{Mesh, PassesOn, Route, Setup};
 use crate::turbo::TurboStart;
+
+/// The longest silence of a leg between relays before the first keepalive probe.
+const MESH_KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 
 /// A configuration whose resources have all been acquired.
 pub(super) struct Assembly {
@@ -325,7 +329,7 @@ fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartEr
     };
     turbo.prepare(mesh);
     let options = |leg: &LegConfig| {
-        let options = turbo.options(config.keepalive, leg);
+        let options = turbo.options(mesh_keepalive(config), leg);
         accepted(&options)?;
         Ok::<_, StartError>(options)
     };
@@ -339,6 +343,18 @@ fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartEr
             .map(|(name, leg)| (name.clone(), leg.sizes_window()))
             .collect(),
     })
+}
+
+/// Returns the keepalive parameters of legs between relays. A firewall on the path may have forgotten a leg that
+/// carries no session, and the first session on it would pay for that.
+fn mesh_keepalive(config: &Config) -> Keepalive {
+    const PROBES: u32 = 3;
+    let interval = (config.timeouts.user / PROBES).max(Duration::from_secs(1));
+    Keepalive {
+        idle: config.keepalive.idle.min(MESH_KEEPALIVE_IDLE),
+        interval,
+        probes: PROBES,
+    }
 }
 
 /// Returns the legs to relays with settings of their own.

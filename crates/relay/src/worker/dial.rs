@@ -11,7 +11,8 @@ use super::attempts::Dial;
 use super::dial_plan::DialPlan;
 use super::sessions::Close;
 use crate::event::token::{Generation, Slot, Token};
-use crate::mesh::pool::{DialOutcome, Spare};
+use crate::forwarding::session::RelayFault;
+use crate::mesh::pool::{DialOutcome, PeerFault, Spare};
 use crate::net::addr::Destination;
 use crate::net::backend::{Backend, Backends};
 use crate::net::names::{self, ResolveError};
@@ -109,12 +110,13 @@ impl Worker {
     }
 
     /// Records that the relay of a session does not work for this reason.
-    pub(super) fn on_broken_relay(&mut self, slot: Slot, fault: Errno) {
+    pub(super) fn on_broken_relay(&mut self, slot: Slot, fault: RelayFault) {
         let Some(DialPlan::Ask { peer, .. }) = self.sessions.get(slot).map(|e| &e.plan) else {
             return;
         };
+        let RelayFault { error, since } = fault;
         let peer = peer.id;
-        self.with_pools(|pools, terms| pools.on_fault(peer, fault, terms));
+        self.with_pools(|pools, terms| pools.on_fault(PeerFault { peer, error, since }, terms));
     }
 
     /// Hands the results of dials to the sessions that wait for a connection to a relay.

@@ -8,6 +8,7 @@ use taut_sys::epoll::Waker;
 
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
+use crate::mesh::pool::PeerFault;
 use crate::net::backend::Backends;
 use crate::net::names::ResolveError;
 use crate::route::listener::NewListener;
@@ -50,6 +51,8 @@ pub(crate) enum Message {
         filter: Arc<SessionFilter>,
         reply: Sender<u64>,
     },
+    /// Another worker has found that a relay does not answer.
+    PeerFault(PeerFault),
     /// The thread that exchanges rows asks for samples of connections.
     Sample,
     /// A client's SYN to a listener of this forward has arrived.

@@ -18,6 +18,7 @@ use crate::mesh::inbound::{Inbound, InboundTerms, Request, SessionRequest};
 use crate::mesh::pool::{PoolTerms, Pools};
 use crate::outcome::refusal::ClientRefusal;
 use crate::rows_mailbox::ToRows;
+use crate::worker::mailbox::Message;
 
 /// Connections between relays that carry no session yet.
 #[derive(Default)]
@@ -98,8 +99,20 @@ impl Worker {
         if inbound {
             self.with_inbound(|inbound, terms| inbound.expire(terms));
         }
+        self.report_faults();
         self.serve_waiters();
         self.serve_early();
+    }
+
+    /// Tells the other workers of relays that do not answer, so that their sessions need not find out.
+    fn report_faults(&mut self) {
+        for fault in self.mesh.pools.take_faults() {
+            let all = self.shared.mailboxes().iter().enumerate();
+            for (_, other) in all.filter(|(worker, _)| *worker != self.io.worker) {
+                // A worker that has ended has no pools.
+                let _ = other.post(Message::PeerFault(fault));
+            }
+        }
     }
 
     /// Closes the unused connections of the pools, and tells the relays whose connections wait at the mesh

@@ -265,6 +265,9 @@ impl Worker {
                 counts,
                 reply,
             } => self.list_sessions(&filter, limit, counts, &reply),
+            Message::PeerFault(fault) => {
+                self.with_pools(|pools, terms| pools.adopt_fault(fault, terms));
+            }
             Message::Sample => self.sample_paths(),
             Message::End { filter, reply } => self.end_sessions(&filter, &reply),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),

@@ -21,7 +21,7 @@ use crate::counters::told::SegmentCounts;
 use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::leg::TcpLeg;
-use crate::forwarding::session::{Session, Step};
+use crate::forwarding::session::{RelayFault, Session, Step};
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::{End, Side};
@@ -301,7 +301,13 @@ impl Worker {
         if before.1 == 0 && after.1 > 0 {
             entry.plan.on_answer();
         }
-        let redial_fault = (step == Step::Redial(Errno::TIMEDOUT)).then_some(Errno::TIMEDOUT);
+        let redial_fault = (step == Step::Redial(Errno::TIMEDOUT)).then(|| {
+            let connect = entry.timeouts.connect;
+            RelayFault {
+                error: Errno::TIMEDOUT,
+                since: self.io.now - entry.plan.patience(connect, &self.setup),
+            }
+        });
         let relay_fault = entry.session.take_relay_fault().or(redial_fault);
         let connected = entry.session.is_connected();
         let is_dialling = matches!(entry.plan, DialPlan::Dial(_));

@@ -11,6 +11,7 @@ mod members;
 #[path = "../shared/poll.rs"]
 mod poll;
 mod route_metrics;
+mod silent_leg;
 #[path = "../shared/wait.rs"]
 mod wait;
 

@@ -79,6 +79,12 @@ impl Bench {
         panic!("the session never ends");
     }
 
+    /// Returns, once, why the relay is taken for broken, and for how long it has been.
+    fn fault(&mut self) -> Option<(Errno, Duration)> {
+        let fault = self.session.take_relay_fault()?;
+        Some((fault.error, self.now - fault.since))
+    }
+
     fn passed(&self) -> Duration {
         self.now - self.start
     }
@@ -520,7 +526,7 @@ fn a_relay_that_acknowledges_nothing_is_left_while_no_byte_of_the_session_has_go
     );
     bench.now += patience;
     assert_eq!(bench.drive(), Step::Redial(Errno::TIMEDOUT));
-    assert_eq!(bench.session.take_relay_fault(), Some(Errno::TIMEDOUT));
+    assert_eq!(bench.fault(), Some((Errno::TIMEDOUT, patience)));
     assert!(bench.session.is_waiting());
 }
 
@@ -537,8 +543,8 @@ fn a_relay_that_acknowledges_nothing_keeps_a_session_whose_bytes_have_gone_to_it
     bench.now += patience;
     assert_eq!(bench.drive(), Step::Wait);
     // The worker hears of it, once.
-    assert_eq!(bench.session.take_relay_fault(), Some(Errno::TIMEDOUT));
-    assert_eq!(bench.session.take_relay_fault(), None);
+    assert_eq!(bench.fault(), Some((Errno::TIMEDOUT, patience)));
+    assert_eq!(bench.fault(), None);
 }
 
 #[test]
@@ -606,4 +612,74 @@ fn bytes_in_flight_do_not_keep_a_session_whose_close_resets_neither_leg() {
         assert!(bench.leg(last).is_graceful());
         assert!(bench.leg(first).is_graceful());
     }
+}
+
+/// A session between two relays of the mesh, whose hello has been acknowledged.
+fn between_relays() -> Bench {
+    let mut bench = Bench::connecting();
+    bench.session = Session::new(SimLeg::of_mesh(), bench.now);
+    bench.session.joined(SimLeg::of_mesh(), true, bench.now);
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.session.deadline(&bench.timeouts), None);
+    bench
+}
+
+#[test]
+fn a_relay_that_no_longer_acknowledges_loses_its_sessions_after_the_user_timeout() {
+    for (silent, other, end) in [
+        (Side::Client, Side::Upstream, End::ClientLost),
+        (Side::Upstream, Side::Client, End::UpstreamLost),
+    ] {
+        let mut bench = between_relays();
+        bench.now += Duration::from_secs(3600);
+        let sent_at = bench.now;
+        bench.report(other, |leg| leg.arrive(b"is anybody there?"));
+        assert_eq!(bench.drive(), Step::Wait);
+        let end_of_session = loop {
+            bench.leg(silent).retransmit();
+            match bench.run_to_deadline() {
+                Step::Wait => {}
+                over => break over,
+            }
+        };
+        assert_eq!(end_of_session, Step::Broken(end));
+        let user = bench.timeouts.user;
+        let took = bench.now - sent_at;
+        assert!(took >= user && took <= user + user / CHECKS, "{took:?}");
+        let is_upstream = silent == Side::Upstream;
+        assert_eq!(bench.fault().is_some(), is_upstream);
+    }
+}
+
+#[test]
+fn a_relay_that_acknowledges_late_keeps_its_sessions() {
+    let mut bench = between_relays();
+    bench.report(Side::Client, |leg| leg.arrive(b"is anybody there?"));
+    assert_eq!(bench.drive(), Step::Wait);
+    while bench.passed() + bench.timeouts.user / CHECKS < bench.timeouts.user {
+        bench.leg(Side::Upstream).retransmit();
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+    }
+    bench.leg(Side::Upstream).acknowledge();
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    // Nothing is left to watch.
+    assert_eq!(bench.session.deadline(&bench.timeouts), None);
+}
+
+#[test]
+fn the_user_timeout_of_relays_does_not_end_sessions_whose_reader_pauses() {
+    // Bytes are outstanding for an hour, and the kernel has nothing to retransmit.
+    let mut bench = between_relays();
+    bench.report(Side::Client, |leg| leg.arrive(b"read this later"));
+    assert_eq!(bench.drive(), Step::Wait);
+    while bench.passed() < Duration::from_secs(3600) {
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+    }
+    // Nor do those of clients and servers, for which the kernel decides.
+    let mut bench = Bench::relaying();
+    bench.report(Side::Client, |leg| leg.arrive(b"is anybody there?"));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.session.deadline(&bench.timeouts), None);
 }
