@@ -84,6 +84,15 @@ pub struct Acceptor {
     hello: Duration,
 }
 
+/// Why a relay gives up a connection that has no hello yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Withdrawal {
+    /// It is draining.
+    Draining,
+    /// Too many connections wait for a hello. Releases that do not know this cause take it for the other.
+    Full,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     First,
@@ -258,16 +267,21 @@ impl Acceptor {
         Ok(Event::More)
     }
 
-    /// Tells a dialler that has sent no hello that this relay is draining: appends a KeyUpdate (RFC 8446
-    /// section 4.6.3) to `out`, once. A dialler whose connection is ready closes it. A session whose hello
-    /// crosses the record is not affected by it, and must be served. Does nothing before the end of the
-    /// handshake, and without TLS, where any byte would be taken for the start of a reply.
-    pub fn withdraw(&mut self, out: &mut Vec<u8>) {
+    /// Tells a dialler that has sent no hello why this relay gives its connection up: appends one KeyUpdate
+    /// (RFC 8446 section 4.6.3) to `out`, or two for [`Withdrawal::Full`], once. A dialler whose connection is
+    /// ready closes it. A session whose hello crosses the records is not affected by them, and must be
+    /// served. Does nothing before the end of the handshake, and without TLS, where any byte would be taken
+    /// for the start of a reply.
+    pub fn withdraw(&mut self, why: Withdrawal, out: &mut Vec<u8>) {
         if self.withdrawn || self.stage != Stage::Proven || self.framer.has_begun() {
             return;
         }
+        let updates = match why {
+            Withdrawal::Draining => 1,
+            Withdrawal::Full => 2,
+        };
         if let Some(channel) = &mut self.channel {
-            self.withdrawn = channel.update_key(out).is_ok();
+            self.withdrawn = (0..updates).all(|_| channel.update_key(out).is_ok());
         }
     }
 

@@ -35,8 +35,11 @@ const OVERHEAD: usize = 5 + 1 + 16;
 /// The length of a record with a close_notify alert.
 const CLOSE_NOTIFY: usize = OVERHEAD + 2;
 
-/// The length of a KeyUpdate record, which sealing may put first.
+/// The room for a KeyUpdate record, which sealing may put first.
 const KEY_UPDATE: usize = 64;
+
+/// The length of a record with a KeyUpdate (RFC 8446 section 4.6.3).
+pub(crate) const KEY_UPDATE_RECORD: usize = OVERHEAD + 5;
 
 /// Returns the largest number of bytes that `len` bytes of plaintext can become when they are sealed.
 pub const fn sealed_len(len: usize) -> usize {

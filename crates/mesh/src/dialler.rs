@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::channel::{Channel, ChannelError, sealed_len};
+use crate::channel::{Channel, ChannelError, KEY_UPDATE_RECORD, sealed_len};
 use crate::deadline::after;
 use crate::hello::Hello;
 use crate::identity::PublicKey;
@@ -133,13 +133,14 @@ impl Ready {
     ///
     /// # Errors
     /// Why the connection must not be used: [`Rejection::Withdrawn`] if the peer is draining,
-    /// [`Rejection::KeyRefused`] and others.
+    /// [`Rejection::Full`] if it has no room, [`Rejection::KeyRefused`] and others.
     pub fn receive(&mut self, bytes: &mut [u8], plain: &mut [u8]) -> Result<(), Rejection> {
         let channel = self.channel.as_mut().ok_or(Rejection::BadFrame)?;
         let mut out = Vec::new();
         match channel.open(bytes, plain, &mut out)? {
             opened if opened.closed => Err(Rejection::ClosedEarly),
             opened if opened.len > 0 => Err(Rejection::BadFrame),
+            opened if opened.consumed >= 2 * KEY_UPDATE_RECORD => Err(Rejection::Full),
             opened if opened.consumed > 0 => Err(Rejection::Withdrawn),
             _ => Ok(()),
         }

@@ -21,6 +21,9 @@ pub use self::sizer::{Bounds, Sizer, expiry};
 /// refuses them.
 pub const DIALS_AT_ONCE: u32 = 64;
 
+/// How long a pool dials only for sessions after its peer has said that it has no room for more ready connections.
+pub const FULL_PAUSE: Duration = Duration::from_secs(10);
+
 /// The connections to one peer. `C` stands for a ready connection, `W` for a session that waits for one.
 ///
 /// `take*` and `wait` serve a session; `may_*` and `*_wanted` say what to dial; `on_*` report what has become
@@ -40,6 +43,8 @@ pub struct Pool<C, W> {
     next_address: usize,
     /// When a dial last succeeded.
     last_success: Option<Instant>,
+    /// Until when the peer is taken to have no room for more ready connections.
+    full_until: Option<Instant>,
     retired: bool,
 }
 
@@ -89,6 +94,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
             waiting: VecDeque::new(),
             next_address: 0,
             last_success: None,
+            full_until: None,
             retired: false,
         }
     }
@@ -195,7 +201,7 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
 
     /// Returns how many connections to dial at `now` so that the pool has its size.
     pub fn dials_wanted(&self, now: Instant) -> u32 {
-        if self.retired {
+        if self.retired || self.is_full(now) {
             return 0;
         }
         // Dials that sessions wait for do not fill the pool.
@@ -215,7 +221,10 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
         // not exceed the size of the pool, and it must respect the peer's back-off.
         let has_room = self.dialling.saturating_add(self.ready()) < self.most_ready();
-        let may = !self.retired && has_room && self.sizer.retry_at().is_none_or(|at| now >= at);
+        let may = !self.retired
+            && !self.is_full(now)
+            && has_room
+            && self.sizer.retry_at().is_none_or(|at| now >= at);
         self.ahead += u32::from(may);
         may
     }
@@ -321,6 +330,15 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
             self.on_failure(now);
         }
         Some(self.drain())
+    }
+
+    /// Records that the peer has no room for more ready connections. It works, and sessions go on to use it.
+    pub fn on_full(&mut self, now: Instant) {
+        self.full_until = Some(now + FULL_PAUSE);
+    }
+
+    fn is_full(&self, now: Instant) -> bool {
+        self.full_until.is_some_and(|until| now < until)
     }
 
     /// Returns the pause of the pool after a failure, as its end, or `None` if the last dial succeeded.

@@ -61,11 +61,16 @@ pub enum Rejection {
     /// The peer takes no more sessions on a connection that is ready: it is draining.
     #[error("the peer is draining")]
     Withdrawn,
+    /// The peer has no room for another connection that is ready.
+    #[error(
+        "the peer has no room for more ready connections: raise its max_ready, or lower pool_max here"
+    )]
+    Full,
 }
 
 impl Rejection {
     /// All rejections, in the order of [`Self::index`].
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::BadFrame,
         Self::TooLong,
         Self::Version,
@@ -82,6 +87,7 @@ impl Rejection {
         Self::TimedOutHello,
         Self::ClosedEarly,
         Self::Withdrawn,
+        Self::Full,
     ];
 
     /// Returns the name used in metrics and logs.
@@ -103,6 +109,7 @@ impl Rejection {
             Self::TimedOutHello => "timed_out_hello",
             Self::ClosedEarly => "closed_early",
             Self::Withdrawn => "withdrawn",
+            Self::Full => "full",
         }
     }
 

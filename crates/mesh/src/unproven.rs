@@ -4,33 +4,19 @@
 //! Anyone can open such connections. If there are too many, a new one takes the place of the oldest one of the
 //! source that has the most, so that a party with few addresses cannot keep relays out.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use crate::occupancy::Occupancy;
 
 /// The time for which a connection is safe from another connection of its own source. An honest relay proves its
 /// key within two round trips.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// Entries of the queue below which it is never cleaned.
-const SMALL: usize = 64;
-
 /// The connections without a proof. `K` identifies a connection, and is never used twice.
 #[derive(Debug)]
-pub struct Unproven<K> {
-    connections: HashMap<K, Connection>,
-    /// Keys in the order of arrival. Those of connections that have left since remain for a while.
-    queue: VecDeque<K>,
-    by_source: HashMap<Source, usize>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Connection {
-    source: Source,
-    since: Instant,
-}
+pub struct Unproven<K>(Occupancy<K, Source>);
 
 /// Whether a new connection has room, and at the cost of which other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,23 +42,19 @@ enum Source {
 
 impl<K> Default for Unproven<K> {
     fn default() -> Self {
-        Self {
-            connections: HashMap::new(),
-            queue: VecDeque::new(),
-            by_source: HashMap::new(),
-        }
+        Self(Occupancy::default())
     }
 }
 
 impl<K: Copy + Eq + Hash> Unproven<K> {
     /// Returns the number of connections.
     pub fn len(&self) -> usize {
-        self.connections.len()
+        self.0.len()
     }
 
     /// Returns whether there is no connection.
     pub fn is_empty(&self) -> bool {
-        self.connections.is_empty()
+        self.0.is_empty()
     }
 
     /// Returns whether a connection from `from`, accepted at `now`, has room among at most `max`.
@@ -80,51 +62,28 @@ impl<K: Copy + Eq + Hash> Unproven<K> {
     /// If its source is itself the one with the most connections, only one older than [`GRACE`] makes room: younger
     /// ones are further along than the new one, and a relay that dials many at a time would undo its own work.
     pub fn room(&self, from: IpAddr, max: usize, now: Instant) -> Room<K> {
-        if self.connections.len() < max {
+        if self.len() < max {
             return Room::Free;
         }
-        let Some(most) = self.by_source.values().copied().max() else {
+        let Some((key, oldest)) = self.0.oldest_of_most() else {
             return Room::Full;
         };
-        let of_most = |source| self.by_source.get(&source) == Some(&most);
-        let known = |key: &K| Some((*key, *self.connections.get(key)?));
-        let mut oldest_first = self.queue.iter().filter_map(known);
-        let oldest = oldest_first.find(|(_, connection)| of_most(connection.source));
-        let is_old = |since: Instant| now.saturating_duration_since(since) >= GRACE;
-        match oldest {
-            Some((key, oldest)) if is_old(oldest.since) || !of_most(Source::of(from)) => {
-                Room::Evict(key)
-            }
-            _ => Room::Full,
+        let is_old = now.saturating_duration_since(oldest.since) >= GRACE;
+        let has_most = self.0.of(&Source::of(from)) == self.0.of(&oldest.party);
+        match is_old || !has_most {
+            true => Room::Evict(key),
+            false => Room::Full,
         }
     }
 
     /// Adds a connection from `from`, accepted at `now`.
     pub fn insert(&mut self, key: K, from: IpAddr, now: Instant) {
-        let source = Source::of(from);
-        let connection = Connection { source, since: now };
-        self.connections.insert(key, connection);
-        self.queue.push_back(key);
-        *self.by_source.entry(source).or_default() += 1;
-        // Otherwise, keys of connections that have left would accumulate behind one that stays.
-        if self.queue.len() > SMALL + 2 * self.connections.len() {
-            let connections = &self.connections;
-            self.queue.retain(|key| connections.contains_key(key));
-        }
+        self.0.insert(key, Source::of(from), now);
     }
 
     /// Removes a connection that was closed, or whose peer has proven its key. Returns whether it was there.
     pub fn remove(&mut self, key: K) -> bool {
-        let Some(Connection { source, .. }) = self.connections.remove(&key) else {
-            return false;
-        };
-        if let Entry::Occupied(mut count) = self.by_source.entry(source) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-        true
+        self.0.remove(key)
     }
 }
 
@@ -212,9 +171,6 @@ mod tests {
                     Room::Full => {}
                 }
                 prop_assert!(unproven.len() <= MAX);
-                prop_assert!(unproven.queue.len() <= SMALL + 2 * MAX + 1);
-                let counted: usize = unproven.by_source.values().sum();
-                prop_assert_eq!(counted, unproven.len());
             }
         }
     }

@@ -650,8 +650,8 @@ fn a_hello_that_crosses_the_withdrawal_is_served_and_its_streams_are_whole() {
     let mut dialler = channel.unwrap();
     stream.extend(seal(&mut dialler, b"first").unwrap());
     let mut told = Vec::new();
-    acceptor.withdraw(&mut told);
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
     assert_eq!(records(&told).len(), 1, "it is said once");
     assert_eq!(
         quiet(&mut acceptor, &stream, now, &local),
@@ -680,20 +680,20 @@ fn nothing_is_withdrawn_before_the_proof_or_after_the_hello_or_in_plaintext() {
     let mut told = Vec::new();
     let (_, first) = dialled(now, &dial_tls());
     let mut acceptor = accepted(now);
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
     give(&mut acceptor, &first, now, &local).0.unwrap();
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
 
     let (mut acceptor, ready) = proven(now);
     let (stream, _) = used(ready, &hello());
     quiet(&mut acceptor, &stream, now, &local).unwrap();
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
 
     let mut acceptor = trusting(now, &local.members);
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
     let stream = hello().encode();
     quiet(&mut acceptor, &stream[..1], now, &local).unwrap();
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
     assert!(told.is_empty());
 }
 

@@ -1,7 +1,7 @@
 use rustls::ContentType;
 
 use super::*;
-use crate::acceptor::Event;
+use crate::acceptor::{Event, Withdrawal};
 use crate::sim::*;
 
 /// Returns a dialler, and what `a` sends to it.
@@ -136,10 +136,25 @@ fn an_acceptor_has_nothing_to_say_before_the_hello() {
 fn a_draining_acceptor_withdraws_a_connection_that_waits() {
     let (mut acceptor, mut ready) = proven(Instant::now());
     let mut told = Vec::new();
-    acceptor.withdraw(&mut told);
+    acceptor.withdraw(Withdrawal::Draining, &mut told);
     let rest = told.len() - 1;
     assert_eq!(idle(&mut ready, &told[..rest]), Ok(()));
     assert_eq!(idle(&mut ready, &told[rest..]), Err(Rejection::Withdrawn));
+}
+
+#[test]
+fn an_acceptor_without_room_says_so_in_a_way_that_older_diallers_take_for_a_drain() {
+    let (mut acceptor, mut ready) = proven(Instant::now());
+    let mut told = Vec::new();
+    acceptor.withdraw(Withdrawal::Full, &mut told);
+    assert_eq!(told.len(), 2 * KEY_UPDATE_RECORD);
+    assert_eq!(idle(&mut ready, &told), Err(Rejection::Full));
+    // What an older one sees, and one that the two records reach apart.
+    let (mut acceptor, mut ready) = proven(Instant::now());
+    let mut told = Vec::new();
+    acceptor.withdraw(Withdrawal::Full, &mut told);
+    let first = &told[..KEY_UPDATE_RECORD];
+    assert_eq!(idle(&mut ready, first), Err(Rejection::Withdrawn));
 }
 
 #[test]

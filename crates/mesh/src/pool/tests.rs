@@ -428,3 +428,24 @@ fn a_dial_without_an_answer_is_judged_by_the_dials_that_have_succeeded_since() {
     assert!(pool.has_connected_since(now));
     assert!(!pool.has_connected_since(now + 2 * SECOND));
 }
+
+#[test]
+fn a_peer_without_room_is_dialled_for_sessions_only_and_is_not_broken() {
+    let now = Instant::now();
+    let mut pool = pool(now);
+    dial(&mut pool, 1, now);
+    pool.on_full(now);
+    assert!(pool.remove(1));
+    assert_eq!(
+        (pool.dials_wanted(now), pool.may_dial_ahead(now)),
+        (0, false)
+    );
+    assert!(!pool.is_broken(now));
+    assert_eq!(pool.wait("session"), Wait::Dial);
+    assert_eq!(dial(&mut pool, 2, now), Given::To("session"));
+    let later = now + FULL_PAUSE;
+    assert_eq!(
+        (pool.dials_wanted(later), pool.may_dial_ahead(later)),
+        (2, true)
+    );
+}

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use taut_mesh::acceptor::{self, Acceptor};
+use taut_mesh::members::MemberName;
 use taut_mesh::unproven::Room;
 
 use crate::connection::{AcceptEnd, Connection, End, Packet};
@@ -11,6 +12,9 @@ use crate::engine::Key;
 use crate::network::Node;
 use crate::oracle::Rule;
 use crate::world::{Event, MAX_READY, MAX_UNPROVEN, World};
+
+/// How long a connection without a place waits for a hello that is on its way.
+const WITHDRAWN_FOR: Duration = Duration::from_secs(5);
 
 impl World {
     /// A connection has been accepted at the mesh port.
@@ -61,11 +65,6 @@ impl World {
             self.reject_noise(key);
             return;
         }
-        // Not greeted, so that its dialler pauses.
-        if self.relay(node).ready >= MAX_READY && self.broken != Some(Rule::Bounds) {
-            self.close(key, End::Acceptor);
-            return;
-        }
         let shown = self.relay(node).key;
         if let Some(connection) = self.connections.get_mut(key) {
             connection.shown = Some(shown);
@@ -110,22 +109,50 @@ impl World {
             return;
         };
         let (node, own) = (connection.acceptor, connection.own);
-        if self.members_at(node).by_key(&own).is_none() {
+        let member = self.members_at(node).by_key(&own);
+        let Some(member) = member.map(|member| member.name.clone()) else {
             self.oracle.rejected += 1;
             self.send(key, End::Dialler, Packet::Refusal);
             self.close_silently(key, End::Acceptor);
             return;
-        }
+        };
         let until = self.queue.now() + limits().idle;
         if let Some(connection) = self.connections.get_mut(key) {
             connection.accept = AcceptEnd::Proven(until);
         }
-        let relay = self.relay_mut(node);
-        relay.unproven.remove(key);
-        relay.ready += 1;
+        self.relay_mut(node).unproven.remove(key);
         self.queue.at(until, Event::AcceptTimer(key));
-        if self.relay(node).ready > MAX_READY && self.broken != Some(Rule::Bounds) {
-            self.close(key, End::Acceptor);
+        self.give_place(key, node, member);
+    }
+
+    /// Gives a connection a place among those that wait for a hello, or withdraws it or another one.
+    fn give_place(&mut self, key: Key, node: Node, member: MemberName) {
+        let now = self.local_now(node);
+        let room = match self.broken {
+            Some(Rule::Bounds) => Room::Free,
+            _ => self.relay(node).ready.room(&member, MAX_READY),
+        };
+        match room {
+            Room::Free => {}
+            Room::Full => return self.withdraw_one(key),
+            Room::Evict(oldest) => {
+                self.relay_mut(node).ready.remove(oldest);
+                self.withdraw_one(oldest);
+            }
+        }
+        self.relay_mut(node).ready.insert(key, member, now);
+    }
+
+    /// Tells the dialler of a connection that there is no room for it. A hello that is on its way is served.
+    fn withdraw_one(&mut self, key: Key) {
+        let until = self.queue.now() + WITHDRAWN_FOR;
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        if let AcceptEnd::Proven(_) = connection.accept {
+            connection.accept = AcceptEnd::Withdrawn(until);
+            self.queue.at(until, Event::AcceptTimer(key));
+            self.send(key, End::Dialler, Packet::Full);
         }
     }
 
@@ -146,7 +173,7 @@ impl World {
             AcceptEnd::Handshaking(acceptor) | AcceptEnd::Greeting(acceptor) => {
                 acceptor.expired(self.local_now(node)).is_some()
             }
-            AcceptEnd::Proven(until) => now >= *until,
+            AcceptEnd::Proven(until) | AcceptEnd::Withdrawn(until) => now >= *until,
             AcceptEnd::Unseen | AcceptEnd::Used(_) | AcceptEnd::Closed => false,
         };
         if is_expired {

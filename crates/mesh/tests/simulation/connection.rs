@@ -59,6 +59,8 @@ pub(crate) enum AcceptEnd {
     Unseen,
     Handshaking(Box<Acceptor>),
     Proven(Time),
+    /// The dialler has been told that there is no room for it.
+    Withdrawn(Time),
     /// A part of a hello has arrived.
     Greeting(Box<Acceptor>),
     /// The inbound connection of this leg.
@@ -84,6 +86,8 @@ pub(crate) enum Packet {
     Refusal,
     /// The acceptor is draining.
     Withdrawal,
+    /// The acceptor has no room for another connection that waits.
+    Full,
     /// A hello and the first bytes of the client.
     Hello,
     /// The first bytes of the destination.
@@ -218,6 +222,7 @@ impl World {
             (End::Dialler, Packet::Refusal) => self.on_reset(key, to, true),
             (_, Packet::Reset) => self.on_reset(key, to, false),
             (End::Dialler, Packet::Withdrawal) => self.on_withdrawal(key),
+            (End::Dialler, Packet::Full) => self.on_full(key),
             (End::Acceptor, Packet::Hello) => self.on_hello(key),
             (End::Dialler, Packet::Reply) => self.on_reply(key),
             _ => {}
@@ -290,12 +295,15 @@ impl World {
                 let was = std::mem::replace(&mut connection.accept, AcceptEnd::Closed);
                 match was {
                     AcceptEnd::Proven(_) | AcceptEnd::Greeting(_) => {
-                        self.relay_mut(acceptor).ready -= 1;
+                        self.relay_mut(acceptor).ready.remove(key);
                     }
                     AcceptEnd::Handshaking(_) => {
                         self.relay_mut(acceptor).unproven.remove(key);
                     }
-                    AcceptEnd::Unseen | AcceptEnd::Used(_) | AcceptEnd::Closed => {}
+                    AcceptEnd::Unseen
+                    | AcceptEnd::Withdrawn(_)
+                    | AcceptEnd::Used(_)
+                    | AcceptEnd::Closed => {}
                 }
             }
         }

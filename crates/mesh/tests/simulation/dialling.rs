@@ -210,6 +210,21 @@ impl World {
         }
     }
 
+    /// The acceptor of a connection in a pool has no room for it.
+    pub(crate) fn on_full(&mut self, key: Key) {
+        let Some(connection) = self.connections.get(key) else {
+            return;
+        };
+        // A session whose hello has crossed the message is served.
+        if connection.dial != DialEnd::Ready {
+            return;
+        }
+        let (node, peer) = (connection.dialler, connection.peer);
+        let now = self.local_now(node);
+        self.peer_mut(node, peer).pool.on_full(now);
+        self.discard(key);
+    }
+
     /// The acceptor of a connection in a pool is draining.
     pub(crate) fn on_withdrawal(&mut self, key: Key) {
         let Some(connection) = self.connections.get(key) else {

@@ -103,7 +103,7 @@ impl World {
                 continue;
             };
             match connection.accept {
-                AcceptEnd::Proven(_) | AcceptEnd::Greeting(_)
+                AcceptEnd::Proven(_) | AcceptEnd::Withdrawn(_) | AcceptEnd::Greeting(_)
                     if !keys.contains(&connection.own) =>
                 {
                     self.close(key, End::Acceptor);

@@ -366,7 +366,10 @@ impl World {
             match connection.accept {
                 AcceptEnd::Proven(_) | AcceptEnd::Greeting(_) => accepted[node] += 1,
                 AcceptEnd::Handshaking(_) => unproven[node] += 1,
-                AcceptEnd::Unseen | AcceptEnd::Used(_) | AcceptEnd::Closed => {}
+                AcceptEnd::Unseen
+                | AcceptEnd::Withdrawn(_)
+                | AcceptEnd::Used(_)
+                | AcceptEnd::Closed => {}
             }
         }
         for (node, relay) in self.relays.iter().enumerate() {
@@ -380,8 +383,10 @@ impl World {
                 let what = format!("relay{node} holds {held:?} connections without a proof");
                 found = Some((Rule::Bounds, what));
             }
-            if relay.ready > MAX_READY || accepted[node] != relay.ready {
-                let held = (accepted[node], relay.ready);
+            // A connection whose hello has begun may have given up its place.
+            let ready = relay.ready.len();
+            if ready > MAX_READY || accepted[node] < ready {
+                let held = (accepted[node], ready);
                 found = Some((
                     Rule::Bounds,
                     format!(

@@ -26,7 +26,7 @@ impl World {
         };
         let node = connection.acceptor;
         match connection.accept {
-            AcceptEnd::Proven(_) => {}
+            AcceptEnd::Proven(_) | AcceptEnd::Withdrawn(_) => {}
             AcceptEnd::Handshaking(_) | AcceptEnd::Unseen => {
                 // The proof was lost and is sent again; TCP keeps the order.
                 let event = Event::Arrives(key, End::Acceptor, Packet::Hello, 0);
@@ -118,7 +118,7 @@ impl World {
         let leg = self.legs.insert(leg);
         if let Some(connection) = self.connections.get_mut(inbound) {
             connection.accept = AcceptEnd::Used(leg);
-            self.relay_mut(node).ready -= 1;
+            self.relay_mut(node).ready.remove(inbound);
         }
         leg
     }

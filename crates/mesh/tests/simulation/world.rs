@@ -11,6 +11,7 @@ use taut_mesh::members::{Member, MemberName, Members};
 use taut_mesh::pool::{Bounds, Pool};
 use taut_mesh::tls::AcceptTls;
 use taut_mesh::unproven::Unproven;
+use taut_mesh::unused::Unused;
 
 use crate::connection::{Connection, End, Packet};
 use crate::early::{self, EarlyLegs};
@@ -118,7 +119,7 @@ pub(crate) struct Relay {
     clock: Clock,
     pub(crate) peers: Vec<Peer>,
     /// Connections at its mesh port that wait for a hello.
-    pub(crate) ready: usize,
+    pub(crate) ready: Unused<Key>,
     /// Those that have not proven a key.
     pub(crate) unproven: Unproven<Key>,
     /// What SYNs may begin, and the legs that they have begun.
@@ -408,7 +409,7 @@ impl World {
                 rate: 1.0 + 1e-3 * (self.random.unit() - 0.5),
             },
             peers: Vec::new(),
-            ready: 0,
+            ready: Unused::default(),
             unproven: Unproven::default(),
             limiter: Limiter::new(early::limits()),
             early: EarlyLegs::new(),

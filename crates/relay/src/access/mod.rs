@@ -17,6 +17,7 @@ mod blocks;
 mod destinations;
 mod forms;
 pub mod identity;
+pub(crate) mod member_quota;
 mod name;
 mod nat64;
 mod own;

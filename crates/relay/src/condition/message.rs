@@ -55,6 +55,16 @@ pub(crate) fn broken(
             "a source opens more than relay.max_connects_per_source a second; {clients} reset so far{example}; \
              raise the limit if that source is one of yours"
         ),
+        Condition::MemberLimit { member } => format!(
+            "relay {member} has relay.mesh.max_sessions_per_member open; {sessions} reset so far; raise it if \
+             {member} needs so many, or find out whose they are: `taut relay sessions`"
+        ),
+        Condition::MaxReady { member } => format!(
+            "no more connections can wait at the mesh port, and relay {member} has the most; {} withdrawn so far; \
+             raise relay.mesh.max_ready, or lower pool_max at {member}; if {member} should not have so many, \
+             replace its key",
+            many(affected, "connection")
+        ),
         Condition::Accept => format!(
             "cannot accept connections: no descriptor or memory is left; {} failed so far; check `ulimit -n`, \
              LimitNOFILE in the systemd unit, and free memory",
@@ -117,6 +127,13 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
         ),
         Condition::SourceRate => format!(
             "no source exceeds relay.max_connects_per_source any more; {clients} reset in {lasted}"
+        ),
+        Condition::MemberLimit { member } => format!(
+            "relay {member} no longer exceeds relay.mesh.max_sessions_per_member; {sessions} reset in {lasted}"
+        ),
+        Condition::MaxReady { .. } => format!(
+            "connections can wait at the mesh port again; {} withdrawn in {lasted}",
+            were(affected, "connection")
         ),
         Condition::Accept => format!("connections are accepted again after {lasted}"),
         Condition::Refused { .. } => {
@@ -226,6 +243,10 @@ fn peer_failure(cause: &str) -> (&'static str, &'static str) {
             "cannot be dialled: this machine has no descriptor, port or memory left",
             "check `ulimit -n` and net.ipv4.ip_local_port_range",
         ),
+        "full" => (
+            "has no room for more ready connections of this relay",
+            "raise relay.mesh.max_ready there, or lower pool_min or pool_max here; sessions go on",
+        ),
         _ => (
             "cannot be reached",
             "check this machine's routes and firewall: `ip route get ADDRESS`",
@@ -275,6 +296,28 @@ mod tests {
         assert!(said.contains("no TLS ClientHello"), "{said}");
         let said = broken(&refused, "destination", 2, None);
         assert!(said.contains("`allow`"), "{said}");
+    }
+
+    #[test]
+    fn a_member_that_takes_more_than_its_share_is_named() {
+        let member = "fra1".to_owned();
+        let full = Condition::MaxReady {
+            member: member.clone(),
+        };
+        let said = broken(&full, "max_ready", 3, None);
+        assert!(
+            said.contains("relay fra1 has the most; 3 connections withdrawn"),
+            "{said}"
+        );
+        assert_eq!(full.subject(), "fra1");
+        let limit = Condition::MemberLimit { member };
+        let said = broken(&limit, "member_limit", 1, None);
+        assert!(said.starts_with("relay fra1 has relay.mesh.max_sessions_per_member open"));
+        let full = Condition::Peer {
+            peer: "fra1".into(),
+        };
+        let said = broken(&full, "full", 0, None);
+        assert!(said.starts_with("next relay fra1 has no room"), "{said}");
     }
 
     #[test]

@@ -50,6 +50,10 @@ pub(crate) enum Condition {
     SourceLimit,
     /// Clients are reset because their source opens more than `max_connects_per_source` a second.
     SourceRate,
+    /// Sessions are reset because this member has `max_sessions_per_member` open.
+    MemberLimit { member: String },
+    /// No more connections of other relays can wait for a session, and this member has the most.
+    MaxReady { member: String },
     /// Connections cannot be accepted.
     Accept,
     /// A forward refuses clients that its configuration does not admit.
@@ -89,6 +93,8 @@ impl Condition {
             Self::MaxSessions => "max_sessions",
             Self::SourceLimit => "source_limit",
             Self::SourceRate => "source_rate",
+            Self::MemberLimit { .. } => "member_limit",
+            Self::MaxReady { .. } => "max_ready",
             Self::Accept => "accept",
             Self::Refused { .. } => "refused",
             Self::Handshakes => "handshakes",
@@ -99,7 +105,8 @@ impl Condition {
         }
     }
 
-    /// Returns the name of the forward, peer or destination, or the address, that is affected; empty for the node.
+    /// Returns the name of the forward, peer, member or destination, or the address, that is affected; empty for the
+    /// node.
     pub(crate) fn subject(&self) -> &str {
         match self {
             Self::Destination { forward, .. }
@@ -107,6 +114,7 @@ impl Condition {
             | Self::Refused { forward } => forward,
             Self::Address { addr } => addr,
             Self::Peer { peer } => peer,
+            Self::MemberLimit { member } | Self::MaxReady { member } => member,
             Self::LookUp { name } => name,
             Self::Expiry { what } => what,
             Self::MaxSessions
@@ -141,6 +149,8 @@ impl Condition {
             Self::MaxSessions
             | Self::SourceLimit
             | Self::SourceRate
+            | Self::MemberLimit { .. }
+            | Self::MaxReady { .. }
             | Self::Accept
             | Self::Refused { .. }
             | Self::Handshakes

@@ -25,8 +25,11 @@ pub struct InboundLimits {
     /// second, the time within which an honest peer completes the proof.
     pub max_unproven: u32,
     /// The maximum number of connections that have proven possession of a key and wait for a
-    /// session.
+    /// session. A new connection above it takes the place of the oldest one of the member that has the
+    /// most, if that has more than the new one's.
     pub max_ready: u32,
+    /// The maximum number of open sessions of one member; `None`: three quarters of `max_sessions`.
+    pub max_sessions_per_member: Option<u32>,
     /// The time limit of each step.
     pub times: taut_mesh::acceptor::Limits,
 }
@@ -55,6 +58,7 @@ impl Default for InboundLimits {
         Self {
             max_unproven: 512,
             max_ready: 1024,
+            max_sessions_per_member: None,
             times: taut_mesh::acceptor::Limits::default(),
         }
     }

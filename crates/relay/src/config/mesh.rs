@@ -254,6 +254,7 @@ pub(super) struct MeshSection {
     pub(super) user_timeout: Option<Spanned<Time>>,
     max_unproven: Option<Spanned<u32>>,
     max_ready: Option<Spanned<u32>>,
+    max_sessions_per_member: Option<Spanned<u32>>,
     handshake_timeout: Option<Spanned<Time>>,
     hello_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<Time>>,
@@ -435,6 +436,8 @@ impl MeshSection {
             let name = format!("mesh.{name}");
             *slot = at_least_one(value, &name)?.unwrap_or(*slot);
         }
+        inbound.max_sessions_per_member =
+            at_least_one(self.max_sessions_per_member, "mesh.max_sessions_per_member")?;
         let times = &mut inbound.times;
         for (slot, value, name) in [
             (

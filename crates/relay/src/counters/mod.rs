@@ -1,5 +1,6 @@
 //! Worker counters: each has one writer, and the metrics read them.
 
+pub(crate) mod by_member;
 pub(crate) mod counter;
 pub(crate) mod forward;
 pub(crate) mod histogram;

@@ -3,6 +3,7 @@
 use taut_mesh::acceptor::Rejection;
 use taut_mesh::onward::SessionRefusal;
 
+use super::by_member::ByMember;
 use super::counter::Counter;
 use super::histogram::Histogram;
 use super::last_addr::LastAddr;
@@ -78,6 +79,12 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_evicted: Counter,
     pub(crate) mesh_undrained: Counter,
     pub(crate) mesh_refused_full: Counter,
+    /// Connections that were withdrawn because `max_ready` of them waited.
+    pub(crate) mesh_ready_withdrawn: Counter,
+    /// The same, by the member that had the most of them.
+    pub(crate) mesh_ready_full: ByMember,
+    /// Sessions that were refused because their member had `max_sessions_per_member` open.
+    pub(crate) mesh_member_limit: ByMember,
     pub(crate) mesh_hellos: Counter,
     pub(crate) mesh_rejected: [Counter; Rejection::ALL.len()],
     /// The source of the connection that was rejected last.

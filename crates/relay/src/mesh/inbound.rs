@@ -3,15 +3,17 @@
 //! [`Acceptor`] decides what a peer may send and how long it may take. This module reads the hello
 //! and no byte after it, because the client's stream follows.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use taut_mesh::acceptor::{Acceptor, Event, Limits, Rejection};
+use taut_mesh::acceptor::{Acceptor, Event, Limits, Rejection, Withdrawal};
 use taut_mesh::channel::Channel;
 use taut_mesh::hello::Hello;
 use taut_mesh::members::MemberName;
 use taut_mesh::unproven::{Room, Unproven};
+use taut_mesh::unused::Unused;
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
@@ -26,9 +28,12 @@ use crate::route::table::Mesh;
 use crate::rows_mailbox::RowLink;
 use crate::turbo::route_metrics::Relays;
 
-/// The time for which a connection without a hello stays open once the relay is draining. Its peer closes
-/// it a round trip after it has been told, unless a hello is on its way.
-const DRAIN_GRACE: Duration = Duration::from_secs(5);
+/// The time for which a connection without a hello stays open once the relay is draining, or has no room for
+/// it. Its peer closes it a round trip after it has been told, unless a hello is on its way.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Of the connections that may be ready, the part that may wait besides because they had no room.
+const WITHDRAWN: usize = 4;
 
 /// What a worker uses to handle its inbound connections.
 pub(crate) struct InboundTerms<'a> {
@@ -40,7 +45,8 @@ pub(crate) struct InboundTerms<'a> {
     /// The maximum number of connections that have not proven their key; above it, a new connection
     /// evicts the oldest.
     pub(crate) max_unproven: usize,
-    /// The maximum number of connections that have proven their key and have no hello yet.
+    /// The maximum number of connections that have proven their key and have no hello yet. Above it, the
+    /// oldest of the member with the most makes room, if that has more than the member of the new one.
     pub(crate) max_ready: usize,
     pub(crate) metrics: &'a WorkerMetrics,
     /// The table of relays that have proven their key.
@@ -56,7 +62,11 @@ pub(crate) struct Inbound {
     deadlines: Deadlines,
     /// The connections whose peer has not proven its key.
     unproven: Unproven<(Slot, Generation)>,
-    ready: usize,
+    /// The connections that wait for a hello, by member.
+    ready: Unused<(Slot, Generation)>,
+    /// Those that had no room among them, the oldest first. Their peers have been told, and a hello may be
+    /// on its way.
+    withdrawn: VecDeque<(Slot, Generation)>,
     /// When connections without a hello are reset, while the relay is draining.
     drain_until: Option<Instant>,
 }
@@ -65,8 +75,10 @@ struct InboundConn {
     stream: Stream,
     from: SocketAddr,
     acceptor: Acceptor,
-    /// The peer has proven its key, so the connection counts as ready.
+    /// The peer has proven its key.
     proven: bool,
+    /// When the connection is reset for lack of room.
+    withdrawn_until: Option<Instant>,
     generation: Generation,
     deadline: Option<Instant>,
 }
@@ -107,10 +119,6 @@ impl Inbound {
         let acceptor = Acceptor::new(rules.now, &rules.times, trusted);
         // In a trusted network the address is the proof.
         let proven = acceptor.is_proven();
-        if proven && self.ready >= rules.max_ready {
-            rules.metrics.mesh_refused_full.add(1);
-            return;
-        }
         if !proven {
             match self.unproven.room(from.ip(), rules.max_unproven, rules.now) {
                 Room::Free => {}
@@ -143,11 +151,13 @@ impl Inbound {
             from,
             acceptor,
             proven,
+            withdrawn_until: None,
             generation,
             deadline,
         });
         if proven {
-            self.count_ready(slot, rules);
+            self.begin_leg(slot, rules);
+            self.give_place(slot, rules);
             return;
         }
         self.unproven
@@ -174,7 +184,9 @@ impl Inbound {
             self.move_deadline(slot);
             let is_due = |conn: &InboundConn| conn.deadline.is_some_and(|at| at <= rules.now);
             if self.conns.get(slot.0 as usize).is_some_and(is_due) {
-                rules.metrics.mesh_undrained.add(1);
+                if self.drain_until.is_some() {
+                    rules.metrics.mesh_undrained.add(1);
+                }
                 self.remove(slot, rules);
             }
         }
@@ -192,15 +204,17 @@ impl Inbound {
         if conn.generation != generation || !readiness.readable() {
             return None;
         }
-        let full = self.ready >= rules.max_ready && !conn.proven;
-        let read = conn.read(full, rules);
+        let read = conn.read(rules);
         if self.drain_until.is_some() && matches!(read, Ok(None)) {
-            conn.withdraw();
+            conn.withdraw(Withdrawal::Draining);
         }
         if conn.acceptor.is_proven() && !conn.proven {
             conn.proven = true;
             self.uncount_unproven((slot, generation), rules);
-            self.count_ready(slot, rules);
+            self.begin_leg(slot, rules);
+            if matches!(read, Ok(None)) {
+                self.give_place(slot, rules);
+            }
         }
         self.move_deadline(slot);
         match read {
@@ -229,19 +243,9 @@ impl Inbound {
                     }
                 })
             }
-            Ok(None) if self.ready > rules.max_ready => {
-                rules.metrics.mesh_refused_full.add(1);
-                self.remove(slot, rules);
-                None
-            }
             Ok(None) => None,
             Err(InboundEnd::Rejected(rejection, alert)) => {
                 self.reject(slot, rejection, &alert, rules);
-                None
-            }
-            Err(InboundEnd::Full) => {
-                rules.metrics.mesh_refused_full.add(1);
-                self.remove(slot, rules);
                 None
             }
             // Peers close connections that they no longer need; port scanners close theirs too.
@@ -254,13 +258,13 @@ impl Inbound {
 
     /// Tells the peers of connections without a hello that this relay is draining, so that they remove them
     /// from their pools. Serves the hellos that have arrived. Those that are on their way are served by
-    /// [`Inbound::handle`]. Connections that are left after [`DRAIN_GRACE`] are reset: an RST and not a FIN,
+    /// [`Inbound::handle`]. Connections that are left after [`GRACE`] are reset: an RST and not a FIN,
     /// which would be the orderly end of an empty reply in a trusted network.
     pub(crate) fn drain(&mut self, rules: &mut InboundTerms<'_>) -> Vec<Request> {
         if self.drain_until.is_some() {
             return Vec::new();
         }
-        self.drain_until = Some(rules.now + DRAIN_GRACE);
+        self.drain_until = Some(rules.now + GRACE);
         let all = self.conns.iter().map(|(key, conn)| (key, conn.generation));
         let all: Vec<_> = all.collect();
         let mut requests = Vec::new();
@@ -295,7 +299,8 @@ impl Inbound {
             return;
         };
         let own = conn.acceptor.deadline();
-        let deadline = match self.drain_until {
+        let sooner = [self.drain_until, conn.withdrawn_until];
+        let deadline = match sooner.into_iter().flatten().min() {
             Some(until) if !conn.acceptor.hello_begun() => own.min(until),
             _ => own,
         };
@@ -303,17 +308,61 @@ impl Inbound {
         conn.deadline = Some(deadline);
     }
 
-    /// Accounts for a connection whose peer is known.
-    fn count_ready(&mut self, slot: Slot, rules: &mut InboundTerms<'_>) {
-        self.ready += 1;
-        rules.metrics.mesh_ready.add(1);
+    /// Prepares a connection for what is sent on it, now that its peer is known.
+    fn begin_leg(&self, slot: Slot, rules: &InboundTerms<'_>) {
         let Some(conn) = self.conns.get(slot.0 as usize) else {
             return;
         };
-        let from = conn.from;
         conn.begin_leg(rules.mesh, rules.now);
         if let Some(relays) = rules.relays {
-            relays.proven(from.ip(), rules.now);
+            relays.proven(conn.from.ip(), rules.now);
+        }
+    }
+
+    /// Gives a connection that waits for its hello a place among those that are ready. If there is none, it or
+    /// another one is withdrawn.
+    fn give_place(&mut self, slot: Slot, rules: &mut InboundTerms<'_>) {
+        let Some(conn) = self.conns.get(slot.0 as usize) else {
+            return;
+        };
+        let Some(member) = conn.acceptor.member().map(|member| member.name.clone()) else {
+            return;
+        };
+        let key = (slot, conn.generation);
+        let room = self.ready.room(&member, rules.max_ready);
+        if room != Room::Free
+            && let Some(greatest) = self.ready.greatest()
+        {
+            rules.metrics.mesh_ready_withdrawn.add(1);
+            rules.metrics.mesh_ready_full.add(greatest);
+        }
+        match room {
+            Room::Free => {}
+            Room::Full => return self.withdraw(key, rules),
+            Room::Evict(oldest) => {
+                self.ready.remove(oldest);
+                rules.metrics.mesh_ready.sub(1);
+                self.withdraw(oldest, rules);
+            }
+        }
+        self.ready.insert(key, member, rules.now);
+        rules.metrics.mesh_ready.add(1);
+    }
+
+    /// Tells the peer of a connection without a place that there is no room, and serves a hello that is on its
+    /// way.
+    fn withdraw(&mut self, key: (Slot, Generation), rules: &mut InboundTerms<'_>) {
+        let Some(conn) = self.conns.get_mut(key.0.0 as usize) else {
+            return;
+        };
+        conn.withdraw(Withdrawal::Full);
+        conn.withdrawn_until = Some(rules.now + GRACE);
+        self.move_deadline(key.0);
+        self.withdrawn.push_back(key);
+        while self.withdrawn.len() > rules.max_ready.div_ceil(WITHDRAWN) {
+            if let Some((oldest, _)) = self.withdrawn.pop_front() {
+                self.remove(oldest, rules);
+            }
         }
     }
 
@@ -348,11 +397,13 @@ impl Inbound {
     fn remove(&mut self, slot: Slot, rules: &mut InboundTerms<'_>) -> Option<InboundConn> {
         let conn = self.conns.try_remove(slot.0 as usize)?;
         self.deadlines.set(slot, conn.deadline, None);
-        if conn.proven {
-            self.ready -= 1;
+        let key = (slot, conn.generation);
+        if self.ready.remove(key) {
             rules.metrics.mesh_ready.sub(1);
+        } else if conn.withdrawn_until.is_some() {
+            self.withdrawn.retain(|withdrawn| *withdrawn != key);
         } else {
-            self.uncount_unproven((slot, conn.generation), rules);
+            self.uncount_unproven(key, rules);
         }
         Some(conn)
     }
@@ -367,7 +418,6 @@ enum Requested {
 /// The reason why a connection ended before its hello.
 enum InboundEnd {
     Gone,
-    Full,
     /// With the alert that says so to the peer.
     Rejected(Rejection, Vec<u8>),
 }
@@ -398,10 +448,10 @@ impl InboundConn {
         }
     }
 
-    /// Tells the peer, if it is waiting, that this relay is draining.
-    fn withdraw(&mut self) {
+    /// Tells the peer, if it is waiting, why this relay gives the connection up.
+    fn withdraw(&mut self, why: Withdrawal) {
         let mut told = Vec::new();
-        self.acceptor.withdraw(&mut told);
+        self.acceptor.withdraw(why, &mut told);
         // A connection that has sent almost nothing has room in its send buffer. If the peer is gone, its
         // reset is about to arrive.
         if !told.is_empty() {
@@ -409,13 +459,8 @@ impl InboundConn {
         }
     }
 
-    /// Reads until there is a hello or nothing left to read. With `full`, does not answer a handshake, so
-    /// that the peer's dial fails and the peer backs off.
-    fn read(
-        &mut self,
-        full: bool,
-        rules: &mut InboundTerms<'_>,
-    ) -> Result<Option<Requested>, InboundEnd> {
+    /// Reads until there is a hello or nothing left to read.
+    fn read(&mut self, rules: &mut InboundTerms<'_>) -> Result<Option<Requested>, InboundEnd> {
         for _ in 0..READS_MAX {
             let partial = self.acceptor.partial();
             let len = match read_records(&self.stream, partial, &mut rules.scratch) {
@@ -424,9 +469,6 @@ impl InboundConn {
                 Err(Errno::INTR) => continue,
                 Err(_) => return Err(self.closed_by_peer()),
             };
-            if full && !self.acceptor.is_proven() {
-                return Err(InboundEnd::Full);
-            }
             let mut reply = Vec::new();
             let Scratch { plain, cipher } = &mut rules.scratch;
             let arrived = &mut cipher[..len];

@@ -370,6 +370,16 @@ impl Pools {
                 self.poll_at = Some(terms.now);
                 self.discard(slot, terms);
             }
+            Ok(Progress::Full) => {
+                terms.metrics.pool_withdrawn.add(1);
+                if let Some(conn) = self.conns.get(slot.0 as usize) {
+                    let PeerPool { peer, pool } = &mut self.pools[conn.pool];
+                    pool.on_full(terms.now);
+                    let failed = &peer.stats.worker(terms.worker).failed;
+                    failed[PeerFailure::Full.index()].add(1);
+                }
+                self.discard(slot, terms);
+            }
             Ok(Progress::Outdated) => {
                 if let Some(conn) = self.conns.get(slot.0 as usize) {
                     self.pools[conn.pool].pool.on_dial_outdated();
@@ -706,6 +716,8 @@ enum Progress {
     Done,
     /// The peer is draining, and the connection was not used.
     Withdrawn,
+    /// The peer has no room for the connection, which was not used.
+    Full,
     /// The peer has proven none of the keys that it had when the handshake began, and these have been
     /// replaced since.
     Outdated,
@@ -796,6 +808,7 @@ impl Conn {
                     return Ok(Progress::Done);
                 }
                 Err(Rejection::Withdrawn) => return Ok(Progress::Withdrawn),
+                Err(Rejection::Full) => return Ok(Progress::Full),
                 // The peer closed an idle connection in order.
                 Err(Rejection::ClosedEarly) => return Err(Errno::CONNRESET),
                 Err(Rejection::UnknownKey) if self.known.keys != peer.keys => {

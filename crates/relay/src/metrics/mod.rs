@@ -1,12 +1,15 @@
 //! A node's metrics.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use prometheus_client::registry::Registry;
 use taut_mesh::acceptor::Rejection;
+use taut_mesh::members::MemberName;
 
 use crate::condition::Tracker;
+use crate::counters::by_member::ByMember;
 use crate::counters::counter::Counter;
 use crate::counters::registry::Registry as ScopeRegistry;
 use crate::counters::worker::WorkerMetrics;
@@ -85,6 +88,16 @@ impl Metrics {
     /// Adds the addresses of destinations.
     pub(crate) fn with_backends(self, backends: Arc<BackendTable>) -> Self {
         Self { backends, ..self }
+    }
+
+    /// Returns the sums of counts by member.
+    pub(crate) fn by_member(
+        &self,
+        of: impl Fn(&WorkerMetrics) -> &ByMember,
+    ) -> BTreeMap<MemberName, u64> {
+        let mut sums = BTreeMap::new();
+        self.workers.iter().for_each(|w| of(w).add_to(&mut sums));
+        sums
     }
 
     /// Returns the numbers of addresses of destinations that are alive, and of those that are dead.

@@ -108,6 +108,17 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
             let failed = Rejection::ALL.into_iter();
             let failed = failed.map(|r| (r.label(), metrics.mesh_rejected_for(r)));
             all.push((Condition::Handshakes, only_failures(failed)));
+            for (member, count) in metrics.by_member(|w| &w.mesh_ready_full) {
+                let member = member.to_string();
+                let seen = only_failures([("max_ready", count)].into_iter());
+                all.push((Condition::MaxReady { member }, seen));
+            }
+            for (member, count) in metrics.by_member(|w| &w.mesh_member_limit) {
+                let member = member.to_string();
+                let cause = ClientRefusal::MemberLimit.label();
+                let seen = only_failures([(cause, count)].into_iter());
+                all.push((Condition::MemberLimit { member }, seen));
+            }
         }
         for peer in &mesh.peers {
             let stats = &peer.stats;

@@ -17,19 +17,22 @@ pub(crate) enum PeerFailure {
     Closed,
     /// The peer's proof is wrong: this relay does not accept the peer.
     Rejected,
+    /// The peer has no room for more ready connections.
+    Full,
 }
 
 // === impl PeerFailure ===
 
 impl PeerFailure {
     /// Every reason.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Refused,
         Self::TimedOut,
         Self::Unreachable,
         Self::NoResources,
         Self::Closed,
         Self::Rejected,
+        Self::Full,
     ];
 
     /// Returns the label in metrics and logs.
@@ -41,6 +44,7 @@ impl PeerFailure {
             Self::NoResources => "no_resources",
             Self::Closed => "closed",
             Self::Rejected => "rejected",
+            Self::Full => "full",
         }
     }
 

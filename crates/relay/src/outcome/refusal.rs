@@ -14,6 +14,8 @@ pub enum ClientRefusal {
     SourceLimit,
     /// The client's source opened more than `max_connects_per_source` a second.
     SourceRate,
+    /// The member that the session comes from had `max_sessions_per_member` open.
+    MemberLimit,
     /// The client's source is not in the list of allowed sources.
     SourceNotListed,
     /// A prefix denies the client's source.
@@ -29,6 +31,7 @@ impl ClientRefusal {
         Self::ForwardFull,
         Self::SourceLimit,
         Self::SourceRate,
+        Self::MemberLimit,
         Self::SourceNotListed,
         Self::SourceDenied,
     ];
@@ -40,6 +43,7 @@ impl ClientRefusal {
             Self::ForwardFull => "forward_full",
             Self::SourceLimit => "source_limit",
             Self::SourceRate => "source_rate",
+            Self::MemberLimit => "member_limit",
             Self::SourceNotListed => SourceVerdict::NotListed.label(),
             Self::SourceDenied => SourceVerdict::Denied.label(),
         }

@@ -13,6 +13,7 @@ use super::Worker;
 use super::dial_plan::DialPlan;
 use super::pending_record::{Origin, PendingRecord, Timeline};
 use super::slots::slot;
+use crate::access::member_quota::MemberPermit;
 use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;
@@ -47,8 +48,8 @@ pub(super) struct SessionEntry {
     pub(super) session: Session<TcpLeg>,
     pub(super) generation: Generation,
     pub(super) client: ClientAddr,
-    /// The relay that the session comes from.
-    pub(super) member: Option<MemberName>,
+    /// The session's place in the quota of the relay that it comes from, if it comes from one.
+    pub(super) member: Option<MemberPermit>,
     pub(super) plan: DialPlan,
     pub(super) timeouts: Arc<Timeouts>,
     pub(super) timeline: Timeline,
@@ -200,12 +201,17 @@ impl Worker {
             self.refuse(client, addr.0.ip(), cause, origin.stats());
             return None;
         }
+        let member = match self.admit_member(origin) {
+            Ok(member) => member,
+            Err(refused) => {
+                self.shared.release();
+                drop(permit);
+                self.refuse(client, addr.0.ip(), refused, origin.stats());
+                return None;
+            }
+        };
         let log = self.shared.log.is_some();
         let record = log.then(|| Box::new(PendingRecord::new(origin, client.stream(), &plan)));
-        let member = match origin {
-            Origin::Mesh { member, .. } => Some(member.clone()),
-            Origin::Forward(_) => None,
-        };
         let visit = match (&self.shared.relays, origin) {
             (Some(relays), Origin::Mesh { relay, .. }) => relays.visit(*relay),
             _ => None,
@@ -254,6 +260,20 @@ impl Worker {
             Err(e) => {
                 self.end(slot(key), End::of_connect(e), Close::Reset);
                 None
+            }
+        }
+    }
+
+    /// Takes a place in the quota of the relay that a session comes from, if it comes from one.
+    fn admit_member(&self, origin: &Origin<'_>) -> Result<Option<MemberPermit>, ClientRefusal> {
+        let (Origin::Mesh { member, .. }, Some(mesh)) = (origin, &self.setup.mesh) else {
+            return Ok(None);
+        };
+        match self.shared.admit_member(member, &mesh.inbound) {
+            Some(permit) => Ok(Some(permit)),
+            None => {
+                self.io.metrics.mesh_member_limit.add(member);
+                Err(ClientRefusal::MemberLimit)
             }
         }
     }
@@ -365,7 +385,8 @@ impl Worker {
                 DialPlan::Ask { peer, .. } => Some(&peer.name),
                 DialPlan::Dial { .. } | DialPlan::LookUp { .. } => None,
             };
-            entry.member.as_ref().is_some_and(&is_former) || to.is_some_and(&is_former)
+            let from = entry.member.as_ref().map(MemberPermit::member);
+            from.is_some_and(&is_former) || to.is_some_and(&is_former)
         };
         let entries = self.sessions.entries.iter();
         let former: Vec<_> = entries

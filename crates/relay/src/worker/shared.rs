@@ -4,9 +4,12 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
+use taut_mesh::members::MemberName;
 
 use crate::access::arrival_rate::ArrivalRate;
+use crate::access::member_quota::{MemberPermit, MemberQuota, default_limit};
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
+use crate::config::InboundLimits;
 use crate::early_syn::PendingTable;
 use crate::net::backend::BackendTable;
 use crate::route::table::Setup;
@@ -34,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) max_sessions: AtomicU32,
     /// Open sessions by source.
     pub(crate) sources: Arc<SessionQuota>,
+    /// Open sessions by the member that they come from.
+    pub(crate) members: Arc<MemberQuota>,
     /// Connections of each source of late.
     pub(crate) arrivals: ArrivalRate,
     /// The number of workers.
@@ -72,6 +77,7 @@ impl Shared {
             open: AtomicU32::new(0),
             max_sessions: AtomicU32::new(max_sessions),
             sources,
+            members: Arc::default(),
             arrivals: ArrivalRate::new(UNLIMITED),
             workers,
             setup: ArcSwap::from_pointee(setup),
@@ -151,6 +157,18 @@ impl Shared {
             self.release();
         }
         admitted
+    }
+
+    /// Takes a place for a session of `member`. Returns `None` if it has its share of the sessions open.
+    pub(super) fn admit_member(
+        &self,
+        member: &MemberName,
+        limits: &InboundLimits,
+    ) -> Option<MemberPermit> {
+        let max = self.max_sessions.load(Ordering::Relaxed);
+        let limit = limits.max_sessions_per_member;
+        self.members
+            .admit(member, limit.unwrap_or_else(|| default_limit(max)))
     }
 
     pub(super) fn release(&self) {

@@ -568,6 +568,70 @@ fn a_full_mesh_port_is_dialled_with_pauses() {
     assert!(dials < 25, "{dials} dials in half a second");
 }
 
+#[test]
+fn the_member_with_the_most_ready_connections_makes_room_for_another_and_hears_why() {
+    let mesh = Mesh::with(
+        |near| {
+            let pool = &mut near.mesh.as_mut().unwrap().pool;
+            (pool.min, pool.max) = (4, 4);
+        },
+        |far| {
+            far.workers = Some(1);
+            far.mesh.as_mut().unwrap().inbound.max_ready = 4;
+        },
+    );
+    wait_until("a full mesh port", || {
+        count(&mesh.far, "taut_relay_mesh_ready") == 4
+    });
+    let mut peer = mesh.played();
+    let full = "taut_relay_peer_dials_total{peer=\"far\",outcome=\"full\"}";
+    wait_until("the answer", || count(&mesh.near, full) == 1);
+    assert_eq!(mesh.near.metrics().pool_ready(), 3);
+    assert_eq!(count(&mesh.far, "taut_relay_mesh_ready"), 4);
+    assert_eq!(count(&mesh.far, "taut_relay_mesh_ready_withdrawn_total"), 1);
+    peer.ask(&hello(mesh.server.local_addr().unwrap()));
+    exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+}
+
+#[test]
+fn a_relay_whose_connections_have_no_room_has_its_sessions_served() {
+    let mesh = Mesh::with(
+        |near| {
+            let pool = &mut near.mesh.as_mut().unwrap().pool;
+            (pool.min, pool.max) = (1, 1);
+        },
+        |far| {
+            far.workers = Some(1);
+            far.mesh.as_mut().unwrap().inbound.max_ready = 1;
+        },
+    );
+    wait_until("a full mesh port", || {
+        count(&mesh.far, "taut_relay_mesh_ready") == 1
+    });
+    let mut peer = mesh.played();
+    wait_until("the withdrawal", || {
+        count(&mesh.far, "taut_relay_mesh_ready_withdrawn_total") == 1
+    });
+    // The relay has said that there is no room, and the hello crosses that.
+    peer.ask(&hello(mesh.server.local_addr().unwrap()));
+    exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
+    assert_eq!(mesh.near.metrics().pool_ready(), 1);
+}
+
+#[test]
+fn a_member_leaves_the_others_a_part_of_the_sessions() {
+    let mesh = Mesh::with(no_pool, |far| far.max_sessions = Some(4));
+    let held: Vec<_> = (0..3).map(|_| mesh.pair()).collect();
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    assert!(mesh.far.metrics().refused(ClientRefusal::MemberLimit) > 0);
+    let mut peer = mesh.played();
+    peer.ask(&hello(mesh.server.local_addr().unwrap()));
+    exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
+    drop(held);
+}
+
 /// A session tries each address of its peer; here the first one (::1) refuses.
 #[test]
 fn sessions_at_the_same_time_each_try_every_address_of_a_peer() {
@@ -607,7 +671,9 @@ fn a_burst_of_sessions_does_not_undo_its_own_connections() {
             far.workers = Some(1);
             far.max_sessions = Some(SESSIONS as u32);
             far.max_sessions_per_source = far.max_sessions;
-            far.mesh.as_mut().unwrap().inbound.max_unproven = 256;
+            let inbound = &mut far.mesh.as_mut().unwrap().inbound;
+            inbound.max_unproven = 256;
+            inbound.max_sessions_per_member = far.max_sessions;
         },
     );
     let patience = rustix::net::sockopt::Timeout::Recv;

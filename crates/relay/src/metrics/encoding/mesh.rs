@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 23] = [
+        let counters: [(&str, &str, Of); 24] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -116,8 +116,13 @@ impl Metrics {
             ),
             (
                 "taut_relay_mesh_refused_full",
-                "Connections of other relays that were closed because max_ready connections waited already",
+                "Connections at the mesh port that were closed because max_unproven of them had no proof of a key yet",
                 |w| &w.mesh_refused_full,
+            ),
+            (
+                "taut_relay_mesh_ready_withdrawn",
+                "Connections of other relays that were withdrawn because max_ready of them waited for a session",
+                |w| &w.mesh_ready_withdrawn,
             ),
             (
                 "taut_relay_mesh_hellos",
