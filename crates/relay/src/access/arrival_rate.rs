@@ -72,6 +72,17 @@ impl ArrivalRate {
         is_admitted
     }
 
+    /// Counts a connection no longer that [`ArrivalRate::admit`] has admitted.
+    pub fn forgive(&self, ip: IpAddr) {
+        let (source, rate) = (Source::of(ip), self.rate());
+        let sites = source.site().map(|site| (site, rate.saturating_mul(SITE)));
+        for (source, rate) in std::iter::once((source, rate)).chain(sites) {
+            if let Some(due) = self.table.of(source).get_mut(&source) {
+                *due -= each(rate);
+            }
+        }
+    }
+
     fn count(&self, source: Source, rate: u32, now: Instant) -> bool {
         let mut table = self.table.of(source);
         let due = table.get(&source).map_or(now, |&due| due.max(now)) + each(rate);
@@ -143,6 +154,20 @@ mod tests {
         assert!(rate.table.all().all(|table| table.is_empty()));
         rate.set_rate(1);
         assert_eq!(admitted(&rate, "192.0.2.1", now), 10);
+    }
+
+    #[test]
+    fn connections_that_are_forgiven_leave_room_for_others() {
+        let (rate, now) = (ArrivalRate::new(1), Instant::now());
+        for addr in ["192.0.2.1", "2001:db8::1"] {
+            for _ in 0..1000 {
+                assert!(rate.admit(ip(addr), now));
+                rate.forgive(ip(addr));
+            }
+            assert_eq!(admitted(&rate, addr, now), 10);
+            rate.forgive(ip(addr));
+            assert_eq!(admitted(&rate, addr, now), 1);
+        }
     }
 
     #[test]

@@ -55,6 +55,12 @@ pub(crate) fn broken(
             "a source opens more than relay.max_connects_per_source a second; {clients} reset so far{example}; \
              raise the limit if that source is one of yours"
         ),
+        Condition::UnprovenRate => format!(
+            "a source opens more than relay.mesh.max_connects_per_source connections a second at the mesh port \
+             without proving that it is a member; {} reset so far{example}; if that is one of your relays, compare \
+             the keys of both, or else keep it out with `not_from`",
+            many(affected, "connection")
+        ),
         Condition::MemberLimit { member } => format!(
             "relay {member} has relay.mesh.max_sessions_per_member open; {sessions} reset so far; raise it if \
              {member} needs so many, or find out whose they are: `taut relay sessions`"
@@ -127,6 +133,10 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
         ),
         Condition::SourceRate => format!(
             "no source exceeds relay.max_connects_per_source any more; {clients} reset in {lasted}"
+        ),
+        Condition::UnprovenRate => format!(
+            "no source exceeds relay.mesh.max_connects_per_source any more; {} reset in {lasted}",
+            were(affected, "connection")
         ),
         Condition::MemberLimit { member } => format!(
             "relay {member} no longer exceeds relay.mesh.max_sessions_per_member; {sessions} reset in {lasted}"

@@ -50,6 +50,8 @@ pub(crate) enum Condition {
     SourceLimit,
     /// Clients are reset because their source opens more than `max_connects_per_source` a second.
     SourceRate,
+    /// Connections to the mesh port are reset because their source opens more of them than it proves keys.
+    UnprovenRate,
     /// Sessions are reset because this member has `max_sessions_per_member` open.
     MemberLimit { member: String },
     /// No more connections of other relays can wait for a session, and this member has the most.
@@ -93,6 +95,7 @@ impl Condition {
             Self::MaxSessions => "max_sessions",
             Self::SourceLimit => "source_limit",
             Self::SourceRate => "source_rate",
+            Self::UnprovenRate => "unproven_rate",
             Self::MemberLimit { .. } => "member_limit",
             Self::MaxReady { .. } => "max_ready",
             Self::Accept => "accept",
@@ -120,6 +123,7 @@ impl Condition {
             Self::MaxSessions
             | Self::SourceLimit
             | Self::SourceRate
+            | Self::UnprovenRate
             | Self::Accept
             | Self::Handshakes
             | Self::Etcd
@@ -149,6 +153,7 @@ impl Condition {
             Self::MaxSessions
             | Self::SourceLimit
             | Self::SourceRate
+            | Self::UnprovenRate
             | Self::MemberLimit { .. }
             | Self::MaxReady { .. }
             | Self::Accept
@@ -171,9 +176,11 @@ impl Condition {
     fn pause(&self) -> Duration {
         match self {
             // The Internet never stops trying.
-            Self::Refused { .. } | Self::Handshakes | Self::SourceLimit | Self::SourceRate => {
-                Duration::from_secs(600)
-            }
+            Self::Refused { .. }
+            | Self::Handshakes
+            | Self::SourceLimit
+            | Self::SourceRate
+            | Self::UnprovenRate => Duration::from_secs(600),
             Self::Expiry { .. } => Duration::from_secs(86_400),
             _ => Duration::from_secs(60),
         }

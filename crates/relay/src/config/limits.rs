@@ -24,6 +24,9 @@ pub struct InboundLimits {
     /// A new connection from that same source is refused instead, unless its oldest is older than a
     /// second, the time within which an honest peer completes the proof.
     pub max_unproven: u32,
+    /// The connections a second that a source may open without proving possession of a key, and at once
+    /// as many as in ten seconds; [`UNLIMITED`](crate::access::session_quota::UNLIMITED): no limit.
+    pub max_connects_per_source: u32,
     /// The maximum number of connections that have proven possession of a key and wait for a
     /// session. A new connection above it takes the place of the oldest one of the member that has the
     /// most, if that has more than the new one's.
@@ -57,6 +60,8 @@ impl Default for InboundLimits {
     fn default() -> Self {
         Self {
             max_unproven: 512,
+            // At once as many as may be unproven.
+            max_connects_per_source: 50,
             max_ready: 1024,
             max_sessions_per_member: None,
             times: taut_mesh::acceptor::Limits::default(),

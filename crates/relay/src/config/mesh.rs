@@ -11,7 +11,9 @@ use taut_mesh::members::{MAX_MESH_KEYS, MemberName};
 use toml::Spanned;
 
 use super::etcd::{EtcdConfig, EtcdSection};
-use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
+use super::field::{
+    CountOrOff, OneOrMany, TIME, Time, at_least_one, limit, parse, set_time, sources,
+};
 use super::limits::{InboundLimits, PoolLimits};
 use crate::access::identity::ProxyVersion;
 use crate::access::{Rule, SourcePrefix, Sources};
@@ -253,6 +255,7 @@ pub(super) struct MeshSection {
     peer_patience: Option<Spanned<Time>>,
     pub(super) user_timeout: Option<Spanned<Time>>,
     max_unproven: Option<Spanned<u32>>,
+    max_connects_per_source: Option<Spanned<CountOrOff>>,
     max_ready: Option<Spanned<u32>>,
     max_sessions_per_member: Option<Spanned<u32>>,
     handshake_timeout: Option<Spanned<Time>>,
@@ -436,6 +439,8 @@ impl MeshSection {
             let name = format!("mesh.{name}");
             *slot = at_least_one(value, &name)?.unwrap_or(*slot);
         }
+        let rate = limit(self.max_connects_per_source, "mesh.max_connects_per_source")?;
+        inbound.max_connects_per_source = rate.unwrap_or(inbound.max_connects_per_source);
         inbound.max_sessions_per_member =
             at_least_one(self.max_sessions_per_member, "mesh.max_sessions_per_member")?;
         let times = &mut inbound.times;

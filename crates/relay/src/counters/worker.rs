@@ -79,6 +79,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_evicted: Counter,
     pub(crate) mesh_undrained: Counter,
     pub(crate) mesh_refused_full: Counter,
+    /// Times that a handshake waited for the next round.
+    pub(crate) mesh_handshakes_postponed: Counter,
     /// Connections that were withdrawn because `max_ready` of them waited.
     pub(crate) mesh_ready_withdrawn: Counter,
     /// The same, by the member that had the most of them.

@@ -18,6 +18,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
 
+use crate::access::arrival_rate::ArrivalRate;
 use crate::counters::log_limit::{LEG_OPTIONS, Line, UNWATCHED};
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Deadlines;
@@ -31,6 +32,9 @@ use crate::turbo::route_metrics::Relays;
 /// The time for which a connection without a hello stays open once the relay is draining, or has no room for
 /// it. Its peer closes it a round trip after it has been told, unless a hello is on its way.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// The steps of handshakes that a worker takes in a round. Each costs some 100 us, and the sessions wait meanwhile.
+const HANDSHAKES: usize = 8;
 
 /// Of the connections that may be ready, the part that may wait besides because they had no room.
 const WITHDRAWN: usize = 4;
@@ -51,6 +55,8 @@ pub(crate) struct InboundTerms<'a> {
     pub(crate) metrics: &'a WorkerMetrics,
     /// The table of relays that have proven their key.
     pub(crate) relays: Option<&'a Relays>,
+    /// Connections of each source that have not proven a key.
+    pub(crate) arrivals: &'a ArrivalRate,
     pub(crate) now: Instant,
 }
 
@@ -67,6 +73,12 @@ pub(crate) struct Inbound {
     /// Those that had no room among them, the oldest first. Their peers have been told, and a hello may be
     /// on its way.
     withdrawn: VecDeque<(Slot, Generation)>,
+    /// Connections whose handshake goes on in the next round.
+    postponed: VecDeque<(Slot, Generation)>,
+    /// When the first of them was postponed.
+    postponed_at: Option<Instant>,
+    /// The steps of handshakes in this round.
+    handshakes: usize,
     /// When connections without a hello are reset, while the relay is draining.
     drain_until: Option<Instant>,
 }
@@ -77,6 +89,7 @@ struct InboundConn {
     acceptor: Acceptor,
     /// The peer has proven its key.
     proven: bool,
+    is_postponed: bool,
     /// When the connection is reset for lack of room.
     withdrawn_until: Option<Instant>,
     generation: Generation,
@@ -151,6 +164,7 @@ impl Inbound {
             from,
             acceptor,
             proven,
+            is_postponed: false,
             withdrawn_until: None,
             generation,
             deadline,
@@ -167,7 +181,30 @@ impl Inbound {
 
     /// Returns the time at which [`Inbound::expire`] is due even without an event.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.deadlines.next()
+        let next = [self.deadlines.next(), self.postponed_at];
+        next.into_iter().flatten().min()
+    }
+
+    /// Begins another round of the worker, with steps of handshakes of its own.
+    pub(crate) fn begin_round(&mut self) {
+        self.handshakes = 0;
+    }
+
+    /// Continues handshakes that were postponed, as many as one round may take.
+    pub(crate) fn handle_postponed(&mut self, rules: &mut InboundTerms<'_>) -> Vec<Request> {
+        let mut requests = Vec::new();
+        while self.handshakes < HANDSHAKES
+            && let Some((slot, generation)) = self.postponed.pop_front()
+        {
+            if let Some(conn) = self.conns.get_mut(slot.0 as usize)
+                && conn.generation == generation
+            {
+                conn.is_postponed = false;
+                requests.extend(self.handle(slot, generation, Readiness::DATA, rules));
+            }
+        }
+        self.postponed_at = (!self.postponed.is_empty()).then_some(rules.now);
+        requests
     }
 
     /// Closes connections whose deadline has passed.
@@ -204,12 +241,26 @@ impl Inbound {
         if conn.generation != generation || !readiness.readable() {
             return None;
         }
+        if !conn.proven {
+            if conn.is_postponed {
+                return None;
+            }
+            if self.handshakes >= HANDSHAKES {
+                conn.is_postponed = true;
+                self.postponed.push_back((slot, generation));
+                self.postponed_at.get_or_insert(rules.now);
+                rules.metrics.mesh_handshakes_postponed.add(1);
+                return None;
+            }
+            self.handshakes += 1;
+        }
         let read = conn.read(rules);
         if self.drain_until.is_some() && matches!(read, Ok(None)) {
             conn.withdraw(Withdrawal::Draining);
         }
         if conn.acceptor.is_proven() && !conn.proven {
             conn.proven = true;
+            rules.arrivals.forgive(conn.from.ip());
             self.uncount_unproven((slot, generation), rules);
             self.begin_leg(slot, rules);
             if matches!(read, Ok(None)) {

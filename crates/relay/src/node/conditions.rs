@@ -11,7 +11,7 @@ use taut_mesh::acceptor::Rejection;
 
 use super::handle::SharedHandle;
 use crate::condition::{Broken, Change, Condition, Observation, Tracker, message};
-use crate::counters::forward::ForwardStats;
+use crate::counters::forward::{ForwardStats, MESH};
 use crate::etcd::ListState;
 use crate::metrics::Metrics;
 use crate::net::backend::Backend;
@@ -143,6 +143,8 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
     all.push((Condition::SourceLimit, only_failures(source)));
     let rate = limit(ClientRefusal::SourceRate).into_iter();
     all.push((Condition::SourceRate, only_failures(rate)));
+    let unproven = limit(ClientRefusal::UnprovenRate).into_iter();
+    all.push((Condition::UnprovenRate, only_failures(unproven)));
     let accept = [("accept", metrics.accept_failed())].into_iter();
     all.push((Condition::Accept, only_failures(accept)));
     all
@@ -272,6 +274,7 @@ fn log(change: &Change, setup: &Setup, metrics: &Metrics) {
                     let all = routes.chain(setup.mesh.iter().map(|mesh| &mesh.stats));
                     all.into_iter().find_map(|stats| stats.last_refused())
                 }
+                Condition::UnprovenRate => of(MESH),
                 Condition::Handshakes => metrics.last_mesh_rejected(),
                 _ => None,
             };

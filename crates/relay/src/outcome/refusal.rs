@@ -14,6 +14,9 @@ pub enum ClientRefusal {
     SourceLimit,
     /// The client's source opened more than `max_connects_per_source` a second.
     SourceRate,
+    /// The source opened more connections to the mesh port than `max_connects_per_source` of the mesh allows,
+    /// and proved no key.
+    UnprovenRate,
     /// The member that the session comes from had `max_sessions_per_member` open.
     MemberLimit,
     /// The client's source is not in the list of allowed sources.
@@ -26,11 +29,12 @@ pub enum ClientRefusal {
 
 impl ClientRefusal {
     /// Every cause.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Full,
         Self::ForwardFull,
         Self::SourceLimit,
         Self::SourceRate,
+        Self::UnprovenRate,
         Self::MemberLimit,
         Self::SourceNotListed,
         Self::SourceDenied,
@@ -43,6 +47,7 @@ impl ClientRefusal {
             Self::ForwardFull => "forward_full",
             Self::SourceLimit => "source_limit",
             Self::SourceRate => "source_rate",
+            Self::UnprovenRate => "unproven_rate",
             Self::MemberLimit => "member_limit",
             Self::SourceNotListed => SourceVerdict::NotListed.label(),
             Self::SourceDenied => SourceVerdict::Denied.label(),

@@ -81,6 +81,7 @@ impl Worker {
             max_ready: self.shared.share(mesh.inbound.max_ready) as usize,
             metrics: &self.io.metrics,
             relays: self.shared.relays.as_deref(),
+            arrivals: &self.shared.unproven_arrivals,
             now: self.io.now,
         };
         Some(act(&mut self.mesh.inbound, &mut terms))
@@ -96,9 +97,17 @@ impl Worker {
         if pools {
             self.with_pools(|pools, terms| pools.poll(terms));
         }
+        self.mesh.inbound.begin_round();
         if inbound {
-            self.with_inbound(|inbound, terms| inbound.expire(terms));
+            let requests = self.with_inbound(|inbound, terms| {
+                inbound.expire(terms);
+                inbound.handle_postponed(terms)
+            });
+            for request in requests.into_iter().flatten() {
+                self.on_request(request);
+            }
         }
+        self.mesh.inbound.begin_round();
         self.report_faults();
         self.serve_waiters();
         self.serve_early();
@@ -173,9 +182,17 @@ impl Worker {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
-        if let Some(stream) = self.admit(stream, from, &mesh.sources, &mesh.stats) {
-            self.with_inbound(|inbound, terms| inbound.admit(stream, from, terms));
+        let Some(stream) = self.admit(stream, from, &mesh.sources, &mesh.stats) else {
+            return;
+        };
+        // In a trusted network the address is the proof.
+        let ip = from.ip();
+        let is_proven = mesh.trusted_member(ip).is_some();
+        if !is_proven && !self.shared.unproven_arrivals.admit(ip, self.io.now) {
+            self.refuse(stream, ip, ClientRefusal::UnprovenRate, &mesh.stats);
+            return;
         }
+        self.with_inbound(|inbound, terms| inbound.admit(stream, from, terms));
     }
 
     /// Handles an event of a connection without a hello.

@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) members: Arc<MemberQuota>,
     /// Connections of each source of late.
     pub(crate) arrivals: ArrivalRate,
+    /// Connections of each source to the mesh port that have not proven a key.
+    pub(crate) unproven_arrivals: ArrivalRate,
     /// The number of workers.
     pub(crate) workers: u32,
     /// The configuration that workers adopt on [`super::mailbox::Message::Reloaded`].
@@ -79,6 +81,7 @@ impl Shared {
             sources,
             members: Arc::default(),
             arrivals: ArrivalRate::new(UNLIMITED),
+            unproven_arrivals: ArrivalRate::new(unproven_rate(&setup)),
             workers,
             setup: ArcSwap::from_pointee(setup),
             log,
@@ -118,6 +121,7 @@ impl Shared {
     }
 
     pub(crate) fn replace(&self, setup: Arc<Setup>) {
+        self.unproven_arrivals.set_rate(unproven_rate(&setup));
         self.setup.store(setup);
         self.relays_may_differ();
     }
@@ -174,4 +178,10 @@ impl Shared {
     pub(super) fn release(&self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Returns the rate at which a source may open connections to the mesh port without proving a key.
+fn unproven_rate(setup: &Setup) -> u32 {
+    let mesh = setup.mesh.as_ref();
+    mesh.map_or(UNLIMITED, |mesh| mesh.inbound.max_connects_per_source)
 }

@@ -4,8 +4,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use taut_mesh::channel::Channel;
 use taut_mesh::hello::Hello;
 use taut_mesh::proxy::{MAX_HEADER, Reader};
+use taut_mesh::tls::DialTls;
 use taut_relay::access::Sources;
 use taut_relay::access::identity::ProxyVersion;
 use taut_relay::node::Node;
@@ -618,6 +620,50 @@ fn a_relay_whose_connections_have_no_room_has_its_sessions_served() {
     peer.ask(&hello(mesh.server.local_addr().unwrap()));
     exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
     assert_eq!(mesh.near.metrics().pool_ready(), 1);
+}
+
+#[test]
+fn a_source_that_proves_no_key_connects_at_its_rate_and_relays_as_often_as_they_like() {
+    let mesh = Mesh::with(no_pool, |far| {
+        // At once ten.
+        far.mesh.as_mut().unwrap().inbound.max_connects_per_source = 1;
+    });
+    let from = |last: u8| connect_from([127, 0, 0, last], mesh_addr(&mesh.far));
+    let unproven = || count(&mesh.far, "taut_relay_mesh_unproven");
+    let outsiders: Vec<_> = (0..10).map(|_| from(66)).collect();
+    wait_until("them", || unproven() == 10);
+    assert_eq!(read_to_the_end(&mut from(66)), b"");
+    let metrics = mesh.far.metrics();
+    assert_eq!(metrics.refused(ClientRefusal::UnprovenRate), 1);
+    for _ in 0..30 {
+        let proven = dial(from(77), &private_key(PLAYED), &private_key(FAR));
+        wait_until("its proof", || unproven() == 10);
+        drop(proven.unwrap());
+    }
+    assert_eq!(metrics.refused(ClientRefusal::UnprovenRate), 1);
+    drop(outsiders);
+}
+
+#[test]
+fn handshakes_that_arrive_together_are_answered_in_turns() {
+    const CONNECTIONS: usize = 200;
+    let mesh = Mesh::with(no_pool, |far| far.workers = Some(1));
+    // One recorded ClientHello for all of them.
+    let tls = DialTls::new(&private_key(99), &[private_key(FAR).public()]);
+    let mut hello = Vec::new();
+    let _ = Channel::dial(&tls, &mut hello).unwrap();
+    let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| mesh.mesh_port()).collect();
+    wait_until("them", || {
+        count(&mesh.far, "taut_relay_mesh_unproven") == CONNECTIONS as u64
+    });
+    for connection in &mut connections {
+        connection.write_all(&hello).unwrap();
+    }
+    for connection in &mut connections {
+        connection.read_exact(&mut [0]).unwrap();
+    }
+    let postponed = "taut_relay_mesh_handshakes_postponed_total";
+    assert!(count(&mesh.far, postponed) > 0, "they came one by one");
 }
 
 #[test]

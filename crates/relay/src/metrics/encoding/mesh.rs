@@ -18,7 +18,7 @@ impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Counter;
-        let counters: [(&str, &str, Of); 24] = [
+        let counters: [(&str, &str, Of); 25] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -118,6 +118,11 @@ impl Metrics {
                 "taut_relay_mesh_refused_full",
                 "Connections at the mesh port that were closed because max_unproven of them had no proof of a key yet",
                 |w| &w.mesh_refused_full,
+            ),
+            (
+                "taut_relay_mesh_handshakes_postponed",
+                "Times that a handshake at the mesh port waited until a worker had served its sessions",
+                |w| &w.mesh_handshakes_postponed,
             ),
             (
                 "taut_relay_mesh_ready_withdrawn",
