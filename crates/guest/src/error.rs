@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use taut_sys::Errno;
 use taut_sys::job_dir::JobDirError;
 
+use crate::control::Control;
+
 /// The reason why the BPF programs cannot be loaded, read or unloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -44,13 +46,15 @@ pub enum LoadError {
         /// The kernel's error.
         source: Errno,
     },
-    /// The kernel has the congestion control but not the types that BPF needs to call it.
+    /// The kernel's congestion control lacks a function that Taut's calls, or its types.
     #[error(
-        "the kernel's {name} cannot be called from BPF: neither the kernel's BTF nor /sys/kernel/btf/tcp_{name} has {function}()"
+        "the kernel's {kernels} has no {function}() that BPF can call, neither in the kernel's BTF nor in /sys/kernel/btf/tcp_{kernels}: \
+         the kernel was built without these types, or has another version of {kernels}, such as BBRv3",
+        kernels = control.kernels()
     )]
     NotCallable {
-        /// `bbr` or `cubic`.
-        name: &'static str,
+        /// Taut's congestion control.
+        control: Control,
         /// The missing function.
         function: &'static str,
     },

@@ -28,6 +28,7 @@ pub mod gaps;
 mod kernel;
 pub mod load;
 pub mod module;
+mod operations;
 mod pins;
 pub mod report;
 mod since;

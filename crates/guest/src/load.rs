@@ -4,8 +4,6 @@ use std::fs::File;
 use std::path::Path;
 
 use libbpf_rs::Link;
-use libbpf_rs::btf::Btf;
-use libbpf_rs::btf::types::Func;
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType, socket};
 use taut_bpf::{Map, Object, Open};
@@ -15,6 +13,7 @@ use crate::control::Control;
 pub use crate::error::LoadError;
 use crate::error::{bpf, file, libbpf};
 use crate::kernel::Kernel;
+use crate::operations::{self, Names};
 pub use crate::pins::BPF_FS;
 use crate::pins::{Pins, map_name, wait_until_unregistered};
 use crate::raw::GuestSince;
@@ -37,8 +36,10 @@ const TICK: &str = "the gap detector's program at the scheduler tick";
 /// The result of [`up`].
 #[derive(Debug, Default)]
 pub struct Up {
-    /// Whether the congestion controls were already loaded.
-    pub was_up: bool,
+    /// The congestion controls that were already loaded.
+    pub already: Vec<Control>,
+    /// Those that were loaded now.
+    pub loaded: Vec<Control>,
     /// Limitations on this kernel, one sentence each.
     pub warnings: Vec<String>,
 }
@@ -65,28 +66,23 @@ impl Lock {
     }
 }
 
-/// Loads and pins the programs that are not pinned yet.
+/// Loads and pins the programs that are not pinned yet. A congestion control that this kernel does not
+/// support is left out with a warning, unless it is `required` or the other one cannot be loaded either.
 ///
 /// # Errors
-/// [`LoadError`]; nothing stays loaded then.
-pub fn up(_: &Lock) -> Result<Up, LoadError> {
+/// [`LoadError`]; nothing more than before is loaded then.
+pub fn up(_: &Lock, required: Option<Control>) -> Result<Up, LoadError> {
     check()?;
-    if let Some(pins) = Pins::find()? {
-        if pins.is_complete() {
-            return Ok(Up {
-                was_up: true,
-                warnings: Vec::new(),
-            });
+    let pins = match Pins::find()? {
+        Some(pins) if pins.is_complete() => {
+            let already = pins.controls();
+            return load_missing(&pins, required, already);
         }
         // A command that was killed half-way left these.
-        pins.clear()?;
-    }
-    let pins = Pins::make()?;
-    // The kernel may still be unregistering those of a command that was killed.
-    let mut controls = Control::ALL.into_iter();
-    let loaded = controls
-        .try_for_each(wait_until_unregistered)
-        .and_then(|()| load_all(&pins));
+        Some(pins) => pins.clear().and_then(|_| Pins::make())?,
+        None => Pins::make()?,
+    };
+    let loaded = load_all(&pins, required);
     if loaded.is_err() {
         let _ = pins.clear();
     }
@@ -150,39 +146,86 @@ pub(crate) fn check() -> Result<(), LoadError> {
     taut_bpf::kernel::require_btf().map_err(LoadError::NoBtf)
 }
 
-fn load_all(pins: &Pins) -> Result<Up, LoadError> {
-    for control in Control::ALL {
-        request(control)?;
-    }
-    let mut up = Up::default();
+fn load_all(pins: &Pins, required: Option<Control>) -> Result<Up, LoadError> {
     let mut detector = open(GAP).and_then(Open::load).map_err(bpf(DETECTOR))?;
     let now = Since::now();
-    match attach_tick(&detector) {
-        Ok(mut tick) => tick
-            .pin(pins.path("tick"))
-            .map_err(libbpf(TICK, "pin its link"))?,
-        Err(error) => up.warnings.push(format!(
+    let tick = match attach_tick(&detector) {
+        Ok(mut tick) => {
+            tick.pin(pins.path("tick"))
+                .map_err(libbpf(TICK, "pin its link"))?;
+            None
+        }
+        Err(error) => Some(format!(
             "the scheduler tick cannot be observed, so only connections that use taut_bbr detect gaps: {error}"
         )),
-    }
+    };
     for name in ["gaps", "counts"] {
         pin(&mut detector, pins, name)?;
     }
+    let mut up = load_missing(pins, required, Vec::new())?;
+    up.warnings.extend(tick);
+    // Pinned last: `is_complete` takes the presence of this pin for that of all others.
+    let since: Map<u32, GuestSince> = detector.map("since").map_err(bpf(DETECTOR))?;
+    since.insert(&0, &now).map_err(bpf(DETECTOR))?;
+    pin(&mut detector, pins, "since")?;
+    Ok(up)
+}
+
+/// Loads the congestion controls that are not `already` loaded, each by itself.
+fn load_missing(
+    pins: &Pins,
+    required: Option<Control>,
+    already: Vec<Control>,
+) -> Result<Up, LoadError> {
+    let mut up = Up {
+        already,
+        ..Up::default()
+    };
+    let mut failed = Vec::new();
     for control in Control::ALL {
-        register(pins, control)?;
+        if up.already.contains(&control) {
+            continue;
+        }
+        match load_control(pins, control) {
+            Ok(()) => up.loaded.push(control),
+            Err(error) => failed.push((control, error)),
+        }
     }
-    if !Kernel::probe().has_one_cpu && !binds_timers().unwrap_or(false) {
+    let has_none = up.already.is_empty() && up.loaded.is_empty();
+    for (control, error) in failed {
+        if has_none || required == Some(control) {
+            for loaded in up.loaded {
+                pins.unload(loaded)?;
+            }
+            return Err(error);
+        }
+        up.warnings
+            .push(format!("{control} cannot be loaded: {error}"));
+    }
+    if up.loaded.contains(&Control::Bbr)
+        && !Kernel::probe().has_one_cpu
+        && !binds_timers().unwrap_or(false)
+    {
         up.warnings.push(
             "this kernel cannot bind BPF timers to a CPU (Linux 6.7 and newer can), so taut_bbr does not detect gaps that begin while a \
              CPU idles: it corrects less on machines with several CPUs"
                 .to_owned(),
         );
     }
-    // Pinned last: `is_complete` takes the presence of this pin for that of all others.
-    let since: Map<u32, GuestSince> = detector.map("since").map_err(bpf(DETECTOR))?;
-    since.insert(&0, &now).map_err(bpf(DETECTOR))?;
-    pin(&mut detector, pins, "since")?;
     Ok(up)
+}
+
+fn load_control(pins: &Pins, control: Control) -> Result<(), LoadError> {
+    // What a command that was killed has left.
+    pins.unload(control)?;
+    // The kernel may still be unregistering it.
+    wait_until_unregistered(control)?;
+    request(control)?;
+    let registered = register(pins, control);
+    if registered.is_err() {
+        let _ = pins.unload(control);
+    }
+    registered
 }
 
 fn pin(object: &mut Object, pins: &Pins, name: &'static str) -> Result<(), LoadError> {
@@ -203,19 +246,7 @@ fn request(control: Control) -> Result<(), LoadError> {
     // module.
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).map_err(missing)?;
     set_tcp_congestion(&socket, name).map_err(missing)?;
-    let function = match control {
-        Control::Bbr => "bbr_main",
-        Control::Cubic => "cubictcp_acked",
-    };
-    let is_module = Path::new(&format!("/sys/kernel/btf/tcp_{name}")).exists();
-    let is_built_in = || {
-        let btf = Btf::from_vmlinux().ok();
-        btf.is_some_and(|btf| btf.type_by_name::<Func<'_>>(function).is_some())
-    };
-    match is_module || is_built_in() {
-        true => Ok(()),
-        false => Err(LoadError::NotCallable { name, function }),
-    }
+    Ok(())
 }
 
 /// Opens an object that has the configuration of guest.h.
@@ -239,13 +270,13 @@ fn binds_timers() -> Result<bool, taut_bpf::Error> {
 /// Loads a congestion control, registers it and pins the registration.
 fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
     let kernel = Kernel::probe();
-    let (bytes, what, operations, unused) = match control {
-        Control::Bbr if kernel.has_ack_and_flag => {
-            (BBR, "taut_bbr", "taut_bbr_4", Some("taut_bbr_2"))
-        }
-        Control::Bbr => (BBR, "taut_bbr", "taut_bbr_2", Some("taut_bbr_4")),
-        Control::Cubic => (CUBIC, "taut_cubic", "taut_cubic", None),
+    let chosen = operations::choose(control, kernel.has_ack_and_flag, &Names::read(control));
+    let operations = chosen.map_err(|function| LoadError::NotCallable { control, function })?;
+    let bytes = match control {
+        Control::Bbr => BBR,
+        Control::Cubic => CUBIC,
     };
+    let what = control.name();
     let refused = |action| libbpf(what, action);
     let mut open = open(bytes).map_err(bpf(what))?;
     for name in ["gaps", "counts"] {
@@ -265,10 +296,12 @@ fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
         map.set_map_flags(0)
             .map_err(refused("configure its registration"))?;
     }
-    if let Some(unused) = unused {
-        let mut map = open.map(unused).map_err(bpf(what))?;
-        map.set_autocreate(false)
-            .map_err(refused("leave out operations of other kernels"))?;
+    for unused in operations::all(control) {
+        if *unused != operations {
+            let mut map = open.map(unused).map_err(bpf(what))?;
+            map.set_autocreate(false)
+                .map_err(refused("leave out operations of other kernels"))?;
+        }
     }
     let mut object = open.load().map_err(bpf(what))?;
     if control == Control::Bbr {

@@ -77,14 +77,47 @@ impl Pins {
         self.0.join(name)
     }
 
-    /// Returns whether every pin exists. A command that was killed leaves only some.
+    /// Returns whether every pin of the loaded congestion controls exists. A command that was killed
+    /// leaves only some.
     pub(crate) fn is_complete(&self) -> bool {
-        ["since", "gaps", "counts", "beats"]
-            .iter()
-            .all(|name| self.path(name).exists())
-            && Control::ALL.iter().all(|control| {
-                self.path(control.kernels()).exists() || self.path(&map_name(*control)).exists()
-            })
+        let exists = |name| self.path(name).exists();
+        let controls = self.controls();
+        ["since", "gaps", "counts"].into_iter().all(exists)
+            && !controls.is_empty()
+            && (!controls.contains(&Control::Bbr) || exists("beats"))
+    }
+
+    /// Returns the congestion controls whose registrations are pinned.
+    pub(crate) fn controls(&self) -> Vec<Control> {
+        let is_pinned = |control: &Control| {
+            [control.kernels().to_owned(), map_name(*control)]
+                .iter()
+                .any(|name| self.path(name).exists())
+        };
+        Control::ALL.into_iter().filter(is_pinned).collect()
+    }
+
+    /// Unregisters a congestion control and removes the pins of its own. Returns whether there was any.
+    ///
+    /// # Errors
+    /// [`LoadError`].
+    pub(crate) fn unload(&self, control: Control) -> Result<bool, LoadError> {
+        let path = self.path(&map_name(control));
+        if path.exists() {
+            unregister(&path)?;
+        }
+        let mut was_pinned = false;
+        for path in [path, self.path(control.kernels())] {
+            was_pinned |= remove(&path)?;
+        }
+        if was_pinned {
+            wait_until_unregistered(control)?;
+        }
+        if control == Control::Bbr {
+            // Only now: BBR uses its timers until it is unregistered.
+            was_pinned |= remove(&self.path("beats"))?;
+        }
+        Ok(was_pinned)
     }
 
     /// Unregisters the congestion controls and removes every pin. Returns whether anything was
@@ -97,18 +130,7 @@ impl Pins {
         let mut was_up = remove(&self.path("since"))?;
         // The congestion controls use the other pins until they are unregistered.
         for control in Control::ALL {
-            let path = self.path(&map_name(control));
-            if path.exists() {
-                unregister(&path)?;
-            }
-            let mut was_pinned = false;
-            for path in [path, self.path(control.kernels())] {
-                was_pinned |= remove(&path)?;
-            }
-            if was_pinned {
-                wait_until_unregistered(control)?;
-            }
-            was_up |= was_pinned;
+            was_up |= self.unload(control)?;
         }
         let entries = fs::read_dir(self.0).map_err(file("list", self.0))?;
         for entry in entries {

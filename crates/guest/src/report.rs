@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::control::Control;
 use crate::counts::{self, Count, Counts};
 use crate::gaps::{BUCKETS, Gaps, upper};
 use crate::verdict::{Descheduling, Unknown};
@@ -14,6 +15,8 @@ use crate::verdict::{Descheduling, Unknown};
 pub struct Report {
     /// Whether the congestion controls are loaded.
     pub is_up: bool,
+    /// Those that are loaded: a kernel may not support one of them.
+    pub controls: Vec<Control>,
     /// The default congestion control of new connections in this network namespace.
     pub default: Option<String>,
     /// Number of CPUs that are online.
@@ -44,10 +47,13 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let watched = self.watched.as_secs_f64();
-        let (is, default) = (
-            if self.is_up { "loaded" } else { "not loaded" },
-            self.default.as_deref().unwrap_or("unknown"),
-        );
+        let is = match self.controls[..] {
+            [] => "not loaded",
+            [Control::Bbr] => "only taut_bbr is loaded",
+            [Control::Cubic] => "only taut_cubic is loaded",
+            _ => "loaded",
+        };
+        let default = self.default.as_deref().unwrap_or("unknown");
         writeln!(f, "congestion controls: {is}; the default is {default}")?;
         let cpus = if self.cpus == 1 { "CPU" } else { "CPUs" };
         writeln!(f, "watched for {watched:.1} s, {} {cpus}", self.cpus)?;
@@ -116,24 +122,28 @@ impl Report {
 
     fn counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |count| self.counts.get(count);
-        writeln!(
-            f,
-            "taut_bbr: {} bandwidth samples corrected and {} kept out, {} RTT samples corrected and {} kept out; caught up after {} gaps",
-            count(Count::RateSamplesCorrected),
-            count(Count::RateSamplesKeptOut),
-            count(Count::RttSamplesCorrected),
-            count(Count::RttSamplesKeptOut),
-            count(Count::CatchUps),
-        )?;
-        writeln!(
-            f,
-            "taut_cubic: {} window reductions followed a gap: {} undone, {} undone by the kernel itself, {} kept; {} delays kept from HyStart",
-            count(Count::Reductions),
-            count(Count::ReductionsUndone),
-            count(Count::ReductionsUndoneByKernel),
-            count(Count::ReductionsKept),
-            count(Count::DelaysKeptOut),
-        )?;
+        if self.controls.contains(&Control::Bbr) {
+            writeln!(
+                f,
+                "taut_bbr: {} bandwidth samples corrected and {} kept out, {} RTT samples corrected and {} kept out; caught up after {} gaps",
+                count(Count::RateSamplesCorrected),
+                count(Count::RateSamplesKeptOut),
+                count(Count::RttSamplesCorrected),
+                count(Count::RttSamplesKeptOut),
+                count(Count::CatchUps),
+            )?;
+        }
+        if self.controls.contains(&Control::Cubic) {
+            writeln!(
+                f,
+                "taut_cubic: {} window reductions followed a gap: {} undone, {} undone by the kernel itself, {} kept; {} delays kept from HyStart",
+                count(Count::Reductions),
+                count(Count::ReductionsUndone),
+                count(Count::ReductionsUndoneByKernel),
+                count(Count::ReductionsKept),
+                count(Count::DelaysKeptOut),
+            )?;
+        }
         match count(Count::NotFollowed) {
             0 => Ok(()),
             count => writeln!(
@@ -171,6 +181,7 @@ mod tests {
     fn report() -> Report {
         Report {
             is_up: false,
+            controls: Vec::new(),
             default: Some("cubic".into()),
             cpus: 1,
             watched: Duration::from_secs(10),
@@ -227,6 +238,7 @@ mod tests {
             worst_gap_share: 0.9,
             steal_share: Some(0.123),
             is_up: true,
+            controls: vec![Control::Cubic],
             counts: [(Count::Reductions, 3), (Count::ReductionsUndone, 2)]
                 .into_iter()
                 .collect(),
@@ -235,7 +247,9 @@ mod tests {
             ..report()
         };
         let text = report.to_string();
+        assert!(!text.contains("taut_bbr"), "{text}");
         for part in [
+            "congestion controls: only taut_cubic is loaded",
             "gaps: 241, 45.0 % of the time; 37 ms on average, 2100 ms at most",
             "    90.0 % of the time of the CPU with the most",
             "    240 shorter than 32 ms",
@@ -250,6 +264,7 @@ mod tests {
         assert_eq!(json["gaps"]["count"], 241);
         assert_eq!(json["gaps"]["longest_ns"], 2_100_000_000_u64);
         assert_eq!(json["counts"]["reductions_undone"], 2);
+        assert_eq!(json["controls"], serde_json::json!(["cubic"]));
         assert_eq!(json["verdict"], "mostly");
         assert_eq!(json["watched_s"], 10.0);
     }

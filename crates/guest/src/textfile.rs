@@ -99,6 +99,7 @@ mod tests {
     fn each_figure_is_a_metric() {
         let report = Report {
             is_up: true,
+            controls: Vec::new(),
             default: None,
             cpus: 2,
             watched: Duration::from_millis(2500),

@@ -8,6 +8,7 @@ use libbpf_rs::MapHandle;
 use taut_bpf::{CounterMap, Map, PerCpu};
 use taut_sys::steal::Steal;
 
+use crate::control::Control;
 use crate::counts::{Count, Counts};
 use crate::error::{LoadError, bpf, libbpf};
 use crate::gaps::Gaps;
@@ -24,6 +25,7 @@ pub struct Watch {
     gaps: PerCpu<raw::Gaps>,
     counts: CounterMap<Count>,
     since: Option<Since>,
+    controls: Vec<Control>,
     detector: Option<Detector>,
 }
 
@@ -78,6 +80,7 @@ impl Watch {
                 gaps: PerCpu::new(pinned("gaps")?, "gaps").map_err(&refused)?,
                 counts: CounterMap::new(counts),
                 since: since.get(&0).map_err(&refused)?.map(Since::from),
+                controls: pins.controls(),
                 detector: None,
             });
         }
@@ -87,6 +90,7 @@ impl Watch {
             gaps: object.per_cpu("gaps").map_err(bpf(COUNTERS))?,
             counts: object.counters("counts").map_err(bpf(COUNTERS))?,
             since: None,
+            controls: Vec::new(),
             detector: Some(detector),
         })
     }
@@ -94,6 +98,11 @@ impl Watch {
     /// Returns whether the congestion controls are loaded.
     pub fn is_up(&self) -> bool {
         self.detector.is_none()
+    }
+
+    /// Returns the loaded congestion controls.
+    pub fn controls(&self) -> &[Control] {
+        &self.controls
     }
 
     /// Returns the time since the programs were loaded.

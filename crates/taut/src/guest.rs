@@ -99,10 +99,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn up(default: Option<Control>) -> Result<(), Failure> {
     let lock = Lock::take().map_err(failure)?;
-    let up = load::up(&lock).map_err(failure)?;
-    match up.was_up {
-        true => say("taut_bbr and taut_cubic are already loaded"),
-        false => say("taut_bbr and taut_cubic are loaded, until `taut guest down` or a reboot"),
+    let up = load::up(&lock, default).map_err(failure)?;
+    if !up.already.is_empty() {
+        say(&format!("{} already loaded", are(&up.already)));
+    }
+    if !up.loaded.is_empty() {
+        let loaded = are(&up.loaded);
+        say(&format!(
+            "{loaded} loaded, until `taut guest down` or a reboot"
+        ));
     }
     up.warnings.iter().for_each(|warning| say(warning));
     let Some(control) = default else {
@@ -127,7 +132,7 @@ pub(crate) fn down() -> Result<(), Failure> {
     }
     match load::down(&lock).map_err(failure)? {
         true => say(
-            "taut_bbr and taut_cubic are unloaded; connections that use them keep them until they end",
+            "the congestion controls are unloaded; connections that use them keep them until they end",
         ),
         false => say("nothing was loaded"),
     }
@@ -169,6 +174,7 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
     let shares = each.iter().map(|gaps| gaps.share(watched, 1));
     Ok(Report {
         is_up: watch.is_up(),
+        controls: watch.controls().to_vec(),
         default: default_control::current(),
         cpus,
         watched,
@@ -194,6 +200,13 @@ fn wait(time: Duration) -> Result<Duration, Failure> {
         std::thread::sleep(NAP.min(time.saturating_sub(began.elapsed())));
     }
     Ok(began.elapsed())
+}
+
+/// Returns the subject and the verb of a sentence about congestion controls, of which there is at least one.
+fn are(controls: &[Control]) -> String {
+    let names: Vec<_> = controls.iter().map(Control::to_string).collect();
+    let verb = if names.len() == 1 { "is" } else { "are" };
+    format!("{} {verb}", names.join(" and "))
 }
 
 fn failure(error: impl std::fmt::Display) -> Failure {

@@ -45,14 +45,17 @@ struct bbr {
 	__u32 full_bw_reached:1;
 } __attribute__((preserve_access_index));
 
-/* The kernel's functions. The arguments of bbr_main() changed in Linux 6.10. */
+/* The kernel's functions. The arguments of bbr_main() changed in Linux 6.10, and
+ * bbr_cwnd_event_tx_start() replaced bbr_cwnd_event() in Linux 7.1.
+ */
 void bbr_main___2(struct sock *sk, const struct rate_sample *rs) __ksym __weak;
 void bbr_main___4(struct sock *sk, __u32 ack, int flag,
 		  const struct rate_sample *rs) __ksym __weak;
 void bbr_init(struct sock *sk) __ksym;
 __u32 bbr_sndbuf_expand(struct sock *sk) __ksym;
 __u32 bbr_undo_cwnd(struct sock *sk) __ksym;
-void bbr_cwnd_event(struct sock *sk, enum tcp_ca_event event) __ksym;
+void bbr_cwnd_event(struct sock *sk, enum tcp_ca_event event) __ksym __weak;
+void bbr_cwnd_event_tx_start(struct sock *sk) __ksym __weak;
 __u32 bbr_ssthresh(struct sock *sk) __ksym;
 __u32 bbr_min_tso_segs(struct sock *sk) __ksym;
 void bbr_set_state(struct sock *sk, __u8 new_state) __ksym;
@@ -578,7 +581,6 @@ static __always_inline void control(struct tcp_sock *tp, __u32 ack, int flag,
 	catch_up(tp, p, g, now);
 }
 
-/* Two versions; user space loads the one that fits the kernel. */
 SEC("struct_ops/taut_bbr_main_2")
 void taut_bbr_main_2(__u64 *ctx)
 {
@@ -630,17 +632,32 @@ __u32 taut_bbr_undo_cwnd(__u64 *ctx)
 	return bbr_undo_cwnd((struct sock *)ctx[0]);
 }
 
+/* A connection that was idle has nothing to catch up on. */
+static __always_inline void on_tx_start(struct tcp_sock *tp)
+{
+	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
+
+	if (p && bpf_ktime_get_ns() > p->gap_ns + CATCH_UP_NS)
+		restore_bbr(tp, p);
+}
+
 SEC("struct_ops/taut_bbr_cwnd_event")
 void taut_bbr_cwnd_event(__u64 *ctx)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
-	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
 
-	/* A connection that was idle has nothing to catch up on. */
-	if (p && ctx[1] == CA_EVENT_TX_START &&
-	    bpf_ktime_get_ns() > p->gap_ns + CATCH_UP_NS)
-		restore_bbr(tp, p);
+	if (ctx[1] == CA_EVENT_TX_START)
+		on_tx_start(tp);
 	bbr_cwnd_event(sk_of(tp), ctx[1]);
+}
+
+SEC("struct_ops/taut_bbr_tx_start")
+void taut_bbr_tx_start(__u64 *ctx)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
+
+	on_tx_start(tp);
+	bbr_cwnd_event_tx_start(sk_of(tp));
 }
 
 SEC("struct_ops/taut_bbr_ssthresh")
@@ -667,34 +684,27 @@ void taut_bbr_set_state(__u64 *ctx)
 	bbr_set_state((struct sock *)ctx[0], ctx[1]);
 }
 
-SEC(".struct_ops.link")
-struct tcp_congestion_ops taut_bbr_2 = {
-	.flags = CONG_NON_RESTRICTED,
-	.name = "taut_bbr",
-	.init = (void *)taut_bbr_init,
-	.release = (void *)taut_bbr_release,
-	.cong_control = (void *)taut_bbr_main_2,
-	.sndbuf_expand = (void *)taut_bbr_sndbuf_expand,
-	.undo_cwnd = (void *)taut_bbr_undo_cwnd,
-	.cwnd_event = (void *)taut_bbr_cwnd_event,
-	.ssthresh = (void *)taut_bbr_ssthresh,
-	.min_tso_segs = (void *)taut_bbr_min_tso_segs,
-	.set_state = (void *)taut_bbr_set_state,
-};
+/* Operations for the versions of Linux that brought them; user space loads those
+ * that fit the kernel (operations.rs).
+ */
+#define OPERATIONS(version, main, event, on_event)			\
+	SEC(".struct_ops.link")						\
+	struct tcp_congestion_ops taut_bbr_##version = {		\
+		.flags = CONG_NON_RESTRICTED,				\
+		.name = "taut_bbr",					\
+		.init = (void *)taut_bbr_init,				\
+		.release = (void *)taut_bbr_release,			\
+		.cong_control = (void *)main,				\
+		.sndbuf_expand = (void *)taut_bbr_sndbuf_expand,	\
+		.undo_cwnd = (void *)taut_bbr_undo_cwnd,		\
+		.event = (void *)on_event,				\
+		.ssthresh = (void *)taut_bbr_ssthresh,			\
+		.min_tso_segs = (void *)taut_bbr_min_tso_segs,		\
+		.set_state = (void *)taut_bbr_set_state,		\
+	}
 
-SEC(".struct_ops.link")
-struct tcp_congestion_ops taut_bbr_4 = {
-	.flags = CONG_NON_RESTRICTED,
-	.name = "taut_bbr",
-	.init = (void *)taut_bbr_init,
-	.release = (void *)taut_bbr_release,
-	.cong_control = (void *)taut_bbr_main_4,
-	.sndbuf_expand = (void *)taut_bbr_sndbuf_expand,
-	.undo_cwnd = (void *)taut_bbr_undo_cwnd,
-	.cwnd_event = (void *)taut_bbr_cwnd_event,
-	.ssthresh = (void *)taut_bbr_ssthresh,
-	.min_tso_segs = (void *)taut_bbr_min_tso_segs,
-	.set_state = (void *)taut_bbr_set_state,
-};
+OPERATIONS(6_1, taut_bbr_main_2, cwnd_event, taut_bbr_cwnd_event);
+OPERATIONS(6_10, taut_bbr_main_4, cwnd_event, taut_bbr_cwnd_event);
+OPERATIONS(7_1, taut_bbr_main_4, cwnd_event_tx_start, taut_bbr_tx_start);
 
 char LICENSE[] SEC("license") = "GPL";

@@ -22,7 +22,9 @@ void cubictcp_init(struct sock *sk) __ksym;
 __u32 cubictcp_recalc_ssthresh(struct sock *sk) __ksym;
 void cubictcp_cong_avoid(struct sock *sk, __u32 ack, __u32 acked) __ksym;
 void cubictcp_state(struct sock *sk, __u8 new_state) __ksym;
-void cubictcp_cwnd_event(struct sock *sk, enum tcp_ca_event event) __ksym;
+/* The second replaced the first in Linux 7.1. */
+void cubictcp_cwnd_event(struct sock *sk, enum tcp_ca_event event) __ksym __weak;
+void cubictcp_cwnd_event_tx_start(struct sock *sk) __ksym __weak;
 void cubictcp_acked(struct sock *sk, const struct ack_sample *sample) __ksym;
 __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 
@@ -205,6 +207,12 @@ void taut_cubic_cwnd_event(__u64 *ctx)
 	cubictcp_cwnd_event((struct sock *)ctx[0], ctx[1]);
 }
 
+SEC("struct_ops/taut_cubic_tx_start")
+void taut_cubic_tx_start(__u64 *ctx)
+{
+	cubictcp_cwnd_event_tx_start((struct sock *)ctx[0]);
+}
+
 SEC("struct_ops/taut_cubic_pkts_acked")
 void taut_cubic_pkts_acked(__u64 *ctx)
 {
@@ -234,18 +242,25 @@ __u32 taut_cubic_undo_cwnd(__u64 *ctx)
 	return tcp_reno_undo_cwnd(sk_of(tp));
 }
 
-SEC(".struct_ops.link")
-struct tcp_congestion_ops taut_cubic = {
-	.flags = CONG_NON_RESTRICTED,
-	.name = "taut_cubic",
-	.init = (void *)taut_cubic_init,
-	.release = (void *)taut_cubic_release,
-	.ssthresh = (void *)taut_cubic_ssthresh,
-	.cong_avoid = (void *)taut_cubic_cong_avoid,
-	.set_state = (void *)taut_cubic_set_state,
-	.undo_cwnd = (void *)taut_cubic_undo_cwnd,
-	.cwnd_event = (void *)taut_cubic_cwnd_event,
-	.pkts_acked = (void *)taut_cubic_pkts_acked,
-};
+/* Operations for the versions of Linux that brought them; user space loads those
+ * that fit the kernel (operations.rs).
+ */
+#define OPERATIONS(version, event, on_event)				\
+	SEC(".struct_ops.link")						\
+	struct tcp_congestion_ops taut_cubic_##version = {		\
+		.flags = CONG_NON_RESTRICTED,				\
+		.name = "taut_cubic",					\
+		.init = (void *)taut_cubic_init,			\
+		.release = (void *)taut_cubic_release,			\
+		.ssthresh = (void *)taut_cubic_ssthresh,		\
+		.cong_avoid = (void *)taut_cubic_cong_avoid,		\
+		.set_state = (void *)taut_cubic_set_state,		\
+		.undo_cwnd = (void *)taut_cubic_undo_cwnd,		\
+		.event = (void *)on_event,				\
+		.pkts_acked = (void *)taut_cubic_pkts_acked,		\
+	}
+
+OPERATIONS(6_1, cwnd_event, taut_cubic_cwnd_event);
+OPERATIONS(7_1, cwnd_event_tx_start, taut_cubic_tx_start);
 
 char LICENSE[] SEC("license") = "GPL";

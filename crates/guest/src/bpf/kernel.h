@@ -89,13 +89,16 @@ struct hrtimer {
 
 #pragma clang attribute pop
 
-/* The members of the registered struct that are set. */
+/* The members of the registered struct that are set; those that the kernel lacks
+ * must be NULL.
+ */
 struct tcp_congestion_ops {
 	__u32 flags;
 	__u32 (*ssthresh)(struct sock *sk);
 	void (*cong_avoid)(struct sock *sk, __u32 ack, __u32 acked);
 	void (*set_state)(struct sock *sk, __u8 new_state);
 	void (*cwnd_event)(struct sock *sk, __u32 ev);
+	void (*cwnd_event_tx_start)(struct sock *sk);
 	void (*pkts_acked)(struct sock *sk, const struct ack_sample *sample);
 	__u32 (*min_tso_segs)(struct sock *sk);
 	void (*cong_control)(struct sock *sk, const struct rate_sample *rs);

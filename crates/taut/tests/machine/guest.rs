@@ -226,6 +226,75 @@ fn connections_use_the_loaded_congestion_controls_and_down_removes_all() {
 }
 
 #[test]
+fn a_congestion_control_that_the_kernel_does_not_support_leaves_the_other() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let default = machine.default();
+    let folder = tempfile::tempdir().unwrap();
+    // The kernel's types, without a function that the control calls, as those of a kernel with BBRv3.
+    let hide = |function: &str, module: &str| {
+        let folder = folder.path().display();
+        machine.sh(&format!(
+            "cd /sys/kernel/btf; for types in vmlinux {module}; do [ -e $types ] || continue; \
+             LC_ALL=C sed s/{function}/X{}/g $types >{folder}/$types.{function}; \
+             mount --bind {folder}/$types.{function} $types; done",
+            &function[1..]
+        ));
+    };
+    hide("bbr_min_tso_segs", "tcp_bbr");
+    let said = machine.fails(&["up", "--default", "bbr"]);
+    assert!(
+        said.contains("no bbr_min_tso_segs() that BPF can call"),
+        "{said}"
+    );
+    assert_eq!(
+        (machine.pinned(), machine.default()),
+        (String::new(), default.clone())
+    );
+
+    let said = machine.guest(&["up"]);
+    assert!(said.contains("taut_cubic is loaded, until"), "{said}");
+    assert!(
+        said.contains("taut_bbr cannot be loaded: the kernel's bbr has no"),
+        "{said}"
+    );
+    assert_eq!(machine.transfer(Some("taut_cubic")), "taut_cubic");
+    assert!(!congestion_controls().contains("taut_bbr"));
+    let said = machine.fails(&["up", "--default", "bbr"]);
+    assert!(said.contains("bbr_min_tso_segs()"), "{said}");
+    assert_eq!(machine.default(), default);
+    machine.guest(&["up", "--default", "cubic"]);
+    assert_eq!(machine.transfer(None), "taut_cubic");
+    let status = machine.status(&[]);
+    assert_eq!(status["is_up"], true);
+    assert_eq!(status["controls"], serde_json::json!(["cubic"]));
+
+    // Loaded as soon as the kernel supports it, as once the user has loaded its module.
+    machine.sh("cd /sys/kernel/btf; umount vmlinux; ! [ -e tcp_bbr ] || umount tcp_bbr");
+    let said = machine.guest(&["up"]);
+    assert!(said.contains("taut_cubic is already loaded"), "{said}");
+    assert!(said.contains("taut_bbr is loaded, until"), "{said}");
+    assert_eq!(machine.transfer(Some("taut_bbr")), "taut_bbr");
+    machine.guest(&["down"]);
+    assert_eq!(
+        (machine.pinned(), machine.default()),
+        (String::new(), default)
+    );
+
+    hide("cubictcp_acked", "tcp_cubic");
+    let said = machine.guest(&["up"]);
+    assert!(said.contains("taut_bbr is loaded, until"), "{said}");
+    assert!(said.contains("taut_cubic cannot be loaded"), "{said}");
+    machine.guest(&["down"]);
+    hide("bbr_main", "tcp_bbr");
+    let said = machine.fails(&["up"]);
+    assert!(said.contains("no bbr_main() that BPF can call"), "{said}");
+    assert_eq!(machine.pinned(), "");
+    assert_eq!(congestion_controls(), "");
+}
+
+#[test]
 fn the_pins_of_a_killed_command_are_replaced_or_removed() {
     let Some(machine) = Machine::new() else {
         return;
