@@ -41,6 +41,7 @@ fn claim(number: u64) -> Claim {
             wanted: wants,
             useful: wants,
             is_fixed: Some(true),
+            is_tunable: true,
             is_limiting: false,
             widest: None,
             is_at_widest: false,

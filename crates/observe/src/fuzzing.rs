@@ -3,6 +3,7 @@
 
 use crate::both_ends::{Joint, Report};
 use crate::sanitize;
+use crate::tcp_settings::TcpSettings;
 use crate::verdict::{Confidence, Factor, Verdict};
 
 /// What `taut why --with` reads from the other end: any bytes are a report or an error, its text is
@@ -32,6 +33,7 @@ pub fn both_ends(bytes: &[u8]) {
                 shares: vec![(factor, 0.7)],
                 causes: Vec::new(),
                 gain: None,
+                settings: TcpSettings::default(),
             };
             if let Some(joint) = Joint::of(&here, sends, remote) {
                 assert!((0.0..=1.0).contains(&joint.weight), "{joint:?}");

@@ -61,6 +61,7 @@ pub mod scan;
 pub mod screen;
 mod steal;
 pub mod table;
+pub mod tcp_settings;
 pub mod verdict;
 pub mod versioned;
 pub mod view;

@@ -1,10 +1,9 @@
 //! Observes connections with the scanner, the table and the owners.
 
-use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::bpf_iter::EndRecord;
 use crate::collector::Collector;
@@ -16,14 +15,18 @@ use crate::host_drops::{Followed, HostDrop, HostDrops};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
 use crate::path_rtt::PathRtts;
-use crate::scan::{ScanError, ScanSummary, Scanner, Scope, Wants};
+use crate::scan::{FIND_EVERY, ScanError, ScanSummary, Scanner, Scope, Wants};
 use crate::steal::Steal;
 use crate::table::{self, Retention, Table};
+use crate::tcp_settings::TcpSettings;
 use crate::verdict::{Confidence, Context, Factor, Verdict, enter, limit, verdict};
 use crate::window::Window;
 
 /// A connection of the table. Remembers its limit while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
+
+/// The least time between two readings of the settings of namespaces.
+const SETTINGS_EVERY: Duration = FIND_EVERY;
 
 /// The number of connections that have ended last to remember; for some time, twice as many are.
 const REMEMBERED: usize = 20_000;
@@ -36,7 +39,9 @@ pub struct Observer {
     owners: Owners,
     paths: PathRtts,
     began: Instant,
-    context: Context,
+    /// The settings of the namespaces with connections, and when they were read.
+    settings: FxHashMap<Arc<str>, TcpSettings>,
+    settings_read: Option<Instant>,
     steal: Steal,
     descheduled: Option<DescheduledMeter>,
     /// The meter's result at the last scan.
@@ -101,7 +106,8 @@ impl Observer {
             owners: Owners::default(),
             paths: PathRtts::default(),
             began: Instant::now(),
-            context: context(),
+            settings: FxHashMap::default(),
+            settings_read: None,
             steal: Steal::default(),
             descheduled: None,
             descheduled_share: None,
@@ -163,6 +169,7 @@ impl Observer {
             filter: (!filter.needs_owner()).then_some(filter),
         };
         let summary = collector.scan(&mut self.scanner)?;
+        self.read_settings();
         if let Some(drops) = &mut self.host_drops {
             let followed = followed(&self.table, self.scanner.namespaces());
             drops.update(followed, began);
@@ -357,12 +364,8 @@ impl Observer {
         let quotas = self.quotas.as_ref();
         // A quota of this process, too, makes its sleeping threads wake late.
         let may_be_late = quotas.is_some_and(|quotas| quotas.own().is_some());
-        let bounds = match &*tracked.netns {
-            "-" => self.context.clone(),
-            // Other namespaces have their own sysctls, which are unknown.
-            _ => Context::default(),
-        };
         Context {
+            settings: self.settings(&tracked.netns),
             steal: self.steal.share(),
             descheduled: self.descheduled_share.filter(|_| !may_be_late),
             cpu_quota: quotas
@@ -373,7 +376,31 @@ impl Observer {
                 .host_drops
                 .as_ref()
                 .and_then(|drops| drops.since(tracked.last().connection.cookie)),
-            ..bounds
+        }
+    }
+
+    /// Returns the settings of a namespace as a recent scan has found them. They are unknown if it had
+    /// no connection then.
+    pub fn settings(&self, netns: &str) -> TcpSettings {
+        self.settings.get(netns).copied().unwrap_or_default()
+    }
+
+    /// Reads the settings of the namespaces with connections, if that is due.
+    fn read_settings(&mut self) {
+        let is_recent = |at: Instant| at.elapsed() < SETTINGS_EVERY;
+        if self.settings_read.is_some_and(is_recent) {
+            return;
+        }
+        self.settings_read = Some(Instant::now());
+        self.settings.clear();
+        let used = self.table.iter().map(|(_, tracked)| &*tracked.netns);
+        let used: FxHashSet<&str> = used.collect();
+        for namespace in self.scanner.namespaces() {
+            if used.contains(&*namespace.name)
+                && let Ok(Some(settings)) = namespace.run(TcpSettings::read)
+            {
+                self.settings.insert(namespace.name.clone(), settings);
+            }
         }
     }
 
@@ -447,20 +474,6 @@ fn followed<'a>(
             netns: inodes.get(&tracked.netns).copied().unwrap_or_default(),
         }
     })
-}
-
-/// Reads the buffer limits of the caller's own namespace.
-fn context() -> Context {
-    Context {
-        wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
-        rmem_max: third("/proc/sys/net/ipv4/tcp_rmem"),
-        ..Context::default()
-    }
-}
-
-fn third(path: &str) -> Option<u64> {
-    let text = fs::read_to_string(path).ok()?;
-    text.split_ascii_whitespace().nth(2)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub use self::render::Evidence;
 pub(crate) use self::render::enter;
 pub use crate::cpu_quota::CpuQuota;
 pub use crate::host_drops::{Direction, DropPlace, HostDrop};
+use crate::tcp_settings::TcpSettings;
 use crate::window::Window;
 
 /// The verdict on a connection: the factor that limits it, and the causes.
@@ -46,18 +47,16 @@ pub struct Verdict {
     /// What the connection would carry without the factor; `None` if there is nothing to gain, or
     /// if nothing can be said.
     pub gain: Option<Gain>,
+    /// The settings of the connection's namespace, on which the remedy depends.
+    pub settings: TcpSettings,
 }
 
 /// Known facts about the machine and the network namespace. A field is `None` if the value is
 /// unknown; rules that need it are then less specific.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
-    /// The largest send buffer that autotuning gives, in bytes (third value of
-    /// `net.ipv4.tcp_wmem`).
-    pub wmem_max: Option<u64>,
-    /// The largest receive buffer that autotuning gives, in bytes (third value of
-    /// `net.ipv4.tcp_rmem`).
-    pub rmem_max: Option<u64>,
+    /// The settings of the connection's namespace.
+    pub settings: TcpSettings,
     /// The share of CPU time that a hypervisor took from this machine.
     pub steal: Option<f64>,
     /// The share of the time for which this machine was descheduled, measured by a sleeping thread.
@@ -106,6 +105,7 @@ pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
         gain: gain::gain(window, context, (factor, confidence), &shares),
         shares,
         causes: causes.map(|finding| finding.cause).collect(),
+        settings: context.settings,
     }
 }
 

@@ -320,6 +320,7 @@ mod tests {
                 wanted: most,
                 useful: most,
                 is_fixed: Some(false),
+                is_tunable: true,
                 is_limiting: false,
                 widest: None,
                 is_at_widest: false,

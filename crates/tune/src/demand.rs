@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use taut_observe::tcp_settings::TcpSettings;
 use taut_observe::window::Window;
 use taut_sys::sock_diag::Connection;
 use taut_sys::tcp_info::TcpInfo;
@@ -60,6 +61,9 @@ pub struct Demand {
     pub useful: u64,
     /// Whether the buffer is locked, so that the kernel does not tune it; `None` if unknown.
     pub is_fixed: Option<bool>,
+    /// Whether the kernel would tune the buffer if it were not locked: it tunes receive buffers only
+    /// where `net.ipv4.tcp_moderate_rcvbuf` is on.
+    pub is_tunable: bool,
     /// Whether the buffer limits the connection, as far as this end can tell.
     pub is_limiting: bool,
     /// The widest window that the window scale allows, in bytes of payload, for the connection's
@@ -100,6 +104,20 @@ pub struct WindowCap {
     configured: Option<u64>,
     /// The widest window that a connection's window scale allows.
     scaled: Option<u64>,
+}
+
+// === impl Demand ===
+
+impl Demand {
+    /// Returns the same demand in a namespace with these settings.
+    pub(crate) fn in_namespace(self, direction: Direction, settings: TcpSettings) -> Self {
+        let is_off =
+            direction == Direction::Receive && settings.tunes_receive_buffers == Some(false);
+        Self {
+            is_tunable: !is_off,
+            ..self
+        }
+    }
 }
 
 // === impl WindowCap ===
@@ -259,6 +277,7 @@ fn of_buffer(
         wanted: 0,
         useful: 0,
         is_fixed,
+        is_tunable: true,
         is_limiting: false,
         widest: info.map(|info| widest(info, direction)),
         is_at_widest: false,

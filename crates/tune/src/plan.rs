@@ -4,6 +4,8 @@
 //! limits its connection is unlocked, so that the kernel tunes it again. The kernel's maxima are
 //! raised to the needs of long paths.
 
+use taut_observe::tcp_settings::TcpSettings;
+
 use crate::demand::{Demand, Direction, WindowCap};
 use crate::profile::interface_name::InterfaceName;
 use crate::profile::settings::Setting;
@@ -18,7 +20,8 @@ const MAXIMUM_PER_WINDOW: u64 = 5;
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// Unlock a buffer that an application has fixed, so that the kernel tunes it again.
+    /// Unlock a buffer that an application has fixed, so that the kernel tunes it again. Where the
+    /// kernel tunes no such buffer, enlarge it to what its path can use.
     Unlock {
         /// The socket's cookie.
         cookie: u64,
@@ -73,6 +76,8 @@ pub enum Change {
         direction: Direction,
         /// The needs of the connection.
         demand: Demand,
+        /// A setting of the namespace that is 0, and without which a new connection is no faster.
+        needs: Option<&'static str>,
     },
     /// Restore a buffer that was shrunk while memory was short.
     Restore {
@@ -96,6 +101,8 @@ pub enum Change {
         from: u64,
         /// The new maximum, in bytes.
         to: u64,
+        /// A setting of the namespace that is 0, and without which the maximum has no effect.
+        needs: Option<&'static str>,
     },
     /// Change a setting of a profile.
     Setting {
@@ -137,11 +144,19 @@ impl Change {
 }
 
 /// Returns the change that lets the kernel tune a buffer again, if the buffer is fixed and limits
-/// its connection.
+/// its connection; or that enlarges one that the kernel does not tune, fixed or not.
 pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
-    let is_limiting = demand.is_fixed == Some(true) && demand.is_limiting;
+    let is_untuned = demand
+        .is_fixed
+        .map(|is_fixed| is_fixed || !demand.is_tunable);
+    let is_limiting = is_untuned == Some(true) && demand.is_limiting;
+    let to = match demand.is_tunable {
+        true => demand.wanted,
+        // Nothing enlarges it later.
+        false => demand.useful,
+    };
     // The socket option has 31 bits, and the kernel doubles it.
-    let to = demand.wanted.min(u64::from(u32::MAX / 4));
+    let to = to.min(u64::from(u32::MAX / 4));
     (is_limiting && to > demand.size).then_some(Change::Unlock {
         cookie,
         direction,
@@ -152,13 +167,30 @@ pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Chan
 
 /// Returns the advice to reconnect, if the window limits the connection and is as wide as its scale
 /// allows.
-pub fn reconnect(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
+pub fn reconnect(
+    cookie: u64,
+    direction: Direction,
+    demand: &Demand,
+    settings: TcpSettings,
+) -> Option<Change> {
     let is_capped = demand.is_limiting && demand.is_at_widest;
     is_capped.then_some(Change::Reconnect {
         cookie,
         direction,
         demand: *demand,
+        needs: missing(direction, settings),
     })
+}
+
+/// Returns the setting that keeps the windows of new connections small, whatever their buffers may
+/// hold.
+fn missing(direction: Direction, settings: TcpSettings) -> Option<&'static str> {
+    let is_off = |setting: Option<bool>| setting == Some(false);
+    if is_off(settings.scales_windows) {
+        return Some("net.ipv4.tcp_window_scaling");
+    }
+    let is_untuned = direction == Direction::Receive && is_off(settings.tunes_receive_buffers);
+    is_untuned.then_some("net.ipv4.tcp_moderate_rcvbuf")
 }
 
 /// Returns the change that is possible without a process that has the socket. The buffer cannot be
@@ -190,12 +222,18 @@ pub fn maximum_for(cap: WindowCap) -> u64 {
 
 /// Returns the change that raises a namespace's maximum, if it is too low. A maximum is never
 /// lowered.
-pub fn raise_maximum(direction: Direction, from: u64, cap: WindowCap) -> Option<Change> {
+pub fn raise_maximum(
+    direction: Direction,
+    from: u64,
+    cap: WindowCap,
+    settings: TcpSettings,
+) -> Option<Change> {
     let to = maximum_for(cap);
     (from < to).then_some(Change::Maximum {
         direction,
         from,
         to,
+        needs: missing(direction, settings),
     })
 }
 
@@ -217,6 +255,7 @@ pub(crate) mod tests {
             wanted: 1 << 20,
             useful: 1 << 20,
             is_fixed: Some(true),
+            is_tunable: true,
             is_limiting: true,
             widest: None,
             is_at_widest: false,
@@ -274,6 +313,35 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn where_the_kernel_tunes_no_receive_buffer_any_that_limits_gets_what_its_path_can_use() {
+        let settings = TcpSettings {
+            tunes_receive_buffers: Some(false),
+            ..TcpSettings::default()
+        };
+        let demand = Demand {
+            useful: 3 << 20,
+            ..limiting()
+        };
+        for is_fixed in [true, false] {
+            let change = |direction| {
+                let demand = Demand {
+                    is_fixed: Some(is_fixed),
+                    ..demand
+                };
+                unlock(1, direction, &demand.in_namespace(direction, settings))
+            };
+            let Some(Change::Unlock { to, .. }) = change(Direction::Receive) else {
+                panic!("{is_fixed}");
+            };
+            assert_eq!(to, 3 << 20);
+            // The kernel tunes send buffers all the same.
+            let sends =
+                matches!(change(Direction::Send), Some(Change::Unlock { to, .. }) if to == 1 << 20);
+            assert_eq!(sends, is_fixed);
+        }
+    }
+
+    #[test]
     fn only_a_new_connection_helps_one_at_its_widest_window() {
         let demand = Demand {
             size: 400_000,
@@ -283,31 +351,50 @@ pub(crate) mod tests {
             ..limiting()
         };
         assert_eq!(unlock(1, Direction::Receive, &demand), None);
-        assert!(reconnect(1, Direction::Receive, &demand).is_some());
+        assert!(reconnect(1, Direction::Receive, &demand, TcpSettings::default()).is_some());
         let wider = Demand {
             is_at_widest: false,
             ..demand
         };
-        assert_eq!(reconnect(1, Direction::Receive, &wider), None);
+        assert_eq!(
+            reconnect(1, Direction::Receive, &wider, TcpSettings::default()),
+            None
+        );
     }
 
     #[test]
     fn maxima_are_raised_and_never_lowered() {
         assert_eq!(
-            raise_maximum(Direction::Send, 4 << 20, WindowCap::default()),
+            raise_maximum(
+                Direction::Send,
+                4 << 20,
+                WindowCap::default(),
+                TcpSettings::default()
+            ),
             Some(Change::Maximum {
                 direction: Direction::Send,
                 from: 4 << 20,
                 to: 60_000_000,
+                needs: None,
             })
         );
         assert_eq!(
-            raise_maximum(Direction::Receive, 64 << 20, WindowCap::default()),
+            raise_maximum(
+                Direction::Receive,
+                64 << 20,
+                WindowCap::default(),
+                TcpSettings::default()
+            ),
             None
         );
         let cap = WindowCap::of(u64::MAX);
         assert!(matches!(
-            raise_maximum(Direction::Receive, 64 << 20, cap),
+            raise_maximum(
+                Direction::Receive,
+                64 << 20,
+                cap,
+                TcpSettings::default()
+            ),
             Some(Change::Maximum {
                 to: 0x7fff_ffff,
                 ..

@@ -127,6 +127,7 @@ mod tests {
                 wanted: 0,
                 useful: 0,
                 is_fixed: Some(false),
+                is_tunable: true,
                 is_limiting: false,
                 widest: None,
                 is_at_widest: false,

@@ -12,9 +12,18 @@ use crate::sysctl::buffer_limits_name;
 
 const IDLE: &str = "this direction of the connection is idle";
 
+/// The setting without which the kernel enlarges no receive buffer.
+const TUNE_RECEIVE: &str = "net.ipv4.tcp_moderate_rcvbuf";
+
 /// Describes the change.
 pub(crate) fn change(change: &Change) -> String {
     match change {
+        Change::Unlock {
+            direction,
+            demand,
+            to,
+            ..
+        } if !demand.is_tunable => resized(*direction, demand, *to),
         Change::Unlock {
             direction,
             demand,
@@ -70,6 +79,7 @@ pub(crate) fn change(change: &Change) -> String {
             direction,
             from,
             to,
+            ..
         } => maximum(*direction, *from, *to),
         Change::Setting {
             setting,
@@ -90,6 +100,10 @@ pub(crate) fn change(change: &Change) -> String {
 /// Returns the reason for the change.
 pub(crate) fn reason(change: &Change) -> String {
     match change {
+        Change::Unlock { demand, .. } if !demand.is_tunable => format!(
+            "{}, and the kernel enlarges no receive buffer while {TUNE_RECEIVE} is 0",
+            limit(demand)
+        ),
         Change::Unlock { demand, .. } | Change::Enlarge { demand, .. } => limit(demand),
         Change::Resize { demand, .. } => need(demand),
         Change::Shrink { .. } => format!(
@@ -130,6 +144,13 @@ pub(crate) fn expected(change: &Change) -> String {
             "it grows to the widest window that its window scale allows, {}: only a new connection can have a wider one",
             size(demand.widest.unwrap_or_default())
         ),
+        Change::Unlock { demand, .. } if !demand.is_tunable => format!(
+            "it can fill its path, in a buffer that stays at this size; with {TUNE_RECEIVE}=1 the kernel would size it"
+        ),
+        Change::Reconnect {
+            needs: Some(setting),
+            ..
+        } => format!("none while {setting} is 0: with 1, a new connection can have a wider window"),
         Change::Reconnect { direction, .. } => format!(
             "a new connection can have a wider window, if its application does not set {} before it connects or listens",
             option(*direction)
@@ -154,6 +175,10 @@ pub(crate) fn expected(change: &Change) -> String {
         Change::StartMaximum { .. } => {
             "connections that begin at the same time fit into the budget".to_owned()
         }
+        Change::Maximum {
+            needs: Some(setting),
+            ..
+        } => format!("none while {setting} is 0: with 1, new connections can fill longer paths"),
         Change::Maximum {
             direction: Direction::Receive,
             ..
@@ -276,7 +301,11 @@ fn initial_windows(from: Metrics, to: Metrics) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use taut_observe::tcp_settings::TcpSettings;
+
+    use crate::demand::WindowCap;
     use crate::plan::tests::limiting;
+    use crate::plan::{raise_maximum, reconnect};
 
     #[test]
     fn a_change_is_reported_with_its_reason_and_its_expected_effect() {
@@ -321,11 +350,47 @@ mod tests {
             cookie,
             direction,
             demand,
+            needs: None,
         };
         assert!(
             reason(&reconnect)
                 .starts_with("its window scale allows no window beyond 128.0 KiB: it allows")
         );
         assert!(expected(&reconnect).contains("if its application does not set SO_RCVBUF"));
+    }
+
+    #[test]
+    fn nothing_is_promised_that_a_setting_prevents() {
+        let demand = Demand {
+            is_tunable: false,
+            ..limiting()
+        };
+        let (cookie, direction) = (1, Direction::Receive);
+        let enlarge = Change::Unlock {
+            cookie,
+            direction,
+            demand,
+            to: 36 << 20,
+        };
+        assert_eq!(change(&enlarge), "receive buffer 128.0 KiB -> 36.0 MiB");
+        assert!(reason(&enlarge).ends_with("while net.ipv4.tcp_moderate_rcvbuf is 0"));
+        assert!(!expected(&enlarge).contains("grows"));
+        let settings = TcpSettings {
+            tunes_receive_buffers: Some(false),
+            ..TcpSettings::default()
+        };
+        let raised =
+            raise_maximum(direction, 1 << 20, WindowCap::default(), settings).unwrap();
+        assert!(expected(&raised).starts_with("none while net.ipv4.tcp_moderate_rcvbuf is 0"));
+        let settings = TcpSettings {
+            scales_windows: Some(false),
+            ..TcpSettings::default()
+        };
+        let at_widest = Demand {
+            is_at_widest: true,
+            ..limiting()
+        };
+        let reconnect = reconnect(cookie, direction, &at_widest, settings).unwrap();
+        assert!(expected(&reconnect).starts_with("none while net.ipv4.tcp_window_scaling is 0"));
     }
 }

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fuzzing;
+use crate::tcp_settings::TcpSettings;
 
 const HERE: &str = "10.0.0.1:5201";
 const THERE: &str = "192.0.2.2:40000";
@@ -42,6 +43,7 @@ fn verdict(shares: &[(Factor, f64)]) -> Verdict {
         shares: shares.to_vec(),
         causes: Vec::new(),
         gain: None,
+        settings: TcpSettings::default(),
     }
 }
 

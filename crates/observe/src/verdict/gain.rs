@@ -189,7 +189,7 @@ fn send_buffer(window: &Window<'_>, context: &Context) -> Option<Limit> {
     let is_fixed = connection
         .internals
         .is_some_and(|internals| internals.sndbuf_locked);
-    let size = match (is_fixed, context.wmem_max) {
+    let size = match (is_fixed, context.settings.wmem_max) {
         (true, _) => u64::from(memory.sndbuf),
         (false, most) => most?.max(memory.sndbuf.into()),
     };

@@ -151,7 +151,7 @@ fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
         rate: window.received_rate(),
         has_scaling: window.last().window_scales.is_some(),
         scale_bound: (offered >= bound * NEAR_SCALE).then_some(bound),
-        sizing: Sizing::of(is_locked, rcvbuf, context.rmem_max),
+        sizing: Sizing::of(is_locked, rcvbuf, context.settings.rmem_max),
     };
     Finding::new(Factor::ReceiveBuffer, weight, cause)
 }

@@ -9,9 +9,16 @@ use serde::ser::{SerializeStruct as _, Serializer};
 
 use super::finding::{Cause, Sizing};
 use super::{Confidence, Factor, Gain, HostDrop, Verdict};
+use crate::tcp_settings::TcpSettings;
 pub(crate) use host_drop::enter;
 
 const ALLOW_PATH_MTU: &str = "allow ICMP \"fragmentation needed\", set the MTU of the tunnel, or set net.ipv4.tcp_mtu_probing=1";
+const ALLOW_PATH_MTU_PROBED: &str =
+    "allow ICMP \"fragmentation needed\", or set the MTU of the tunnel";
+/// The setting without which the kernel enlarges no receive buffer.
+const TUNE: &str = "net.ipv4.tcp_moderate_rcvbuf";
+const SCALE_WINDOWS: &str =
+    "set net.ipv4.tcp_window_scaling=1: it is 0, so a window of a connection holds 64 KiB at most";
 const ASK_FOR_RATE: &str = "ask the operator of the path for the agreed rate; pacing at that rate (SO_MAX_PACING_RATE, BBR) avoids the losses";
 const ASK_FOR_RATE_OF_BBR: &str = "ask the operator of the path for the agreed rate; SO_MAX_PACING_RATE at that rate avoids the losses";
 
@@ -40,7 +47,7 @@ impl Verdict {
     pub fn remedy(&self) -> Option<Cow<'static, str>> {
         match (self.factor, self.causes.first()) {
             (Factor::Unclear, _) => Some("watch it for longer, or at the other end".into()),
-            (_, cause) => cause?.remedy(),
+            (_, cause) => cause?.remedy(&self.settings),
         }
     }
 }
@@ -575,14 +582,14 @@ impl Cause {
         }
     }
 
-    fn remedy(&self) -> Option<Cow<'static, str>> {
+    fn remedy(&self, settings: &TcpSettings) -> Option<Cow<'static, str>> {
         let text = match *self {
             Self::NoData { .. }
             | Self::PathFull { .. }
             | Self::PathMarks { .. }
             | Self::BandwidthReached { .. } => return None,
             Self::SendBufferFull { sizing, .. } => {
-                return Some(sizing.remedy("send", "SO_SNDBUF", "net.ipv4.tcp_wmem"));
+                return Some(sizing.remedy("send", "SO_SNDBUF", "net.ipv4.tcp_wmem", true));
             }
             Self::WindowUsed {
                 has_scaling: true,
@@ -598,7 +605,17 @@ impl Cause {
                 has_scaling: true,
                 sizing,
                 ..
-            } => return Some(sizing.remedy("receive", "SO_RCVBUF", "net.ipv4.tcp_rmem")),
+            } => {
+                let is_tuned = settings.tunes_receive_buffers.unwrap_or(true);
+                return Some(sizing.remedy("receive", "SO_RCVBUF", "net.ipv4.tcp_rmem", is_tuned));
+            }
+            Self::WindowUsed { .. }
+            | Self::PeerWindowSmall {
+                has_scaling: false, ..
+            } if settings.scales_windows == Some(false) => SCALE_WINDOWS,
+            Self::WindowUsed { .. } if settings.scales_windows == Some(true) => {
+                "the peer, or a firewall on the path, refuses window scaling: without it a window holds 64 KiB at most"
+            }
             Self::WindowUsed { .. } => {
                 "enable window scaling: without it a window holds 64 KiB at most"
             }
@@ -625,7 +642,7 @@ impl Cause {
                 has_scaling: false, ..
             } => "the peer uses no window scaling, so it can offer 64 KiB at most",
             Self::PeerWindowSmall { .. } => {
-                "at the peer: a larger receive buffer; its application may set SO_RCVBUF, or net.ipv4.tcp_rmem may be small"
+                "at the peer: a larger receive buffer; its application may set SO_RCVBUF, net.ipv4.tcp_rmem may be small, or net.ipv4.tcp_moderate_rcvbuf may be 0"
             }
             Self::PeerReadsSlowly { .. } => {
                 "nothing in TCP: the application at the peer reads slowly"
@@ -633,7 +650,12 @@ impl Cause {
             Self::PeerAcknowledgesLate { .. } => {
                 "at the peer: its application reads slowly, or in large parts that are far apart"
             }
-            Self::FullSegmentsUnanswered { .. } | Self::SegmentsShrank { .. } => ALLOW_PATH_MTU,
+            Self::FullSegmentsUnanswered { .. } | Self::SegmentsShrank { .. } => {
+                match settings.probes_mtu {
+                    Some(true) => ALLOW_PATH_MTU_PROBED,
+                    _ => ALLOW_PATH_MTU,
+                }
+            }
             Self::Unanswered { .. } => {
                 "check that the peer is up, and what drops packets on the path (firewall, conntrack, route)"
             }
@@ -714,9 +736,27 @@ impl Evidence {
 
 impl Sizing {
     /// Returns a remedy for a small buffer. `direction` is "send" or "receive"; `option` and
-    /// `sysctl` name that buffer's settings.
-    fn remedy(self, direction: &str, option: &str, sysctl: &str) -> Cow<'static, str> {
+    /// `sysctl` name that buffer's settings. `is_tuned`: the kernel enlarges such buffers.
+    fn remedy(
+        self,
+        direction: &str,
+        option: &str,
+        sysctl: &str,
+        is_tuned: bool,
+    ) -> Cow<'static, str> {
         let text = match self {
+            Self::Application if !is_tuned => format!(
+                "the application sets {option}, and {TUNE} is 0: either keeps the kernel from sizing the buffer. Set a larger {option}, \
+                 or none and {TUNE}=1"
+            ),
+            Self::Sysctl { max, .. } if !is_tuned => format!(
+                "set {TUNE}=1 and raise the third value of {sysctl}, which is {}: the kernel enlarges no {direction} buffer while {TUNE} \
+                 is 0",
+                bytes(max as f64)
+            ),
+            _ if !is_tuned => {
+                format!("set {TUNE}=1: it is 0, so the kernel enlarges no {direction} buffer")
+            }
             Self::Application => format!(
                 "the application sets {option}, which keeps the kernel from sizing the buffer: it should not"
             ),

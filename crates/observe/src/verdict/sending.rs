@@ -145,7 +145,11 @@ fn send_buffer(window: &Window<'_>, shares: Shares, seen: f64, context: &Context
     let internals = last.and_then(|connection| connection.internals);
     let sizing = memory.map_or(Sizing::Unknown, |memory| {
         let is_locked = internals.map(|internals| internals.sndbuf_locked);
-        Sizing::of(is_locked, Some(memory.sndbuf.into()), context.wmem_max)
+        Sizing::of(
+            is_locked,
+            Some(memory.sndbuf.into()),
+            context.settings.wmem_max,
+        )
     });
     let cause = Cause::SendBufferFull {
         limited: shares.send_buffer,

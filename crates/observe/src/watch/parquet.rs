@@ -354,6 +354,7 @@ mod tests {
 
     use super::*;
     use crate::observer::Tracked;
+    use crate::tcp_settings::TcpSettings;
     use crate::verdict::{Confidence, Verdict};
     use crate::watch::files::{Files, Rotation};
     use crate::watch::{Event, Figures, Life, Report};
@@ -462,6 +463,7 @@ mod tests {
             shares: vec![(Factor::SendBuffer, 0.9)],
             causes: Vec::new(),
             gain,
+            settings: TcpSettings::default(),
         };
         let known = Some(gain(false, Some(Factor::Link)));
         let at_least = Some(gain(true, None));

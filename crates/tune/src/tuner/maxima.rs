@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use taut_observe::namespaces::Namespace;
+use taut_observe::tcp_settings::TcpSettings;
 use taut_sys::netns;
 
 use super::{MAX_RAISED, Tuner, ids};
@@ -40,6 +41,8 @@ impl Tuner {
             let Some(found) = read_maxima(namespace) else {
                 continue;
             };
+            let settings = namespace.run(TcpSettings::read).ok().flatten();
+            let settings = settings.unwrap_or_default();
             for (direction, maximum) in found {
                 self.adopt_maximum(namespace, direction, maximum);
                 // Under a budget, set_start_maximum() sets this maximum.
@@ -47,7 +50,7 @@ impl Tuner {
                     continue;
                 }
                 let Some(change @ Change::Maximum { to, .. }) =
-                    raise_maximum(direction, maximum, self.cap)
+                    raise_maximum(direction, maximum, self.cap, settings)
                 else {
                     continue;
                 };

@@ -29,10 +29,12 @@ impl Tuner {
             let Some(window) = seen.tracked.window() else {
                 continue;
             };
+            let settings = self.observer.settings(&seen.tracked.netns);
             for direction in [Direction::Send, Direction::Receive] {
                 let change = demand(&window, direction, self.cap).and_then(|demand| {
+                    let demand = demand.in_namespace(direction, settings);
                     let unlocked = unlock(seen.cookie, direction, &demand);
-                    unlocked.or_else(|| reconnect(seen.cookie, direction, &demand))
+                    unlocked.or_else(|| reconnect(seen.cookie, direction, &demand, settings))
                 });
                 let Some(change) = change else { continue };
                 let key = (seen.cookie, direction);

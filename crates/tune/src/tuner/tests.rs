@@ -1,5 +1,7 @@
 //! Tests the maxima in a network namespace of the test, and which of two tuners sets them.
 
+use std::net::{TcpListener, TcpStream};
+
 use taut_observe::scan::{Scope, Wants};
 use taut_observe::table::Retention;
 
@@ -130,4 +132,41 @@ fn a_budget_changes_no_maximum_before_the_buffers_are_known() {
     assert!(send_maximum(&host) < 4 << 20);
     tuner.end();
     assert_eq!(send_maximum(&host), 4 << 20);
+}
+
+#[test]
+fn what_a_setting_of_the_namespace_prevents_is_not_promised() {
+    let host = TestNetns::new("moderate");
+    set(&host, 1_000_000);
+    let up = std::process::Command::new("ip")
+        .args(["-n", host.name(), "link", "set", "lo", "up"])
+        .status();
+    assert!(up.unwrap().success());
+    let connect = || {
+        std::fs::write("/proc/sys/net/ipv4/tcp_moderate_rcvbuf", "0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap())
+    };
+    let _ends = host.run(connect).unwrap();
+    let (actuators, _dir) = actuators();
+    let mut tuner = tuner(&host, actuators);
+    let reports = tuner.round(|| false).unwrap().reports;
+    let expected = |name| {
+        let of = |report: &&ChangeReport| report.change.starts_with(name);
+        reports.iter().find(of).unwrap().expected.as_str()
+    };
+    assert_eq!(
+        expected("net.ipv4.tcp_rmem"),
+        "none while net.ipv4.tcp_moderate_rcvbuf is 0: with 1, new connections can fill longer paths"
+    );
+    assert_eq!(
+        expected("net.ipv4.tcp_wmem"),
+        "senders can fill longer paths"
+    );
+    // Verdicts and changes of its connections depend on the settings of the same namespace.
+    let settings = tuner.observer.settings(host.name());
+    assert_eq!(settings.tunes_receive_buffers, Some(false));
+    assert_eq!(settings.rmem_max, Some(1_000_000));
+    tuner.end();
 }

@@ -72,6 +72,38 @@ fn unanswered_full_segments_are_a_path_mtu() {
 }
 
 #[test]
+fn the_kernels_search_for_the_path_mtu_is_not_recommended_where_it_is_on() {
+    let remedy = |probes_mtu| {
+        let mut samples = sender(|scan, info| {
+            info.bytes_acked = Some(1);
+            info.bytes_received = Some(if scan == 0 { 0 } else { 400 });
+            info.retransmits = scan.min(6) as u8;
+        });
+        for sample in &mut samples {
+            sample.connection.send_queue = 100_000;
+        }
+        let context = Context {
+            settings: TcpSettings {
+                probes_mtu,
+                ..TcpSettings::default()
+            },
+            ..Context::default()
+        };
+        let found = verdict(&Window::of(&samples).unwrap(), &context);
+        assert_eq!(found.factor, Factor::PathMtu);
+        found.remedy().unwrap().into_owned()
+    };
+    for off in [None, Some(false)] {
+        assert!(remedy(off).contains("net.ipv4.tcp_mtu_probing=1"));
+    }
+    let on = remedy(Some(true));
+    assert!(
+        !on.contains("tcp_mtu_probing") && on.contains("ICMP"),
+        "{on}"
+    );
+}
+
+#[test]
 fn losses_at_a_short_queue_are_a_full_link() {
     // A sawtooth window that loses one segment in a thousand at its widest point.
     let lossy = |rtt: fn(u64) -> u64| {

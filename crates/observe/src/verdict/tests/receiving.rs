@@ -46,7 +46,10 @@ fn a_receiver_knows_its_own_application_and_buffer() {
             }
         });
         let context = Context {
-            rmem_max,
+            settings: TcpSettings {
+                rmem_max,
+                ..TcpSettings::default()
+            },
             ..Context::default()
         };
         verdict(&Window::of(&samples).unwrap(), &context)
@@ -73,6 +76,60 @@ fn a_receiver_knows_its_own_application_and_buffer() {
     };
     assert!(known(true).starts_with("the application sets SO_RCVBUF"));
     assert!(known(false).starts_with("the kernel sizes it"));
+}
+
+#[test]
+fn a_remedy_for_the_window_knows_the_settings_of_the_namespace() {
+    let remedy = |is_locked, has_scaling: bool, settings| {
+        let samples = receiver(|_, sample| {
+            if let Some(info) = &mut sample.connection.info {
+                info.rcv_rtt = Some(Duration::from_millis(100));
+                info.rcv_wnd = Some(100_000);
+                info.window_scales = has_scaling.then_some((7, 7));
+            }
+            sample.connection.internals = Some(taut_sys::sock_diag::Internals {
+                rcvbuf_locked: is_locked,
+                ..Default::default()
+            });
+        });
+        let context = Context {
+            settings,
+            ..Context::default()
+        };
+        let found = verdict(&Window::of(&samples).unwrap(), &context);
+        found.remedy().unwrap().into_owned()
+    };
+    let off = TcpSettings {
+        rmem_max: Some(32 << 20),
+        tunes_receive_buffers: Some(false),
+        ..TcpSettings::default()
+    };
+    let starts = "set net.ipv4.tcp_moderate_rcvbuf=1";
+    assert!(remedy(false, true, off).starts_with(starts));
+    let fixed = remedy(true, true, off);
+    assert!(fixed.contains("tcp_moderate_rcvbuf is 0"), "{fixed}");
+    let at_most = TcpSettings {
+        rmem_max: Some(131_072),
+        ..off
+    };
+    let both = remedy(false, true, at_most);
+    assert!(
+        both.starts_with(starts) && both.contains("third value of net.ipv4.tcp_rmem"),
+        "{both}"
+    );
+
+    let scaling = |scales_windows| TcpSettings {
+        scales_windows,
+        ..TcpSettings::default()
+    };
+    let here = remedy(false, false, scaling(Some(false)));
+    assert!(
+        here.starts_with("set net.ipv4.tcp_window_scaling=1"),
+        "{here}"
+    );
+    let there = remedy(false, false, scaling(Some(true)));
+    assert!(there.starts_with("the peer, or a firewall"), "{there}");
+    assert!(remedy(false, false, scaling(None)).starts_with("enable window scaling"));
 }
 
 #[test]
