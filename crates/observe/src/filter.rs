@@ -1,6 +1,6 @@
 //! Filters for connections, by address, port, process and more: `dst 10.0.0.0/8 and dport 443`.
 //!
-//! The syntax is that of tcpdump and ss. A filter is parsed once, which looks up the names in it
+//! The syntax is that of ss, and tcpdump's for addresses and ports. A filter is parsed once, which looks up the names in it
 //! ([`Names`]), and is then matched against each connection.
 
 mod names;
@@ -44,7 +44,7 @@ enum Test {
     Process(Pattern),
     Container(Pattern),
     Netns(Pattern),
-    State(State),
+    State(Vec<State>),
     Cc(Pattern),
 }
 
@@ -193,7 +193,7 @@ impl Test {
                 process(&|process| process.container.as_ref().is_some_and(|c| id.matches(c)))
             }
             Self::Netns(name) => name.matches(subject.netns),
-            Self::State(state) => subject.state == *state,
+            Self::State(states) => states.contains(&subject.state),
             Self::Cc(name) => subject
                 .congestion_control
                 .is_some_and(|cc| name.matches(cc)),

@@ -7,7 +7,7 @@
 //! primary = "(" or ")" | test
 //! ```
 //!
-//! A quoted word is never an operator or a keyword. A bare word is an address, an address with a
+//! `|` and `&` are also `||` and `&&`. A quoted word is never an operator or a keyword. A bare word is an address, an address with a
 //! port, a pid, or the name of a running process or an installed program. Any other word is an
 //! error that suggests the most similar known word, because a filter that matches nothing looks
 //! like an idle machine.
@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use glob::Pattern;
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use taut_sys::sock_diag::State;
 
 use super::{Expr, Names, Side, Test, single};
@@ -30,12 +30,15 @@ const DEPTH: usize = 32;
 /// most 1).
 const SIMILARITY: f64 = 0.85;
 
+/// The ports above the highest one, or below the lowest.
+const NO_PORT: RangeInclusive<u16> = RangeInclusive::new(1, 0);
+
 const A_NET: &str = "an address, a network such as 10.0.0.0/8, or the name of a host";
 const A_PORT: &str = "a port such as 443, a range such as 8000-8100, or a service such as https";
 const AN_ENDPOINT: &str = "an address and a port, such as 10.0.0.9:443, [2001:db8::1]:443 or :443";
 
 /// The words that begin a test.
-const KEYWORDS: [&str; 23] = [
+const KEYWORDS: [&str; 28] = [
     "src",
     "local",
     "dst",
@@ -48,6 +51,11 @@ const KEYWORDS: [&str; 23] = [
     "dport",
     "rport",
     "port",
+    "portrange",
+    "tcp",
+    "ip",
+    "ip6",
+    "exclude",
     "pid",
     "process",
     "comm",
@@ -105,6 +113,7 @@ pub(super) fn parse(text: &str, names: &dyn Names) -> Result<Expr, FilterError> 
         words: &words,
         depth: 0,
         names,
+        is_after_port: false,
     };
     let expr = reader.or()?;
     match reader.words {
@@ -142,12 +151,20 @@ fn words(text: &str) -> Result<Vec<Word<'_>>, FilterError> {
             continue;
         }
         let length = match first {
-            '(' | ')' | '!' => 1,
-            '&' if rest.starts_with("&&") => 2,
-            '|' if rest.starts_with("||") => 2,
+            '(' | ')' => 1,
+            '&' | '|' if rest[1..].starts_with(first) => 2,
+            '=' | '!' | '<' | '>' if rest[1..].starts_with('=') => 2,
+            '&' | '|' | '=' | '!' | '<' | '>' => 1,
             _ => {
-                let ends = |c: char| c.is_whitespace() || matches!(c, '(' | ')' | '"' | '\'');
-                rest.find(ends).unwrap_or(rest.len())
+                let ends = |c: char| {
+                    c.is_whitespace() || matches!(c, '(' | ')' | '"' | '\'' | '=' | '<' | '>')
+                };
+                let word = rest.find(ends).unwrap_or(rest.len());
+                // `dport!=443`, but not the `!` in a pattern such as `[!a]`.
+                match rest[..word].strip_suffix('!') {
+                    Some(before) if rest[word..].starts_with('=') => before.len(),
+                    _ => word,
+                }
             }
         };
         let (word, after) = rest.split_at(length);
@@ -164,6 +181,19 @@ struct Reader<'a> {
     words: &'a [Word<'a>],
     depth: usize,
     names: &'a dyn Names,
+    /// The last test was one of a port.
+    is_after_port: bool,
+}
+
+/// How a port is compared, as in ss.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Compare {
+    Is,
+    IsNot,
+    Above,
+    Below,
+    AtLeast,
+    AtMost,
 }
 
 // === impl Reader ===
@@ -198,7 +228,7 @@ impl<'a> Reader<'a> {
 
     fn or(&mut self) -> Result<Expr, FilterError> {
         let mut any = vec![self.and()?];
-        while matches!(self.peek(), Some("or" | "||")) {
+        while matches!(self.peek(), Some("or" | "||" | "|")) {
             self.skip();
             any.push(self.and()?);
         }
@@ -209,8 +239,8 @@ impl<'a> Reader<'a> {
         let mut all = vec![self.not()?];
         loop {
             match self.peek() {
-                None | Some("or" | "||" | ")") => return Ok(of(all, Expr::And)),
-                Some("and" | "&&") => self.skip(),
+                None | Some("or" | "||" | "|" | ")") => return Ok(of(all, Expr::And)),
+                Some("and" | "&&" | "&") => self.skip(),
                 // As in ss, `and` may be left out.
                 Some(_) => {}
             }
@@ -228,7 +258,7 @@ impl<'a> Reader<'a> {
 
     fn primary(&mut self) -> Result<Expr, FilterError> {
         if self.peek() != Some("(") {
-            return self.test().map(Expr::Is);
+            return self.test();
         }
         self.skip();
         let inner = self.deeper(Self::or)?;
@@ -256,24 +286,46 @@ impl<'a> Reader<'a> {
         expr
     }
 
-    fn test(&mut self) -> Result<Test, FilterError> {
+    fn test(&mut self) -> Result<Expr, FilterError> {
         const A_TEST: &str = "an address, a port, a process or a pid";
         let start = self.words;
+        let is_after_port = std::mem::take(&mut self.is_after_port);
         let keyword = self.peek();
         let word = self.next(A_TEST)?;
-        Ok(match keyword.unwrap_or_default() {
+        match keyword.unwrap_or_default() {
+            "src" | "local" => return self.end(Side::Local),
+            "dst" | "peer" | "remote" => return self.end(Side::Remote),
+            "host" | "net" => return self.net(Side::Either),
+            "sport" | "lport" => return self.port(Side::Local),
+            "dport" | "rport" => return self.port(Side::Remote),
+            "port" | "portrange" => return self.port(Side::Either),
+            "tcp" => return self.qualified(Expr::All),
+            "ip" => return self.qualified(within(IpNet::V4(Ipv4Net::default()))),
+            "ip6" => return self.qualified(within(IpNet::V6(Ipv6Net::default()))),
+            "state" => {
+                let mut any = self.state()?;
+                // As in ss, several states in a row are alternatives.
+                while self.peek() == Some("state") {
+                    self.skip();
+                    any.extend(self.state()?);
+                }
+                return Ok(Expr::Is(Test::State(any)));
+            }
+            "exclude" => {
+                let states = self.states("a state such as time-wait")?;
+                return Ok(Expr::Not(Box::new(Expr::Is(Test::State(states)))));
+            }
+            _ => {}
+        }
+        let is_keyword = keyword.is_some_and(|keyword| KEYWORDS.contains(&keyword));
+        let is_not = is_keyword && self.is_not("this")?;
+        let test = match keyword.unwrap_or_default() {
             // A quoted word.
             "" => Test::Process(Self::valid(
                 word,
                 Pattern::new(word).ok(),
                 "a process name",
             )?),
-            "src" | "local" => self.end(Side::Local)?,
-            "dst" | "peer" | "remote" => self.end(Side::Remote)?,
-            "host" | "net" => self.net(Side::Either)?,
-            "sport" | "lport" => self.port(Side::Local)?,
-            "dport" | "rport" => self.port(Side::Remote)?,
-            "port" => self.port(Side::Either)?,
             "uid" => {
                 let number = self.next("a user ID")?;
                 Test::Uid(Self::valid(number, number.parse().ok(), "a user ID")?)
@@ -294,24 +346,55 @@ impl<'a> Reader<'a> {
             }
             "netns" => Test::Netns(self.pattern("the name of a namespace")?),
             "cc" => Test::Cc(self.pattern("the name of a congestion control")?),
-            "state" => {
-                let name = self.next("a state")?;
-                Test::State(Self::valid(
-                    name,
-                    state(name),
-                    "a state such as established",
-                )?)
-            }
-            _ if matches!(word, "and" | "&&" | "or" | "||" | ")") => {
+            _ if is_operator(word) => {
                 self.words = start;
                 return Err(self.expected(A_TEST));
             }
-            _ => self.bare(word)?,
-        })
+            _ => self.bare(word, is_after_port)?,
+        };
+        Ok(negated(Expr::Is(test), is_not))
+    }
+
+    /// Parses what follows a qualifier of tcpdump's such as `tcp`, which may also be a test by itself.
+    fn qualified(&mut self, qualifier: Expr) -> Result<Expr, FilterError> {
+        match self.peek() {
+            Some("src" | "dst" | "host" | "net" | "port" | "portrange") => {
+                Ok(Expr::And(vec![qualifier, self.test()?]))
+            }
+            _ => Ok(qualifier),
+        }
+    }
+
+    /// Consumes an operator, if there is one.
+    fn compare(&mut self) -> Option<Compare> {
+        let compare = match self.peek()? {
+            "=" | "==" | "eq" => Compare::Is,
+            "!=" | "ne" | "neq" => Compare::IsNot,
+            ">" | "gt" => Compare::Above,
+            "<" | "lt" => Compare::Below,
+            ">=" | "ge" | "geq" => Compare::AtLeast,
+            "<=" | "le" | "leq" => Compare::AtMost,
+            _ => return None,
+        };
+        self.skip();
+        Some(compare)
+    }
+
+    /// Consumes `=` or `!=`, if one is there, and returns whether it was `!=`. `what` has no order.
+    fn is_not(&mut self, what: &str) -> Result<bool, FilterError> {
+        let start = self.words;
+        match self.compare() {
+            None | Some(Compare::Is) => Ok(false),
+            Some(Compare::IsNot) => Ok(true),
+            Some(_) => {
+                self.words = start;
+                Err(self.expected(&format!("= or != ({what} has no order)")))
+            }
+        }
     }
 
     /// Parses a word without a keyword.
-    fn bare(&self, word: &str) -> Result<Test, FilterError> {
+    fn bare(&self, word: &str, is_after_port: bool) -> Result<Test, FilterError> {
         if let Some(net) = network(word) {
             return Ok(Test::Net(Side::Either, vec![net]));
         }
@@ -319,6 +402,11 @@ impl<'a> Reader<'a> {
             return self.endpoint(Side::Either, word);
         }
         if let Ok(pid) = word.parse() {
+            if is_after_port {
+                let what = "after a port, a number alone may be a port or a pid".to_owned();
+                let advice = format!("write `port {word}` or `pid {word}`");
+                return Err(wrong(what, word, Some(advice)));
+            }
             return Ok(Test::Pid(pid));
         }
         let is_pattern = word.contains(['*', '?', '[']);
@@ -351,10 +439,34 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses what follows `src` or `dst`: `port` and a port, or an address, a network or a host,
-    /// with a port or without.
-    fn end(&mut self, side: Side) -> Result<Test, FilterError> {
+    /// with a port or without. As in tcpdump, the other end may be named first: `src or dst port 80`.
+    fn end(&mut self, side: Side) -> Result<Expr, FilterError> {
+        let other = match side {
+            Side::Local => "dst",
+            _ => "src",
+        };
+        let is_other = self.words.get(1).is_some_and(|word| word.text == other);
         match self.peek() {
-            Some("port") => {
+            Some("or" | "||" | "|") if is_other => {
+                self.skip();
+                self.skip();
+                self.value(Side::Either)
+            }
+            Some("and" | "&&" | "&") if is_other => {
+                self.skip();
+                self.skip();
+                let start = self.words;
+                let local = self.value(Side::Local)?;
+                self.words = start;
+                Ok(Expr::And(vec![local, self.value(Side::Remote)?]))
+            }
+            _ => self.value(side),
+        }
+    }
+
+    fn value(&mut self, side: Side) -> Result<Expr, FilterError> {
+        match self.peek() {
+            Some("port" | "portrange") => {
                 self.skip();
                 self.port(side)
             }
@@ -366,12 +478,26 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn net(&mut self, side: Side) -> Result<Test, FilterError> {
+    fn net(&mut self, side: Side) -> Result<Expr, FilterError> {
+        let is_not = self.is_not("an address")?;
+        self.no_negation()?;
         let word = self.next(A_NET)?;
-        if network(word).is_none() && word.contains(':') {
-            return self.endpoint(side, word);
+        let test = match network(word).is_none() && word.contains(':') {
+            true => self.endpoint(side, word)?,
+            false => Test::Net(side, self.networks(word, word)?),
+        };
+        Ok(negated(Expr::Is(test), is_not))
+    }
+
+    /// Fails at a negation of the value instead of the test.
+    fn no_negation(&self) -> Result<(), FilterError> {
+        match self.peek() {
+            Some(not @ ("not" | "!")) => {
+                let what = "a negation comes before the keyword, as in `not port 22`".to_owned();
+                Err(wrong(what, not, None))
+            }
+            _ => Ok(()),
         }
-        Ok(Test::Net(side, self.networks(word, word)?))
     }
 
     /// Parses an address and a port: `10.0.0.9:443`, `[2001:db8::1]:443`, `example.com:https`; or
@@ -410,13 +536,26 @@ impl<'a> Reader<'a> {
             .collect())
     }
 
-    fn port(&mut self, side: Side) -> Result<Test, FilterError> {
-        let mut word = self.next(A_PORT)?;
-        if matches!(word, "=" | "==") {
-            word = self.next(A_PORT)?;
+    fn port(&mut self, side: Side) -> Result<Expr, FilterError> {
+        let compare = self.compare().unwrap_or(Compare::Is);
+        self.no_negation()?;
+        let word = self.next(A_PORT)?;
+        let ports = self.ports(word.trim_start_matches(':'), word)?;
+        let has_order = matches!(compare, Compare::Is | Compare::IsNot);
+        if !has_order && ports.start() != ports.end() {
+            return Err(wrong("expected one port".to_owned(), word, None));
         }
-        let ports = self.ports(word.trim_start_matches([':', '=']), word)?;
-        Ok(Test::Port(side, ports))
+        let port = *ports.start();
+        let ports = match compare {
+            Compare::Is | Compare::IsNot => ports,
+            Compare::Above => port.checked_add(1).map_or(NO_PORT, |next| next..=u16::MAX),
+            Compare::Below => port.checked_sub(1).map_or(NO_PORT, |last| 0..=last),
+            Compare::AtLeast => port..=u16::MAX,
+            Compare::AtMost => 0..=port,
+        };
+        self.is_after_port = true;
+        let test = Expr::Is(Test::Port(side, ports));
+        Ok(negated(test, compare == Compare::IsNot))
     }
 
     /// Parses a port or a range, or looks up a service. `word` is the whole word, for the error.
@@ -439,6 +578,27 @@ impl<'a> Reader<'a> {
         };
         let ids = (!ids.is_empty()).then_some(ids);
         Ok(Test::Cgroup(Self::valid(word, ids, A_CGROUP)?))
+    }
+
+    /// Parses a state that a connection can have, or a group of states.
+    fn state(&mut self) -> Result<Vec<State>, FilterError> {
+        const A_STATE: &str =
+            "a state such as established, or connected, synchronized, bucket, big or all";
+        let word = self.words.first().map_or("", |word| word.text);
+        let states = self.states(A_STATE)?;
+        match states[..] {
+            [] => Err(wrong(
+                "no socket in this state is shown".to_owned(),
+                word,
+                None,
+            )),
+            _ => Ok(states),
+        }
+    }
+
+    fn states(&mut self, what: &str) -> Result<Vec<State>, FilterError> {
+        let name = self.next(what)?;
+        Self::valid(name, states(name), what)
     }
 
     fn pattern(&mut self, what: &str) -> Result<Pattern, FilterError> {
@@ -464,6 +624,26 @@ fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a s
     let near = known.map(|one| (strsim::jaro_winkler(word, one), one));
     let near = near.filter(|(similarity, _)| *similarity >= SIMILARITY);
     near.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
+}
+
+/// Whether a word is an operator, and so no test.
+fn is_operator(word: &str) -> bool {
+    matches!(
+        word,
+        "and" | "&&" | "&" | "or" | "||" | "|" | ")" | "=" | "==" | "!=" | "<" | "<=" | ">" | ">="
+    )
+}
+
+/// Returns the test for a peer in this network.
+fn within(net: IpNet) -> Expr {
+    Expr::Is(Test::Net(Side::Remote, vec![net]))
+}
+
+fn negated(expr: Expr, is_not: bool) -> Expr {
+    match is_not {
+        true => Expr::Not(Box::new(expr)),
+        false => expr,
+    }
 }
 
 /// Combines several expressions; returns a single one unchanged.
@@ -504,9 +684,11 @@ fn ports(word: &str) -> Option<RangeInclusive<u16>> {
     }
 }
 
-/// Parses the name of a state in the spelling of RFC 9293 or ss, in upper or lower case.
-fn state(name: &str) -> Option<State> {
-    const ALL: [State; 8] = [
+/// Parses the name of a state in the spelling of RFC 9293 or ss, or of ss's name for several, in
+/// upper or lower case. Returns no state for one whose sockets are not shown; `None` if there is no
+/// such name.
+fn states(name: &str) -> Option<Vec<State>> {
+    const ALL: [State; 9] = [
         State::Established,
         State::SynSent,
         State::SynRecv,
@@ -515,15 +697,27 @@ fn state(name: &str) -> Option<State> {
         State::CloseWait,
         State::LastAck,
         State::Closing,
+        State::Closed,
     ];
+    let all_but = |without: &[State]| {
+        let all = ALL.into_iter();
+        Some(all.filter(|state| !without.contains(state)).collect())
+    };
     let letters = |name: &str| -> String {
         let letters = name.chars().filter(char::is_ascii_alphanumeric);
         letters.map(|c| c.to_ascii_lowercase()).collect()
     };
     let name = match &*letters(name) {
+        "all" => return all_but(&[]),
+        "connected" => return all_but(&[State::Closed]),
+        "synchronized" => return all_but(&[State::Closed, State::SynSent]),
+        "bucket" => return Some(vec![State::SynRecv]),
+        "big" => return all_but(&[State::SynRecv]),
+        "listening" | "listen" | "timewait" => return Some(Vec::new()),
         "estab" => "established".to_owned(),
         "synrecv" => "synreceived".to_owned(),
         other => other.to_owned(),
     };
-    ALL.into_iter().find(|state| letters(state.name()) == name)
+    let found = ALL.into_iter().find(|state| letters(state.name()) == name);
+    found.map(|state| vec![state])
 }

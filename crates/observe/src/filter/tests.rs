@@ -112,6 +112,41 @@ fn filters_are_read_as_people_write_them() {
         "cgroup /web",
         "cgroup 78",
         "curl or nginx",
+        // ss
+        "sport eq 41000",
+        "dport != 80",
+        "dport neq :80",
+        "sport >= :41000 and sport <= 41000",
+        "sport gt 40999 & sport lt 41001",
+        "sport>40999 and dport!=80",
+        "not sport > 41000",
+        "dst = 10.1.2.3",
+        "dst != 192.0.2.7 | nginx",
+        "src ne 10.0.0.0/8",
+        "dst = 10.1.2.3:443",
+        "cgroup = /web",
+        "pid != 1",
+        "state connected",
+        "state synchronized",
+        "state big",
+        "state all exclude listening exclude time-wait",
+        "state close-wait state established",
+        "state established ( dport = :https or sport = :https )",
+        "exclude bucket dst 10.0.0.0/8",
+        // tcpdump
+        "tcp",
+        "tcp port 443",
+        "tcp dst port https",
+        "ip",
+        "ip and not ip6",
+        "ip host 10.1.2.3",
+        "portrange 440-450",
+        "dst portrange 440-450",
+        "src or dst port 443",
+        "src or dst host 10.1.2.3",
+        "src and dst portrange 1-65535",
+        "net 10.0.0.0/8",
+        "not tcp port 80",
     ] {
         assert!(matches(filter), "{filter}");
     }
@@ -137,6 +172,19 @@ fn filters_are_read_as_people_write_them() {
         "cgroup 79",
         "curl",
         "process not-started-yet",
+        "dport > 443",
+        "dport < 443",
+        "dport > 65535",
+        "dport < 0",
+        "dport ne 443",
+        "dst != 10.1.2.3",
+        "exclude established",
+        "exclude connected",
+        "state bucket",
+        "state closed",
+        "not tcp port 443",
+        "ip6 host 10.1.2.3",
+        "src and dst port 443",
     ] {
         assert!(!matches(filter), "{filter}");
     }
@@ -183,6 +231,15 @@ fn what_is_wrong_is_said_with_the_word() {
         ),
         ("or nginx", "at \"or\""),
         ("state drunk", "expected a state"),
+        ("state listening", "no socket in this state is shown"),
+        ("port 80 or 443", "write `port 443` or `pid 443`"),
+        ("sport 7001 7002", "write `port 7002` or `pid 7002`"),
+        ("port not 22", "as in `not port 22`, at \"not\""),
+        ("dst ! 10.0.0.1", "as in `not port 22`, at \"!\""),
+        ("dst >= 10.0.0.1", "expected = or !="),
+        ("dport >= 80-90", "expected one port"),
+        ("uid > 0", "expected = or !="),
+        ("= 443", "expected an address, a port"),
         ("pid -1", "expected a pid"),
         ("process [", "expected a process name"),
         ("process 'web content", "a quote is not closed"),
@@ -211,7 +268,7 @@ fn only_some_filters_need_the_owner() {
 
 proptest! {
     #[test]
-    fn nothing_that_is_typed_does_harm(text in "[ a-z0-9()!&|.:/*\\[\\]-]{0,60}") {
+    fn nothing_that_is_typed_does_harm(text in "[ a-z0-9()!&|=<>.:/*\\[\\]-]{0,60}") {
         let _ = parse(&text);
     }
 
