@@ -13,7 +13,7 @@ use crate::observation::Observation;
 use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::record::Record;
-use crate::verdict::{self, Factor, Verdict};
+use crate::verdict::{self, Factor, Verdict, rank};
 use crate::versioned::Versioned;
 
 /// A connection with its verdict.
@@ -58,8 +58,8 @@ struct Line<'a> {
 }
 
 /// Explains the connections of the last scan, and those that have ended and that at least two scans
-/// have found, in descending order of payload. `tuned`: the changes that `taut tune` made to them,
-/// in sentences by cookie.
+/// have found: those with the most trouble first, and of these those that carry most. `tuned`: the
+/// changes that `taut tune` made to them, in sentences by cookie.
 pub fn explanations<'a>(
     observation: &'a Observation,
     tuned: &'a HashMap<u64, Vec<String>>,
@@ -88,7 +88,7 @@ pub fn explanations<'a>(
         other: None,
     });
     let mut all: Vec<_> = open.chain(ended).collect();
-    all.sort_by_key(|one| (Reverse(one.carried), one.cookie));
+    all.sort_by_key(|one| (rank(one.verdict.as_ref(), one.carried), one.cookie));
     all
 }
 

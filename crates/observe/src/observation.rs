@@ -8,7 +8,7 @@ use crate::listeners::{Dropping, Listeners};
 use crate::observer::{Observer, Tracked};
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
-use crate::verdict::Verdict;
+use crate::verdict::{Verdict, rank};
 
 /// The number of ended connections that are kept with a verdict, 2 kB each: those that carried
 /// most. Up to as many more are kept until the next sorting. The sums include all that ended.
@@ -75,7 +75,7 @@ impl Observation {
             self.keep(cookie, tracked, process);
         }
         if self.kept.len() > 2 * KEPT {
-            self.keep_largest();
+            self.keep_first();
         }
         Ok(summary)
     }
@@ -112,10 +112,10 @@ impl Observation {
         });
     }
 
-    /// Keeps the connections that carried most.
-    fn keep_largest(&mut self) {
+    /// Keeps the connections with the most trouble, and of these those that carried most.
+    fn keep_first(&mut self) {
         self.kept
-            .sort_by_key(|kept| std::cmp::Reverse(kept.carried));
+            .sort_by_key(|kept| rank(Some(&kept.verdict), kept.carried));
         self.kept.truncate(KEPT);
     }
 

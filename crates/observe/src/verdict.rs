@@ -15,6 +15,7 @@ mod receiving;
 mod render;
 mod sending;
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use taut_sys::sock_diag::State;
@@ -49,6 +50,20 @@ pub struct Verdict {
     pub gain: Option<Gain>,
     /// The settings of the connection's namespace, on which the remedy depends.
     pub settings: TcpSettings,
+}
+
+/// Returns how much a person has to do about a connection with this limit: the larger, the more.
+pub(crate) fn trouble((factor, confidence): (Factor, Confidence)) -> u8 {
+    factor
+        .trouble()
+        .saturating_sub((confidence == Confidence::Unclear).into())
+}
+
+/// Returns a key that sorts connections: those with the most trouble first, and of these those that
+/// carried most.
+pub(crate) fn rank(verdict: Option<&Verdict>, carried: u64) -> (Reverse<Option<u8>>, Reverse<u64>) {
+    let limit = verdict.map(|found| (found.factor, found.confidence));
+    (Reverse(limit.map(trouble)), Reverse(carried))
 }
 
 /// Known facts about the machine and the network namespace. A field is `None` if the value is

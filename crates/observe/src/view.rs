@@ -10,7 +10,7 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::observer::Observed;
 use crate::record::Rates;
-use crate::verdict::{Confidence, Factor};
+use crate::verdict::{Confidence, Factor, trouble};
 
 /// The sort key of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum Sort {
     Rtt,
     /// Retransmitted segments; most first.
     Retrans,
+    /// What limits it: what does not work first, then what can be mended.
+    Trouble,
     /// Address of the peer.
     Peer,
     /// Name of the process.
@@ -32,10 +34,11 @@ pub enum Sort {
 
 impl Sort {
     /// All sort keys, in the order in which the screen cycles through them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Rate,
         Self::Rtt,
         Self::Retrans,
+        Self::Trouble,
         Self::Peer,
         Self::Process,
     ];
@@ -46,6 +49,7 @@ impl Sort {
             Self::Rate => "rate",
             Self::Rtt => "rtt",
             Self::Retrans => "retrans",
+            Self::Trouble => "trouble",
             Self::Peer => "peer",
             Self::Process => "process",
         }
@@ -140,6 +144,13 @@ impl Row {
             }
             Sort::Rtt => descending(self.rtt.map_or(0.0, |(rtt, _)| rtt)),
             Sort::Retrans => -i64::from(self.retrans),
+            // The fastest of those with as much trouble come first, whatever their addresses.
+            Sort::Trouble => {
+                let rates = self.rates.unwrap_or_default();
+                let of_rate = descending(rates.sent + rates.received);
+                let first = self.limit.map_or(1, |limit| -i64::from(trouble(limit)));
+                return (first, of_rate.cast_unsigned() ^ 1 << 63);
+            }
             Sort::Peer => 0,
             // Rows without a process come last. Names order the others before addresses do.
             Sort::Process => return (self.process.is_none().into(), 0),
@@ -459,8 +470,25 @@ mod tests {
     #[test]
     fn next_cycles_through_all_sort_keys() {
         let after: Vec<_> = Sort::ALL.iter().map(|sort| sort.next()).collect();
-        assert_eq!(after[..4], Sort::ALL[1..]);
-        assert_eq!(after[4], Sort::ALL[0]);
+        assert_eq!(after[..5], Sort::ALL[1..]);
+        assert_eq!(after[5], Sort::ALL[0]);
+    }
+
+    #[test]
+    fn what_does_not_work_comes_before_what_is_slow_and_what_is_fast() {
+        let of = |cookie, sent, limit| row(cookie, sent).with_limit(limit);
+        let (sure, unclear) = (Confidence::Sure, Confidence::Unclear);
+        let mut rows = [
+            of(1, 9e9, Some((Factor::Link, sure))),
+            of(2, 1e6, Some((Factor::SenderApplication, sure))),
+            of(3, 2e6, Some((Factor::SenderApplication, sure))),
+            of(4, 1e6, Some((Factor::Loss, sure))),
+            of(5, 0.0, Some((Factor::Timeouts, sure))),
+            of(6, 1e3, Some((Factor::Loss, unclear))),
+            of(7, 1e3, None),
+        ];
+        sort_by(&mut rows, |row| row, Sort::Trouble);
+        assert_eq!(rows.map(|row| row.cookie), [5, 4, 3, 2, 6, 1, 7]);
     }
 
     #[test]

@@ -160,7 +160,7 @@ impl Args {
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         // If all rows are printed, their limits cost less while their samples are in the cache.
-        let needs_limits = !self.json && self.rows.is_none();
+        let needs_limits = !self.json && self.rows.is_none() || self.sort == Sort::Trouble;
         let mut rows: Vec<(Row, Observed<'_>)> = Vec::with_capacity(observer.kept());
         rows.extend(observer.connections(filter).map(|observed| {
             let row = Row::of(&observed);

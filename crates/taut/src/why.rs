@@ -27,7 +27,7 @@ const CONNECTIONS: usize = 10_000;
 /// Explain what limits connections
 #[derive(ClapArgs)]
 #[command(after_help = concat!("Examples:
-  taut why                                   the connections that carry most
+  taut why                                   those with the most trouble first
   taut why nginx                             those of processes of this name
   taut why dst 10.0.0.0/8 and dport 443      to these addresses and this port
   taut why dport 443 --with root@web1        from both ends, by ssh to the other
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = watch, help_heading = "Scans")]
     time: Duration,
 
-    /// Explain this many connections, those that carry most
+    /// Explain this many connections: those with the most trouble, then those that carry most
     #[arg(
         long,
         value_name = "COUNT",

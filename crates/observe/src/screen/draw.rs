@@ -19,7 +19,7 @@ const HELP: &str = "\
 up, down, j, k, page up, page down, home, end   select
 enter           open the connection: history, evidence, instruments
 esc, q          back; in the table q quits
-s               sort by the next key: rate, rtt, retrans, peer, process
+s               sort by the next key: rate, rtt, retrans, trouble, peer, process
 /               filter: 10.0.0.9:443, dst 10.0.0.0/8 and dport https, a process
                 (`taut top --help` has the syntax)
 space           pause and resume

@@ -102,6 +102,29 @@ impl Factor {
         self as usize
     }
 
+    /// Returns how much a person has to do about a connection that the factor limits: 3 if it does not
+    /// work, 2 if something on this host or on the path makes it slow, 1 if that depends on an
+    /// application or the other end, and 0 if nothing is wrong.
+    pub(crate) fn trouble(self) -> u8 {
+        match self {
+            Self::HostDrops | Self::PathMtu | Self::Timeouts => 3,
+            Self::SendBuffer
+            | Self::ReceiveBuffer
+            | Self::Loss
+            | Self::Queue
+            | Self::RateLimit
+            | Self::Descheduled
+            | Self::CpuQuota => 2,
+            Self::SenderApplication
+            | Self::ReceiverApplication
+            | Self::SlowStart
+            | Self::Pacing
+            | Self::Peer
+            | Self::Unclear => 1,
+            Self::Idle | Self::Link => 0,
+        }
+    }
+
     /// Returns the letter that represents the factor in a history.
     pub fn letter(self) -> char {
         match self {

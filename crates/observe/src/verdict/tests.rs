@@ -510,3 +510,26 @@ fn a_cpu_quota_takes_the_time_of_the_application_that_it_stops() {
     // What it has sent before it was stopped keeps the path full.
     assert_eq!(with(1.0, 0.8).factor, Factor::Link);
 }
+
+#[test]
+fn a_connection_that_does_not_work_is_explained_before_those_that_carry_much() {
+    let verdict = |factor| Verdict {
+        factor,
+        confidence: Confidence::Sure,
+        weight: 0.9,
+        shares: vec![(factor, 0.9)],
+        causes: Vec::new(),
+        gain: None,
+        settings: TcpSettings::default(),
+    };
+    let mut all = [
+        (Some(verdict(Factor::Link)), 9_000_000),
+        (Some(verdict(Factor::SenderApplication)), 1000),
+        (Some(verdict(Factor::SenderApplication)), 8000),
+        (Some(verdict(Factor::Timeouts)), 0),
+        (None, 7_000_000),
+    ];
+    all.sort_by_key(|(verdict, carried)| rank(verdict.as_ref(), *carried));
+    let carried = all.map(|(_, carried)| carried);
+    assert_eq!(carried, [0, 8000, 1000, 9_000_000, 7_000_000]);
+}
