@@ -20,12 +20,14 @@ use taut_relay::intercept;
 use taut_snoop::device::{Device, Kind};
 use taut_snoop::tap;
 use taut_sys::probe::{self, Answer};
+use taut_sys::sock_diag::{Connection, SockDiag};
 use taut_sys::steal::Steal;
+use taut_tune::pressure::of_machine;
 
 #[cfg(test)]
 pub(crate) use self::feature::FEATURES;
 use self::report::Report;
-use self::setting::Host;
+use self::setting::{Host, LongPath, PathSource};
 pub(crate) use self::severity::Severity;
 use crate::Failure;
 
@@ -62,6 +64,14 @@ pub(crate) struct Args {
         help_heading = "Checks"
     )]
     only: Vec<Part>,
+    /// Judge windows by a path with this round-trip time [default: the longest of a connection here, or 100ms]
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = round_trip,
+        help_heading = "Checks"
+    )]
+    rtt: Option<Duration>,
     /// First remove what killed processes of Taut have left (root)
     #[arg(long, help_heading = "Repair")]
     repair: bool,
@@ -86,7 +96,7 @@ impl Part {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let is_repaired = !args.repair || repair();
-    let report = examine(&args.only);
+    let report = examine(&args.only, args.rtt);
     let text = match args.json {
         true => Versioned::new(&report)
             .pretty()
@@ -119,14 +129,14 @@ fn repair() -> bool {
 }
 
 /// Examines these parts, or all of them if `only` is empty.
-fn examine(only: &[Part]) -> Report {
+fn examine(only: &[Part], round_trip: Option<Duration>) -> Report {
     let features = feature::FEATURES
         .iter()
         .filter(|_| Part::Features.is_in(only))
         .map(|f| feature::assess(f, (f.probe)()))
         .collect::<Vec<_>>();
     let settings = match Part::Settings.is_in(only) {
-        true => setting::assess(&host()),
+        true => setting::assess(&host(round_trip)),
         false => Vec::new(),
     };
     let leftovers = match Part::Leftovers.is_in(only) {
@@ -158,7 +168,43 @@ fn width() -> usize {
         .unwrap_or(table::PAGE)
 }
 
-fn host() -> Host {
+/// Parses a round-trip time.
+fn round_trip(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match time.is_zero() {
+        true => Err("a round trip takes time".to_owned()),
+        false => Ok(time),
+    }
+}
+
+/// Returns the path by which windows are judged.
+fn path(round_trip: Option<Duration>) -> LongPath {
+    let of = |source| move |round_trip| LongPath { round_trip, source };
+    let given = round_trip.map(of(PathSource::Given));
+    let seen = || longest_path().map(of(PathSource::Seen));
+    given.or_else(seen).unwrap_or(LongPath::ASSUMED)
+}
+
+/// Returns the longest of the shortest round trips of the connections of this network namespace that
+/// have carried much.
+fn longest_path() -> Option<Duration> {
+    const MUCH: u64 = 1_000_000;
+    let mut longest = None;
+    let mut connections = SockDiag::open().ok()?;
+    let each = |connection: Connection| {
+        let Some(info) = connection.info else {
+            return;
+        };
+        let carried = info.bytes_acked.unwrap_or(0) + info.bytes_received.unwrap_or(0);
+        if carried >= MUCH {
+            longest = longest.max(info.min_rtt);
+        }
+    };
+    connections.dump(each).ok()?;
+    longest
+}
+
+fn host(round_trip: Option<Duration>) -> Host {
     // A sysctl that this kernel lacks or hides is omitted.
     let read = |name: &&str| Some(((*name).to_owned(), probe::setting::sysctl(name).ok()??));
     let mut host = Host {
@@ -166,6 +212,8 @@ fn host() -> Host {
             .iter()
             .filter_map(read)
             .collect::<BTreeMap<_, _>>(),
+        path: path(round_trip),
+        memory: of_machine(),
         open_files: probe::setting::open_files_hard_limit(),
         page: probe::setting::page_size(),
         root: probe::is_root(),

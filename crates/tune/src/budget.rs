@@ -285,7 +285,7 @@ impl Budget {
         let starts = MIN_STARTS.max((begun as u64).saturating_mul(STARTS_FACTOR));
         (rest / starts)
             .saturating_sub(SEND_EXCESS)
-            .clamp(FLOOR, maximum_for(WindowCap::default()))
+            .clamp(FLOOR, maximum_for(WindowCap::default(), u64::MAX))
     }
 }
 

@@ -139,6 +139,11 @@ impl WindowCap {
         }
     }
 
+    /// Whether the window was configured.
+    pub(crate) fn is_configured(self) -> bool {
+        self.configured.is_some()
+    }
+
     /// Returns the widest window that is allowed on every path.
     pub fn window(self) -> u64 {
         self.configured.unwrap_or(MAX_WINDOW)

@@ -17,6 +17,10 @@ use crate::routes::metrics::Metrics;
 /// segment.)
 const MAXIMUM_PER_WINDOW: u64 = 5;
 
+/// The machine's memory, as a multiple of the kernel's maximum: a quarter of what TCP may use, by
+/// default a sixteenth, before the kernel slows every connection; twice the kernel's own.
+const MEMORY_PER_MAXIMUM: u64 = 64;
+
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
@@ -212,11 +216,17 @@ pub fn without_owner(change: Change, limit: impl Fn(Direction) -> u32) -> Change
     }
 }
 
-/// Returns the maximum that the kernel needs for this window, in bytes with overhead.
-pub fn maximum_for(cap: WindowCap) -> u64 {
+/// Returns the maximum that the kernel needs for this window, in bytes with overhead, on a machine with
+/// `memory` bytes. One connection gets a part of the memory at most, unless the window is configured.
+pub fn maximum_for(cap: WindowCap, memory: u64) -> u64 {
+    let most = match cap.is_configured() {
+        true => u64::MAX,
+        false => memory / MEMORY_PER_MAXIMUM,
+    };
     // The setting has 31 bits.
     cap.window()
         .saturating_mul(MAXIMUM_PER_WINDOW)
+        .min(most)
         .min(i32::MAX as u64)
 }
 
@@ -226,9 +236,10 @@ pub fn raise_maximum(
     direction: Direction,
     from: u64,
     cap: WindowCap,
+    memory: u64,
     settings: TcpSettings,
 ) -> Option<Change> {
-    let to = maximum_for(cap);
+    let to = maximum_for(cap, memory);
     (from < to).then_some(Change::Maximum {
         direction,
         from,
@@ -243,6 +254,8 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::demand::Reason;
+
+    const MEMORY: u64 = 16 << 30;
 
     /// The demand of a buffer of 128 KiB that its application has fixed, and that limits its
     /// connection.
@@ -363,12 +376,29 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn one_connection_gets_a_part_of_a_small_machine() {
+        let default = WindowCap::default();
+        for (memory, most) in [
+            (512 << 20, 8 << 20),
+            (2 << 30, 32 << 20),
+            (MEMORY, 60_000_000),
+        ] {
+            assert_eq!(maximum_for(default, memory), most);
+        }
+        assert_eq!(
+            maximum_for(WindowCap::of(12_000_000), 512 << 20),
+            60_000_000
+        );
+    }
+
+    #[test]
     fn maxima_are_raised_and_never_lowered() {
         assert_eq!(
             raise_maximum(
                 Direction::Send,
                 4 << 20,
                 WindowCap::default(),
+                MEMORY,
                 TcpSettings::default()
             ),
             Some(Change::Maximum {
@@ -383,6 +413,7 @@ pub(crate) mod tests {
                 Direction::Receive,
                 64 << 20,
                 WindowCap::default(),
+                MEMORY,
                 TcpSettings::default()
             ),
             None
@@ -393,6 +424,7 @@ pub(crate) mod tests {
                 Direction::Receive,
                 64 << 20,
                 cap,
+                MEMORY,
                 TcpSettings::default()
             ),
             Some(Change::Maximum {

@@ -29,6 +29,12 @@ pub struct Memory {
     pub pressure: u64,
 }
 
+/// Returns the bytes of memory that this machine has.
+pub fn of_machine() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
+}
+
 // === impl Memory ===
 
 impl Memory {

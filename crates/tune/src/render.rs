@@ -380,7 +380,7 @@ mod tests {
             ..TcpSettings::default()
         };
         let raised =
-            raise_maximum(direction, 1 << 20, WindowCap::default(), settings).unwrap();
+            raise_maximum(direction, 1 << 20, WindowCap::default(), 16 << 30, settings).unwrap();
         assert!(expected(&raised).starts_with("none while net.ipv4.tcp_moderate_rcvbuf is 0"));
         let settings = TcpSettings {
             scales_windows: Some(false),

@@ -17,6 +17,7 @@ mod window;
 
 pub(crate) use self::guest::STOLEN;
 pub(crate) use self::others::CONFLICTING;
+pub(crate) use self::window::{LongPath, PathSource};
 
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,10 @@ pub(crate) struct Host {
     pub(crate) sysctls: BTreeMap<String, String>,
     /// Hard limit of open descriptors per process.
     pub(crate) open_files: u64,
+    /// The path by which windows are judged.
+    pub(crate) path: LongPath,
+    /// Memory in bytes.
+    pub(crate) memory: u64,
     /// Page size in bytes.
     pub(crate) page: u64,
     /// Whether this process is root, which is exempt from some limits.

@@ -10,6 +10,7 @@ use taut_sys::netns;
 use super::{MAX_RAISED, Tuner, ids};
 use crate::demand::Direction;
 use crate::plan::{Change, raise_maximum};
+use crate::pressure::of_machine;
 use crate::report::{ChangeReport, Outcome};
 use crate::sysctl::maxima;
 
@@ -50,7 +51,7 @@ impl Tuner {
                     continue;
                 }
                 let Some(change @ Change::Maximum { to, .. }) =
-                    raise_maximum(direction, maximum, self.cap, settings)
+                    raise_maximum(direction, maximum, self.cap, of_machine(), settings)
                 else {
                     continue;
                 };

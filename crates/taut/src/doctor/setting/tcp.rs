@@ -13,11 +13,6 @@ struct Switch {
 
 const SWITCHES: &[Switch] = &[
     Switch {
-        name: "net.ipv4.tcp_window_scaling",
-        on: true,
-        wrong: "windows are limited to 64 KiB: 1.9 Mbit/s at 274 ms",
-    },
-    Switch {
         name: "net.ipv4.tcp_sack",
         on: true,
         wrong: "each further loss in a window costs a round trip",
@@ -44,6 +39,7 @@ pub(super) fn assess(host: &Host) -> Vec<Finding> {
         .iter()
         .filter_map(|s| switch(host, s))
         .collect::<Vec<_>>();
+    findings.extend(window_scaling(host));
     findings.extend(metrics_cache(host));
     findings.extend(mtu_probing(host));
     findings.extend(reverse_path(host));
@@ -60,6 +56,23 @@ fn switch(host: &Host, switch: &Switch) -> Option<Finding> {
             switch.wrong,
             set(switch.name, u8::from(switch.on)),
         ),
+    })
+}
+
+fn window_scaling(host: &Host) -> Option<Finding> {
+    const ID: &str = "net.ipv4.tcp_window_scaling";
+    const WIDEST: u64 = 65_535;
+    let value = host.number(ID, 0)?;
+    Some(match value {
+        0 => {
+            let mbit = host.path.mbit(WIDEST);
+            let why = format!(
+                "windows are limited to 64 KiB: {mbit:.1} Mbit/s at {}",
+                host.path
+            );
+            Finding::slows(ID, value, why, set(ID, 1))
+        }
+        _ => Finding::fine(ID, value, "on"),
     })
 }
 

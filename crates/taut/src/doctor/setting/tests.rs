@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 /// The settings of a stock Debian 12 with 16 GiB, in root's shell in a systemd session.
@@ -32,6 +34,8 @@ fn stock() -> Host {
     Host {
         sysctls: sysctls.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
         open_files: 1_048_576,
+        path: LongPath::ASSUMED,
+        memory: 16 << 30,
         page: 4_096,
         root: true,
         devices: vec![device("eth0", "fq_codel")],
@@ -102,21 +106,62 @@ fn every_sysctl_has_a_stock_value_in_these_tests() {
 }
 
 #[test]
-fn a_buffer_is_raised_to_two_windows_and_its_other_two_numbers_are_kept() {
+fn a_buffer_is_raised_to_what_tune_sets_and_its_other_two_numbers_are_kept() {
     let rmem = finding(&stock(), "net.ipv4.tcp_rmem");
     assert_eq!(
         rmem.why,
-        "a connection reaches about 91 of 1000 Mbit/s at 274 ms"
+        "a connection reaches about 252 of 1000 Mbit/s at 100 ms (--rtt gives another)"
     );
     let command = rmem.command.unwrap();
     assert_eq!(
         command,
-        "sysctl -w net.ipv4.tcp_rmem='4096 131072 69206016'"
+        "sysctl -w net.ipv4.tcp_rmem='4096 131072 60000000'"
     );
-    let raised = with("net.ipv4.tcp_rmem", "4096 131072 69206016");
+    // Whatever path is seen: `taut tune` keeps it there.
+    for millis in [100, 240, 600] {
+        let raised = Host {
+            path: path(millis, PathSource::Seen),
+            ..with("net.ipv4.tcp_rmem", "4096 131072 60000000")
+        };
+        assert_eq!(
+            finding(&raised, "net.ipv4.tcp_rmem").severity,
+            Severity::Fine
+        );
+    }
+}
+
+fn path(millis: u64, source: PathSource) -> LongPath {
+    LongPath {
+        round_trip: Duration::from_millis(millis),
+        source,
+    }
+}
+
+#[test]
+fn windows_are_judged_by_the_longest_path() {
+    let at = |path| Host { path, ..stock() };
+    let short = at(path(20, PathSource::Seen));
+    let rmem = finding(&short, "net.ipv4.tcp_rmem");
     assert_eq!(
-        finding(&raised, "net.ipv4.tcp_rmem").severity,
-        Severity::Fine
+        (rmem.severity, &*rmem.why),
+        (
+            Severity::Fine,
+            "enough for 1 Gbit/s at 20 ms (the longest path of a connection here)"
+        )
+    );
+    let long = at(path(300, PathSource::Given));
+    let wmem = finding(&long, "net.ipv4.tcp_wmem");
+    assert_eq!(
+        wmem.why,
+        "a connection reaches about 112 of 1000 Mbit/s at 300 ms (--rtt)"
+    );
+    let mut unscaled = long;
+    let zero = ("net.ipv4.tcp_window_scaling".to_owned(), "0".to_owned());
+    unscaled.sysctls.extend([zero]);
+    let why = finding(&unscaled, "net.ipv4.tcp_window_scaling").why;
+    assert_eq!(
+        why,
+        "windows are limited to 64 KiB: 1.7 Mbit/s at 300 ms (--rtt)"
     );
 }
 

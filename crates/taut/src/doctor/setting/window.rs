@@ -1,15 +1,63 @@
 //! Checks whether a connection's window can fill a path with a large bandwidth-delay product.
 
+use std::fmt;
+use std::time::Duration;
+
+use taut_tune::demand::WindowCap;
+use taut_tune::plan::maximum_for;
+
 use super::{Finding, Host, set};
 
-/// The round-trip time of the demonstration's path, client to server.
-const RTT_MS: u64 = 274;
-const BITS_A_SECOND: u64 = 1_000_000_000;
-/// The path's bandwidth-delay product in bytes.
-const IN_FLIGHT: u64 = BITS_A_SECOND / 8 / 1_000 * RTT_MS;
-/// The recommended buffer limit, in windows: the kernel uses up to half of a receive buffer for its
-/// own structures, and aims at a send buffer of two windows.
-const WINDOWS_ENOUGH: u64 = 2;
+const BYTES_A_SECOND: f64 = 125_000_000.0;
+
+/// The path by which windows are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LongPath {
+    pub(crate) round_trip: Duration,
+    pub(crate) source: PathSource,
+}
+
+/// Why a path is the one to judge by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PathSource {
+    /// The user has given its round-trip time.
+    Given,
+    /// It is the longest path of a connection of this machine.
+    Seen,
+    /// No connection shows a path.
+    Assumed,
+}
+
+// === impl LongPath ===
+
+impl LongPath {
+    /// The path between two continents, if no connection shows another.
+    pub(crate) const ASSUMED: Self = Self {
+        round_trip: Duration::from_millis(100),
+        source: PathSource::Assumed,
+    };
+
+    /// Returns the rate of a window over this path, in Mbit/s.
+    pub(super) fn mbit(self, window: u64) -> f64 {
+        8.0 * window as f64 / self.round_trip.as_secs_f64() / 1e6
+    }
+
+    /// Returns the bytes in flight at 1 Gbit/s.
+    fn in_flight(self) -> u64 {
+        (BYTES_A_SECOND * self.round_trip.as_secs_f64()) as u64
+    }
+}
+
+impl fmt::Display for LongPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let source = match self.source {
+            PathSource::Given => "--rtt",
+            PathSource::Seen => "the longest path of a connection here",
+            PathSource::Assumed => "--rtt gives another",
+        };
+        write!(f, "{} ms ({source})", self.round_trip.as_millis().max(1))
+    }
+}
 
 /// A buffer limit and its overhead.
 struct Buffer {
@@ -35,7 +83,7 @@ pub(super) fn assess(host: &Host) -> Vec<Finding> {
     BUFFERS.iter().filter_map(|b| assess_one(host, b)).collect()
 }
 
-/// Assesses the third number, which is the limit of auto-tuning.
+/// Assesses the third number, which is the limit of auto-tuning. What `taut tune` sets is enough.
 fn assess_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
     let id = buffer.id;
     let (least, start, most) = (
@@ -44,13 +92,15 @@ fn assess_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
         host.number(id, 2)?,
     );
     let value = format!("{least} {start} {most}");
-    let window = most / buffer.per_byte;
-    Some(if window >= IN_FLIGHT {
-        Finding::fine(id, value, "enough for 1 Gbit/s at 274 ms")
+    let (window, path) = (most / buffer.per_byte, host.path);
+    let enough = maximum_for(WindowCap::default(), host.memory);
+    let mbit = path.mbit(window);
+    Some(if window >= path.in_flight() {
+        Finding::fine(id, value, format!("enough for 1 Gbit/s at {path}"))
+    } else if most >= enough {
+        Finding::fine(id, value, format!("enough for {mbit:.0} Mbit/s at {path}"))
     } else {
-        let mbit = window * 8 / RTT_MS / 1_000;
-        let why = format!("a connection reaches about {mbit} of 1000 Mbit/s at 274 ms");
-        let enough = (IN_FLIGHT * WINDOWS_ENOUGH).next_multiple_of(1 << 20);
+        let why = format!("a connection reaches about {mbit:.0} of 1000 Mbit/s at {path}");
         Finding::slows(id, value, why, set(id, format!("{least} {start} {enough}")))
     })
 }
