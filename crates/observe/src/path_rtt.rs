@@ -41,7 +41,7 @@ impl PathRtts {
         let Some(rtt) = info.and_then(|info| info.min_rtt).filter(|r| !r.is_zero()) else {
             return;
         };
-        let key = (Arc::clone(netns), connection.remote.ip());
+        let key = (Arc::clone(netns), connection.remote.ip().to_canonical());
         let noted = Shortest { rtt, at: now };
         if let Some(known) = self.peers.get_mut(&key) {
             if rtt <= known.rtt || known.is_old(now) {
@@ -66,7 +66,7 @@ impl PathRtts {
         peer: IpAddr,
         now: Duration,
     ) -> Option<Duration> {
-        let known = self.peers.get(&(Arc::clone(netns), peer))?;
+        let known = self.peers.get(&(Arc::clone(netns), peer.to_canonical()))?;
         (!known.is_old(now)).then_some(known.rtt)
     }
 
@@ -109,6 +109,12 @@ mod tests {
             paths.note(&machine, secs(1), &connection(1, millis));
         }
         paths.note(&machine, secs(1), &connection(2, 3));
+        // A socket of both families is connected to the same peer.
+        let mut mapped = connection(1, 22);
+        mapped.remote = "[::ffff:0.0.0.1]:443".parse().unwrap();
+        paths.note(&machine, secs(1), &mapped);
+        let shortest = paths.shortest(&machine, mapped.remote.ip(), secs(1));
+        assert_eq!(shortest, Some(Duration::from_millis(20)));
         let of = |netns: &Arc<str>, now| {
             let peer = connection(1, 0).remote.ip();
             paths.shortest(netns, peer, secs(now))

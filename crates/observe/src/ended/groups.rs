@@ -62,7 +62,7 @@ impl Key {
         Self {
             netns: ended.netns.clone(),
             process: ended.process.as_ref().map(|process| process.name.clone()),
-            peer: ended.remote.ip(),
+            peer: ended.remote.ip().to_canonical(),
             opener: ended.opener,
         }
     }
@@ -151,6 +151,17 @@ mod tests {
 
     use super::super::tests::ended;
     use super::*;
+
+    #[test]
+    fn a_peer_of_a_socket_of_both_families_is_the_same_peer() {
+        let mut groups = Groups::default();
+        for remote in ["192.0.2.9:443", "[::ffff:192.0.2.9]:443"] {
+            groups.add(&ended(|end| end.remote = remote.parse().unwrap()));
+        }
+        let sorted = groups.sorted();
+        assert_eq!(sorted.len(), 1);
+        assert_eq!(sorted[0].0.peer.to_string(), "192.0.2.9");
+    }
 
     proptest! {
         #[test]

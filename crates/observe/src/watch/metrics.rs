@@ -193,7 +193,10 @@ impl Metrics {
             return;
         };
         let process = report.process.map_or(UNKNOWN, |process| &process.name);
-        let pair = (process.to_owned(), network(connection.remote.ip()));
+        let pair = (
+            process.to_owned(),
+            network(connection.remote.ip().to_canonical()),
+        );
         let (process, peer) = self.pairs.or(pair, || (OTHER.to_owned(), OTHER.to_owned()));
         let labels = vec![("process", process), ("peer", peer)];
         if let Some(rtt) = info.rtt {
@@ -311,7 +314,7 @@ mod tests {
         life.limited[Factor::Loss.index()] = 3.0;
         life.limited[Factor::Idle.index()] = 1.0;
         tell(&mut metrics, &ended("192.0.2.77:80"), Some(&life));
-        tell(&mut metrics, &ended("192.0.2.78:80"), None);
+        tell(&mut metrics, &ended("[::ffff:192.0.2.78]:80"), None);
         tell(&mut metrics, &ended("[2001:db8:1:2::3]:80"), None);
         metrics.limited(None, Factor::Loss, 2.5);
         let text = metrics.exposition()().unwrap();
