@@ -36,6 +36,9 @@ const MIN_STARTS: u64 = 64;
 /// if larger than [`MIN_STARTS`].
 const STARTS_FACTOR: u64 = 2;
 
+/// The ID of the root of the hierarchy of cgroup v2, in which all sockets are on a machine without it.
+const ROOT_CGROUP: u64 = 1;
+
 /// The bounds of the memory that all buffers hold together, in bytes as the kernel accounts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
@@ -275,6 +278,17 @@ impl Budget {
         shared
     }
 
+    /// Returns whether the bound of each control group bounds all connections together, because the
+    /// kernel knows no other group of them than the root.
+    pub(crate) fn has_one_cgroup(&self, claims: &[Claim]) -> bool {
+        let first = claims.first().map(|claim| claim.cookie);
+        self.bounds.per_cgroup.is_some()
+            && claims.iter().any(|claim| Some(claim.cookie) != first)
+            && claims
+                .iter()
+                .all(|claim| matches!(claim.cgroup, None | Some(ROOT_CGROUP)))
+    }
+
     /// Returns the maximum for send buffers of new connections, which the kernel tunes until a
     /// connection was scanned twice.
     ///
@@ -333,6 +347,24 @@ mod tests {
             cgroup: None,
             destination: Ipv4Addr::LOCALHOST.into(),
         }
+    }
+
+    #[test]
+    fn a_bound_of_each_cgroup_that_bounds_all_is_noticed() {
+        let per_cgroup = Budget::new(Bounds {
+            per_cgroup: Some(1 << 20),
+            ..BOUNDS
+        });
+        let of = |cookie, cgroup| Claim {
+            cgroup,
+            ..claim(cookie, Direction::Send, 0)
+        };
+        let root = [of(1, Some(1)), of(2, Some(1)), of(3, None)];
+        assert!(per_cgroup.has_one_cgroup(&root));
+        assert!(!Budget::new(BOUNDS).has_one_cgroup(&root));
+        // One connection alone says nothing.
+        assert!(!per_cgroup.has_one_cgroup(&root[..1]));
+        assert!(!per_cgroup.has_one_cgroup(&[of(1, Some(1)), of(2, Some(77))]));
     }
 
     fn set(shared: &Shared) -> Vec<(u64, u64)> {

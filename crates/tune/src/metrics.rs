@@ -97,7 +97,7 @@ impl Default for Metrics {
         );
         register.register(
             "problems",
-            "Namespaces whose routes could not be listed or changed, and requested routes that no namespace has",
+            "Namespaces whose routes could not be listed or changed, requested routes that no namespace has, and a bound of each control group that bounds all connections together",
             metrics.problems.clone(),
         );
         register.register(

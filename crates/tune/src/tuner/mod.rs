@@ -81,6 +81,8 @@ pub struct Tuner {
     shrunk: HashMap<(u64, Direction), u64>,
     /// The connections with changed buffers, and the number of scans that have missed each since.
     changed: HashMap<u64, u32>,
+    /// [`Round::problems`] has had the sentence about control groups.
+    has_told_of_root: bool,
     /// Whether the last scan found established connections only.
     has_only_established: bool,
     scans: u64,
@@ -105,7 +107,8 @@ pub struct Round {
     pub short: Vec<Arc<str>>,
     /// Requested routes that no namespace has, reported once.
     pub unmatched: Vec<String>,
-    /// Sentences about namespaces whose routes could not be listed or changed, each reported once.
+    /// Sentences about namespaces whose routes could not be listed or changed, and about a bound of
+    /// each control group that bounds all connections together. Each is reported once.
     pub problems: Vec<String>,
     /// The summary of the scan.
     pub summary: ScanSummary,
@@ -146,6 +149,7 @@ impl Tuner {
             memory: Memory::read,
             shrunk: HashMap::new(),
             changed: HashMap::new(),
+            has_told_of_root: false,
             has_only_established: false,
             scans: 0,
         }

@@ -11,6 +11,10 @@ use crate::budget::{Budget, Claim};
 use crate::demand::{Direction, demand};
 use crate::plan::{Change, reconnect, unlock};
 
+/// Said once if a bound of each control group bounds all connections together.
+const ROOT_ALONE: &str = "--per-cgroup bounds all connections together: the kernel reports the root cgroup for each of them. It \
+     needs processes in groups of cgroup v2, such as the services of systemd on a machine that has mounted it";
+
 impl Tuner {
     /// Plans to unlock buffers that limit their connections.
     pub(super) fn plan_unlocks(&mut self, everything: &Filter, round: &mut Round) -> Vec<Planned> {
@@ -93,6 +97,10 @@ impl Tuner {
                     destination: connection.remote.ip().to_canonical(),
                 });
             }
+        }
+        if !self.has_told_of_root && budget.has_one_cgroup(&claims) {
+            self.has_told_of_root = true;
+            round.problems.push(ROOT_ALONE.to_owned());
         }
         let shared = budget.share(&claims);
         (round.granted, round.excess) = (shared.granted, shared.excess);
