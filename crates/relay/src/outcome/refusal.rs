@@ -29,7 +29,7 @@ pub enum ClientRefusal {
 
 impl ClientRefusal {
     /// Every cause.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Full,
         Self::ForwardFull,
         Self::SourceLimit,
