@@ -164,13 +164,13 @@ reference: root-all
 	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --bin taut reference::
 	@TAUT_WRITE_REFERENCE=1 $(CARGO) test --quiet --locked -p taut --test jobs -- metrics::
 
-# The tests of attaching, of queues, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
+# The tests of attaching, of queues, of a full table, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
 # take several minutes more in the emulator.
 old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --workspace --locked --lib --test tap \
 	    $(call on-old-kernel,--only tap --only taut_observe --only taut_tune) -- \
-	    tap_supervisor:: bpf_iter:: scan:: actuate::tests:: tuner::
+	    tap_supervisor:: make_room bpf_iter:: scan:: actuate::tests:: tuner::
 
 # Legs and half-close with TLS in the kernel, which this machine's may not have. They fail without it.
 kernel-tls-short:

@@ -267,11 +267,13 @@ pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<
     // From here on, no request can be answered.
     drop(socket);
     drop(supervisor);
-    if let Some(refused_flows) = drained {
-        tracing::info!(
+    if let Some(refused_flows @ 1..) = drained {
+        tracing::warn!(
             refused_flows,
-            "stopped; connections continue without early ACKs"
+            "stopped; guests refuse data of some connections that was acknowledged early, and it can no longer be retransmitted"
         );
+    } else if drained.is_some() {
+        tracing::info!("stopped; connections continue without early ACKs");
     } else {
         tracing::warn!(
             "stopped before guests had acknowledged everything that was acknowledged early; they can still take it from their rings, but it \

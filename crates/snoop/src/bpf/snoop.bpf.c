@@ -267,14 +267,17 @@ static __always_inline bool forget(struct snoop_flow *f, struct snoop_key *key,
 }
 
 /* Removes the flow if it is idle. Returns whether it did. */
-__noinline int evict(struct snoop_key *key, __u64 now)
+__noinline int evict(const struct snoop_key *of, __u64 now)
 {
+	struct snoop_key key;
 	struct snoop_flow *f;
 
-	if (!key)
+	if (!of)
 		return 0;
-	f = bpf_map_lookup_elem(&flows, key);
-	if (!f || !forget(f, key, now))
+	/* Linux 6.1 takes no key from a function's argument. */
+	key = *of;
+	f = bpf_map_lookup_elem(&flows, &key);
+	if (!f || !forget(f, &key, now))
 		return 0;
 	count(&evictions, 0);
 	return 1;
@@ -303,7 +306,8 @@ static __always_inline struct snoop_flow *new_flow(struct snoop_key *key,
 {
 	/* The structure is too large for the stack. */
 	static const struct snoop_flow none;
-	long rc = bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);
+	/* (Before Linux 6.4, the upper half of the result is undefined.) */
+	int rc = bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);
 
 	if (rc == -E2BIG && make_room(now))
 		rc = bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);

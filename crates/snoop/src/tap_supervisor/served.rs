@@ -22,6 +22,9 @@ use crate::wire::{Bypass, Config, Flow, Key, Mode, Prefix};
 /// ring.
 const MUCH: u64 = 64 * 1024;
 
+/// The number of flows that a scan tries to remove from a table that is nearly full.
+const EVICTION_TRIES: usize = 1024;
+
 /// A served tap.
 #[derive(Debug)]
 pub(super) struct Served {
@@ -241,7 +244,8 @@ impl Served {
         }
         flows.sort_unstable_by_key(|(_, flow)| flow.seen_ns);
         let mut excess = flows.len() - (places - places / 4);
-        for (key, _) in &flows {
+        let all_taken = flows.iter().filter(|(_, flow)| flow.exposure() == 0);
+        for (key, _) in all_taken.take(EVICTION_TRIES) {
             if excess == 0 {
                 break;
             }
