@@ -186,9 +186,11 @@ fn path(round_trip: Option<Duration>) -> LongPath {
 }
 
 /// Returns the longest of the shortest round trips of the connections of this network namespace that
-/// have carried much.
+/// have carried much, if it is that of a path beyond the site: shorter ones say nothing about the
+/// clients to come.
 fn longest_path() -> Option<Duration> {
     const MUCH: u64 = 1_000_000;
+    const BEYOND_THE_SITE: Duration = Duration::from_millis(5);
     let mut longest = None;
     let mut connections = SockDiag::open().ok()?;
     let each = |connection: Connection| {
@@ -201,7 +203,7 @@ fn longest_path() -> Option<Duration> {
         }
     };
     connections.dump(each).ok()?;
-    longest
+    longest.filter(|round_trip| *round_trip >= BEYOND_THE_SITE)
 }
 
 fn host(round_trip: Option<Duration>) -> Host {

@@ -22,7 +22,7 @@ A FILTER is one or more tests, joined by and, or, not and parentheses:
   src ...   dst ...                       one of these at this end, at the peer
   host example.com                        a host's addresses, looked up once
   port 443  sport 8000-8100  dport https  a port, a range, a service
-  dport != 443  sport >= 8000             a comparison; = and != of anything
+  dport != 443  sport >= 8000             a comparison; = and != of other tests
   nginx   process 'ngin*'                 a process, by its name or a pattern
   812   pid 812                           a process by its pid
   user www-data   uid 33                  the owner of the socket

@@ -148,8 +148,9 @@ impl Change {
 }
 
 /// Returns the change that lets the kernel tune a buffer again, if the buffer is fixed and limits
-/// its connection; or that enlarges one that the kernel does not tune, fixed or not.
-pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
+/// its connection; or that enlarges one that the kernel does not tune, fixed or not, to `most` bytes
+/// at most.
+pub fn unlock(cookie: u64, direction: Direction, demand: &Demand, most: u64) -> Option<Change> {
     let is_untuned = demand
         .is_fixed
         .map(|is_fixed| is_fixed || !demand.is_tunable);
@@ -157,7 +158,7 @@ pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Chan
     let to = match demand.is_tunable {
         true => demand.wanted,
         // Nothing enlarges it later.
-        false => demand.useful,
+        false => demand.useful.min(most),
     };
     // The socket option has 31 bits, and the kernel doubles it.
     let to = to.min(u64::from(u32::MAX / 4));
@@ -282,11 +283,19 @@ pub(crate) mod tests {
     #[test]
     fn a_fixed_buffer_that_limits_its_connection_is_unlocked() {
         let fixed = limiting();
-        let to = |demand: Demand| match unlock(1, Direction::Receive, &demand) {
+        let to = |demand: Demand| match unlock(1, Direction::Receive, &demand, u64::MAX) {
             Some(Change::Unlock { to, .. }) => Some(to),
             _ => None,
         };
         assert_eq!(to(fixed), Some(1 << 20));
+        // What the kernel does not tune gets no more than a maximum would allow on this machine.
+        let untuned = Demand {
+            is_tunable: false,
+            useful: 64 << 20,
+            ..fixed
+        };
+        let bounded = unlock(1, Direction::Receive, &untuned, 8 << 20);
+        assert!(matches!(bounded, Some(Change::Unlock { to, .. }) if to == 8 << 20));
         assert_eq!(
             to(Demand {
                 is_limiting: false,
@@ -341,7 +350,12 @@ pub(crate) mod tests {
                     is_fixed: Some(is_fixed),
                     ..demand
                 };
-                unlock(1, direction, &demand.in_namespace(direction, settings))
+                unlock(
+                    1,
+                    direction,
+                    &demand.in_namespace(direction, settings),
+                    u64::MAX,
+                )
             };
             let Some(Change::Unlock { to, .. }) = change(Direction::Receive) else {
                 panic!("{is_fixed}");
@@ -363,7 +377,7 @@ pub(crate) mod tests {
             is_at_widest: true,
             ..limiting()
         };
-        assert_eq!(unlock(1, Direction::Receive, &demand), None);
+        assert_eq!(unlock(1, Direction::Receive, &demand, u64::MAX), None);
         assert!(reconnect(1, Direction::Receive, &demand, TcpSettings::default()).is_some());
         let wider = Demand {
             is_at_widest: false,

@@ -115,7 +115,7 @@ pub(super) fn parse(text: &str, names: &dyn Names) -> Result<Expr, FilterError> 
         names,
         is_after_port: false,
     };
-    let expr = reader.or()?;
+    let expr = reader.whole()?;
     match reader.words {
         [] => Ok(expr),
         _ => Err(reader.expected("`and`, `or` or the end")),
@@ -224,6 +224,24 @@ impl<'a> Reader<'a> {
             word: self.words.first().map(|word| word.text.to_owned()),
             advice: None,
         }
+    }
+
+    /// Reads a whole filter. As in ss, states at its beginning bound all of it.
+    fn whole(&mut self) -> Result<Expr, FilterError> {
+        let start = self.words;
+        let mut bounds = Vec::new();
+        while matches!(self.peek(), Some("state" | "exclude")) {
+            bounds.push(self.test()?);
+            if matches!(self.peek(), Some("and" | "&&" | "&")) {
+                self.skip();
+            }
+        }
+        if bounds.is_empty() || matches!(self.peek(), None | Some("or" | "||" | "|")) {
+            self.words = start;
+            return self.or();
+        }
+        bounds.push(self.or()?);
+        Ok(of(bounds, Expr::And))
     }
 
     fn or(&mut self) -> Result<Expr, FilterError> {

@@ -66,6 +66,19 @@ fn matches(filter: &str) -> bool {
 }
 
 #[test]
+fn states_at_the_beginning_bound_the_whole_filter() {
+    for filter in [
+        "state syn-sent dport 80 or dport 443",
+        "exclude established and dport 80 or dport 443",
+        "state all exclude established dport 80 or dport 443",
+    ] {
+        assert!(!matches(filter), "{filter}");
+    }
+    assert!(matches("state established dport 80 or dport 443"));
+    assert!(matches("state syn-sent or dport 443"));
+}
+
+#[test]
 fn filters_are_read_as_people_write_them() {
     for filter in [
         "",

@@ -9,7 +9,8 @@ use super::planned::{Planned, demand_of};
 use super::{MAX_ATTEMPTS, Round, Tuner};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Direction, demand};
-use crate::plan::{Change, reconnect, unlock};
+use crate::plan::{Change, maximum_for, reconnect, unlock};
+use crate::pressure::of_machine;
 
 /// Said once if a bound of each control group bounds all connections together.
 const ROOT_ALONE: &str = "--per-cgroup bounds all connections together: the kernel reports the root cgroup for each of them. It \
@@ -19,6 +20,7 @@ impl Tuner {
     /// Plans to unlock buffers that limit their connections.
     pub(super) fn plan_unlocks(&mut self, everything: &Filter, round: &mut Round) -> Vec<Planned> {
         let mut planned = Vec::new();
+        let most = maximum_for(self.cap, of_machine());
         for seen in self.observer.connections(everything) {
             round.connections += 1;
             if self.selection.leaves_alone(&seen) {
@@ -37,7 +39,7 @@ impl Tuner {
             for direction in [Direction::Send, Direction::Receive] {
                 let change = demand(&window, direction, self.cap).and_then(|demand| {
                     let demand = demand.in_namespace(direction, settings);
-                    let unlocked = unlock(seen.cookie, direction, &demand);
+                    let unlocked = unlock(seen.cookie, direction, &demand, most);
                     unlocked.or_else(|| reconnect(seen.cookie, direction, &demand, settings))
                 });
                 let Some(change) = change else { continue };
