@@ -118,6 +118,19 @@ impl Destinations {
         self.allowed(port, forms, name)
     }
 
+    /// Returns whether one of `rules` matches an address, without the checks of [`Destinations::check_addr`].
+    pub(crate) fn are_in(&self, rules: &[Rule], addr: SocketAddr) -> bool {
+        let forms = Forms::of(addr.ip(), &self.nat64);
+        rules.iter().any(|rule| {
+            rule.ports.contains(addr.port())
+                && match rule.pattern {
+                    Pattern::Any => true,
+                    Pattern::Prefix(net) => forms.alike().any(|form| net.contains(&form)),
+                    Pattern::Name(_) | Pattern::Below(_) => false,
+                }
+        })
+    }
+
     /// Returns the first built-in denial that no rule lifts.
     fn built_in(&self, port: u16, forms: Forms) -> Option<DestinationVerdict> {
         let mesh = |form: IpAddr| {

@@ -49,7 +49,7 @@ pub const MAX_RULES: usize = 4096;
 #[error("a list of {0} rules is too long, {MAX_RULES} is the most: write wider prefixes")]
 pub struct TooManyRules(pub usize);
 
-fn bounded<T>(rules: Vec<T>) -> Result<Vec<T>, TooManyRules> {
+pub(crate) fn bounded<T>(rules: Vec<T>) -> Result<Vec<T>, TooManyRules> {
     if rules.len() > MAX_RULES {
         return Err(TooManyRules(rules.len()));
     }

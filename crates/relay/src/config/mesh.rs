@@ -16,7 +16,7 @@ use super::field::{
 };
 use super::limits::{InboundLimits, PoolLimits};
 use crate::access::identity::ProxyVersion;
-use crate::access::{Rule, SourcePrefix, Sources};
+use crate::access::{Pattern, Rule, SourcePrefix, Sources};
 use crate::net::addr::Listen;
 
 /// The default limit of relays that a session may pass through, counted from the first. RFC 9110
@@ -68,6 +68,7 @@ pub struct MeshConfig {
     /// source.
     pub borrow: bool,
     /// Destinations to which legs begin with a PROXY protocol header of this version. The first that matches counts.
+    /// Names match nothing, because a client may ask for their addresses.
     pub send_proxy: Vec<(ProxyVersion, Vec<Rule>)>,
     /// Congestion control of legs to destinations; `None`: the kernel's default.
     pub upstream_congestion: Option<String>,
@@ -403,8 +404,11 @@ impl MeshSection {
 
         mesh.borrow = super::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
         mesh.send_proxy = vec![
-            (ProxyVersion::V2, list(self.send_proxy, "send_proxy")?),
-            (ProxyVersion::V1, list(self.send_proxy_v1, "send_proxy_v1")?),
+            (ProxyVersion::V2, addresses(self.send_proxy, "send_proxy")?),
+            (
+                ProxyVersion::V1,
+                addresses(self.send_proxy_v1, "send_proxy_v1")?,
+            ),
         ];
 
         let pool = &mut mesh.pool;
@@ -600,6 +604,24 @@ where
     texts
         .map(|(i, text)| parse(text, at, || format!("relay.mesh.{name}[{i}]")))
         .collect()
+}
+
+/// Parses the destinations that begin with a PROXY protocol header. A client that asks for the address of a name
+/// would get around a rule for the name, and could write a header of its own.
+fn addresses(field: Option<Spanned<OneOrMany>>, name: &str) -> Result<Vec<Rule>, (usize, String)> {
+    let at = field.as_ref().map_or(0, |field| field.span().start);
+    let rules: Vec<Rule> = list(field, name)?;
+    let is_name = |rule: &&Rule| matches!(rule.pattern, Pattern::Name(_) | Pattern::Below(_));
+    match rules.iter().find(is_name) {
+        Some(rule) => Err((
+            at,
+            format!(
+                "relay.mesh.{name}: `{rule}` is a name, and a client that asks for its address would reach it \
+                 without a header, or with one of its own; list the addresses, such as `192.0.2.7:443`"
+            ),
+        )),
+        None => Ok(rules),
+    }
 }
 
 /// Parses a rate as tc(8) does: a number and `kbit`, `mbit` or `gbit`.

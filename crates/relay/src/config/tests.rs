@@ -410,6 +410,23 @@ fn source_lists_are_parsed_and_a_bad_prefix_is_named() {
 }
 
 #[test]
+fn headers_behind_a_mesh_are_for_addresses() {
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":1\"\n";
+    for key in ["send_proxy", "send_proxy_v1"] {
+        let with = |list: &str| format!("{mesh}{key} = {list}\n");
+        parse(&with("[\"192.0.2.0/24:443\", \"*:80\"]")).unwrap();
+        for name in ["origin.example:443", "*.example:443"] {
+            let e = error(&with(&format!("[\"*:80\", \"{name}\"]")));
+            let start = format!("taut.toml:5: relay.mesh.{key}: `{name}` is a name");
+            assert!(
+                e.starts_with(&start) && e.contains("list the addresses"),
+                "{e}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_window_that_is_not_configured_follows_the_need_within_a_budget() {
     let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":1\"\n";
     let parsed = |more: &str| parse(&format!("{mesh}{more}\n")).unwrap().mesh.unwrap();

@@ -12,7 +12,7 @@ use taut_sys::socket::LegOptions;
 use super::StartError;
 use super::holdings::Holdings;
 use crate::access::identity::ProxyVersion;
-use crate::access::{Destinations, MeshAddresses, Nat64Prefix, OwnAddresses, Rule};
+use crate::access::{Destinations, MeshAddresses, Nat64Prefix, OwnAddresses, Rule, bounded};
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
@@ -127,12 +127,9 @@ pub(super) fn access(
 }
 
 /// Returns the destinations to which legs of sessions from the mesh begin with a PROXY protocol header.
-pub(super) fn send_proxy(
-    mesh: &MeshConfig,
-) -> Result<Vec<(ProxyVersion, Destinations)>, StartError> {
+pub(super) fn send_proxy(mesh: &MeshConfig) -> Result<Vec<(ProxyVersion, Vec<Rule>)>, StartError> {
     let rules = mesh.send_proxy.iter();
-    let rules =
-        rules.map(|(version, to)| Ok((*version, Destinations::new(to.clone(), Vec::new())?)));
+    let rules = rules.map(|(version, to)| Ok((*version, bounded(to.clone())?)));
     rules.collect()
 }
 

@@ -17,7 +17,7 @@ use taut_mesh::plan::{LegSettings, Options};
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::{Identity, Introduction, ProxyVersion};
-use crate::access::{DestinationVerdict, Destinations, Sources};
+use crate::access::{DestinationVerdict, Destinations, Rule, Sources};
 use crate::config::{ForwardTimeouts, HealthCheck, InboundLimits, PoolLimits, Removed, Timeouts};
 use crate::counters::forward::ForwardStats;
 use crate::intercept::Taking;
@@ -236,7 +236,7 @@ pub(crate) struct Mesh {
     /// Whether those legs use the client's address as their source.
     pub(crate) borrow: bool,
     /// The destinations to which those legs begin with a PROXY protocol header of this version.
-    pub(crate) send_proxy: Vec<(ProxyVersion, Destinations)>,
+    pub(crate) send_proxy: Vec<(ProxyVersion, Vec<Rule>)>,
     pub(crate) listen: Vec<ListenAddr>,
     /// The counters of sessions that other relays request.
     pub(crate) stats: Arc<ForwardStats>,
@@ -326,24 +326,24 @@ impl Mesh {
         members.find(|m| m.name != self.local.name && m.addresses.iter().any(has))
     }
 
-    /// Returns the PROXY protocol header with which a leg to the address `to` begins, whose name may be known;
-    /// empty if it has none.
-    pub(crate) fn introduction(
-        &self,
-        client: ClientAddr,
-        to: UpstreamAddr,
-        by_name: Option<&str>,
-    ) -> Vec<u8> {
+    /// Returns the version of the PROXY protocol header with which a leg to this address begins; `None`: it has
+    /// none.
+    pub(crate) fn proxy_version(&self, to: UpstreamAddr) -> Option<ProxyVersion> {
         let mut rules = self.send_proxy.iter();
-        let rule = rules.find(|(_, of)| of.check_addr(to.0, by_name).is_allowed());
-        rule.map_or_else(Vec::new, |(version, _)| {
+        let rule = rules.find(|(_, of)| self.access.are_in(of, to.0));
+        rule.map(|(version, _)| *version)
+    }
+
+    /// Returns the PROXY protocol header with which a leg to the address `to` begins; empty if it has none.
+    pub(crate) fn introduction(&self, client: ClientAddr, to: UpstreamAddr) -> Vec<u8> {
+        self.proxy_version(to).map_or_else(Vec::new, |version| {
             let introduction = Introduction {
                 client: client.0,
                 to: to.0,
                 // A hello does not carry them.
                 tlvs: Vec::new(),
             };
-            introduction.header(*version)
+            introduction.header(version)
         })
     }
 

@@ -202,7 +202,7 @@ impl Worker {
         if let (Origin::Mesh { .. }, Some(to), Some(mesh)) =
             (origin, plan.first_addr(), &self.setup.mesh)
         {
-            introduction.splice(0..0, mesh.introduction(addr, to, None));
+            introduction.splice(0..0, mesh.introduction(addr, to));
         }
         if let Some(key) = self.register(client, addr, plan, origin) {
             if let Some(entry) = self.sessions.entries.get_mut(key) {

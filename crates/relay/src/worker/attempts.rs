@@ -128,6 +128,14 @@ impl Dial {
         }
     }
 
+    /// Leaves out the addresses for which `of` has another value than for the first.
+    pub(super) fn keep_like_the_first<T: PartialEq>(&mut self, of: impl Fn(UpstreamAddr) -> T) {
+        if let Some(first) = self.backends.first().map(|first| of(first.addr)) {
+            self.backends.retain(|backend| of(backend.addr) == first);
+            self.race = Race::new(self.backends.len());
+        }
+    }
+
     /// Returns a plan to dial one address.
     pub(super) fn to_addr(addr: UpstreamAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
         Self {
@@ -290,6 +298,35 @@ mod tests {
 
     use super::*;
 
+    fn options() -> Arc<LegOptions> {
+        Arc::new(LegOptions::new(Keepalive {
+            idle: Duration::from_secs(60),
+            interval: Duration::from_secs(15),
+            probes: 4,
+        }))
+    }
+
+    #[test]
+    fn a_header_goes_only_to_addresses_for_which_it_was_written() {
+        let addrs = [1, 2, 3, 4].map(|i| Backend::once(UpstreamAddr(([127, 0, 0, i], 9).into())));
+        let client = ClientAddr(([192, 0, 2, 1], 5000).into());
+        let pick = Pick {
+            now: Instant::now(),
+            turn: 0,
+        };
+        let mut dial = Dial::new(&[&addrs], &options(), false, client, pick);
+        let is_told = |addr: UpstreamAddr| addr == addrs[0].addr || addr == addrs[2].addr;
+        let expected = is_told(dial.backends[0].addr);
+        dial.keep_like_the_first(is_told);
+        let told: Vec<_> = dial.backends.iter().map(|b| is_told(b.addr)).collect();
+        assert_eq!(told, [expected; 2]);
+        for _ in 0..2 {
+            assert!(dial.race.is_due(pick.now));
+            dial.race.begin(pick.now, Duration::ZERO);
+        }
+        assert!(!dial.race.is_due(pick.now), "there is no third");
+    }
+
     #[test]
     fn a_client_that_may_be_forged_does_not_try_an_address_that_may_be_dead() {
         let start = Instant::now();
@@ -298,18 +335,13 @@ mod tests {
         let other = Backend::once(UpstreamAddr(([127, 0, 0, 2], 9).into()));
         dead.fail(start, End::ConnectTimedOut);
         assert_eq!(dead.health(later), Health::Due);
-        let options = LegOptions::new(Keepalive {
-            idle: Duration::from_secs(60),
-            interval: Duration::from_secs(15),
-            probes: 4,
-        });
         let client = ClientAddr(([192, 0, 2, 1], 5000).into());
         let pick = Pick {
             now: later,
             turn: 0,
         };
         let both = [other, dead.clone()];
-        let mut dial = Dial::new(&[&both], &Arc::new(options), false, client, pick);
+        let mut dial = Dial::new(&[&both], &options(), false, client, pick);
         assert!(Arc::ptr_eq(&dial.backends[0], &dead), "a session tries it");
         assert!(dial.begin_early(later, client).is_none());
         assert_eq!(dead.health(later), Health::Due);

@@ -240,9 +240,12 @@ impl Worker {
             self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }
-        let dial = Dial::new(&[&allowed], &mesh.upstream, mesh.borrow, entry.client, pick);
+        let mut dial = Dial::new(&[&allowed], &mesh.upstream, mesh.borrow, entry.client, pick);
+        // The header is written before the race has a winner. One that trusts this relay's headers and got none
+        // would take what the client sends for one.
+        dial.keep_like_the_first(|addr| mesh.proxy_version(addr));
         if let Some(first) = dial.backends.first() {
-            let header = mesh.introduction(entry.client, first.addr, host.as_deref());
+            let header = mesh.introduction(entry.client, first.addr);
             entry.session.introduce(header);
         }
         entry.plan = DialPlan::Dial(Box::new(dial));

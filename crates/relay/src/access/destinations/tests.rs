@@ -328,6 +328,26 @@ fn inner() -> impl Strategy<Value = Ipv4Addr> {
     })
 }
 
+#[test]
+fn a_plain_list_knows_no_names_and_no_private_addresses() {
+    let mut destinations = Destinations::default();
+    destinations.set_nat64(&["2001:db8:64::/96".parse().unwrap()]);
+    let is_in =
+        |list: &[&str], addr: &str| destinations.are_in(&rules(list), addr.parse().unwrap());
+    for addr in ["10.0.0.1:80", "127.0.0.1:80", "[fd00::1]:80", "8.8.8.8:80"] {
+        assert!(is_in(&["*:80"], addr), "{addr}");
+        assert!(!is_in(&["*:81", "example.org:*"], addr), "{addr}");
+    }
+    for addr in [
+        "10.0.0.1:80",
+        "[::ffff:10.0.0.1]:80",
+        "[2001:db8:64::a00:1]:80",
+    ] {
+        assert!(is_in(&["10.0.0.0/8:80"], addr), "{addr}");
+    }
+    assert!(!is_in(&["10.0.0.0/8:80"], "[2002:a00:1::1]:80"));
+}
+
 proptest! {
     #[test]
     fn no_spelling_of_a_denied_address_passes(
