@@ -147,10 +147,15 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Sends `bytes` upstream ahead of the client's stream, and of what it was introduced with before.
-    pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
-        self.introduced += bytes.len() as u64;
+    /// Sends `bytes` upstream first, which have been read from the client.
+    pub(crate) fn begin_with(&mut self, bytes: Vec<u8>) {
         self.to_upstream.begin_with(bytes.into());
+    }
+
+    /// Sends a `header` of this relay upstream ahead of the client's stream, and of what has been read of it.
+    pub(crate) fn introduce(&mut self, header: Vec<u8>) {
+        self.introduced += header.len() as u64;
+        self.begin_with(header);
     }
 
     /// Sets an upstream leg that is connecting, with `until` as its deadline.

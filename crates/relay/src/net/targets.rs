@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
@@ -16,6 +16,8 @@ pub(crate) struct Targets {
     destination: Destination,
     backends: ArcSwap<Backends>,
     look_ups: LookUps,
+    /// The last addresses that were found lead back to this relay.
+    leads_back: AtomicBool,
 }
 
 /// The numbers of look-ups of a destination, after the first one if that succeeded.
@@ -41,6 +43,7 @@ impl Targets {
             destination,
             backends: ArcSwap::from_pointee(table.of(addrs.iter().copied())),
             look_ups: LookUps::default(),
+            leads_back: AtomicBool::default(),
         })
     }
 
@@ -52,6 +55,7 @@ impl Targets {
             destination,
             backends: ArcSwap::from_pointee(table.of(addr)),
             look_ups: LookUps::default(),
+            leads_back: AtomicBool::default(),
         }
     }
 
@@ -92,7 +96,15 @@ impl Targets {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a look-up whose addresses lead back to this relay as failed. Returns whether it is the first since
+    /// one succeeded.
+    pub(crate) fn leads_back(&self) -> bool {
+        self.look_up_failed();
+        !self.leads_back.swap(true, Ordering::Relaxed)
+    }
+
     pub(crate) fn look_up_succeeded(&self) {
+        self.leads_back.store(false, Ordering::Relaxed);
         self.look_ups.succeeded.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -114,4 +126,21 @@ impl Targets {
 pub(crate) fn list(addrs: &Addrs) -> String {
     let texts: Vec<_> = addrs.iter().map(|addr| addr.0.to_string()).collect();
     texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_lead_back_are_a_failure_and_are_told_of_once() {
+        let destination = "name.example:80".parse().unwrap();
+        let targets = Targets::without_look_up(destination, &BackendTable::default());
+        assert!(targets.leads_back() && !targets.leads_back());
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!(count(&targets.look_ups().without_address), 2);
+        assert_eq!(count(&targets.look_ups().succeeded), 0);
+        targets.look_up_succeeded();
+        assert!(targets.leads_back());
+    }
 }

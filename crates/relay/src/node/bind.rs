@@ -126,8 +126,10 @@ fn dual_stack(listen: &Listen, before: &Holdings, inherited: &[Passed]) -> Optio
     is_dual.then_some(addr)
 }
 
-/// Returns the addresses that a socket accepts connections at.
+/// Returns the addresses that a socket accepts connections at. At a specific address of IPv6 it gets none of IPv4,
+/// although it may be dual-stack.
 fn accepting(addr: SocketAddr, accepts_ipv4: bool) -> impl Iterator<Item = ListenAddr> {
+    let accepts_ipv4 = accepts_ipv4 && addr.ip() == Ipv6Addr::UNSPECIFIED;
     let ipv4 = accepts_ipv4.then(|| (Ipv4Addr::UNSPECIFIED, addr.port()).into());
     ipv4.into_iter().chain([addr]).map(ListenAddr)
 }
@@ -182,5 +184,21 @@ pub(super) fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
         Errno::ADDRNOTAVAIL => ListenProblem::NotHere,
         Errno::ACCESS => ListenProblem::Privileged,
         e => ListenProblem::Other(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_unspecified_address_accepts_ipv4_too() {
+        let all = |addr: &str, is_dual| -> Vec<_> {
+            let addrs = accepting(addr.parse().unwrap(), is_dual);
+            addrs.map(|addr| addr.0.to_string()).collect()
+        };
+        assert_eq!(all("[::]:80", true), ["0.0.0.0:80", "[::]:80"]);
+        assert_eq!(all("[::]:80", false), ["[::]:80"]);
+        assert_eq!(all("[2001:db8::1]:80", true), ["[2001:db8::1]:80"]);
     }
 }

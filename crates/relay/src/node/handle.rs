@@ -243,19 +243,22 @@ impl SharedHandle {
                 return;
             }
         };
-        targets.look_up_succeeded();
         // Most look-ups find what is known. What follows looks at all forwards.
         if targets.has_just(&addrs) {
+            targets.look_up_succeeded();
             return;
         }
         if find_loop(&self.shared.setup().routes, Some((targets, &addrs))).is_some() {
-            let destination = targets.destination();
-            tracing::warn!(
-                "the new addresses of {destination} ({}) lead back to this relay; keeping the former ones",
-                list(&addrs)
-            );
+            if targets.leads_back() {
+                let destination = targets.destination();
+                tracing::warn!(
+                    "the new addresses of {destination} ({}) lead back to this relay and are not used",
+                    list(&addrs)
+                );
+            }
             return;
         }
+        targets.look_up_succeeded();
         targets.replace(&addrs, &self.shared.backends);
         self.shared.relays_may_differ();
         let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);

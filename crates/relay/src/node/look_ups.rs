@@ -1,5 +1,6 @@
 //! Looks up the names of destinations and of relays.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use taut_mesh::members::{Member, MemberName};
@@ -8,7 +9,6 @@ use super::at_once::at_once;
 use super::holdings::Holdings;
 use crate::config::{Config, Forward, ResolveRequired};
 use crate::net::addr::Destination;
-use crate::net::backend::BackendTable;
 use crate::net::names::{ResolveError, look_up};
 use crate::net::targets::Targets;
 
@@ -60,7 +60,8 @@ pub(super) struct Resolved {
 /// behind other relays is looked up by the last of them.
 ///
 /// Several look-ups run at a time, so that a resolver that does not answer costs its time-out only once for
-/// up to [`AT_ONCE`] names.
+/// up to [`AT_ONCE`] names. Once none of so many has an address, the others are left to the look-ups in the
+/// background, unless the configuration requires more addresses than were found.
 ///
 /// With `is_new`, the configuration is one that the node has not had yet. Otherwise names that have no address
 /// are left to the next look-up in the background.
@@ -87,18 +88,23 @@ pub(super) fn resolve_all(
         known.is_none_or(|known| is_new && !known.has_address())
     };
     let (sought, known): (Vec<_>, Vec<_>) = wanted.partition(is_sought);
-    let found = look_up_each(&sought, &before.backends);
-    let has_address = !known.is_empty() || found.iter().any(Result::is_ok);
+    let sought = addresses_first(sought);
+    let look_up = |to: &Destination| Targets::resolve(to.clone(), &before.backends).map(Arc::new);
+    let is_required = |has_address| is_new && is_required(config, !known.is_empty() || has_address);
+    let found = look_up_each(&sought, look_up, is_required);
+    let has_address = found.iter().any(Result::is_ok);
     let targets = |to: Destination| {
         let known = before.target(&to);
         known.unwrap_or_else(|| Arc::new(Targets::without_look_up(to, &before.backends)))
     };
     let mut new = Vec::with_capacity(sought.len());
-    for (to, found) in sought.into_iter().zip(found) {
-        new.push(match found {
-            Ok(found) => found,
-            Err(error) if is_new && is_required(config, has_address) => return Err(error),
-            Err(error) => {
+    let mut found = found.into_iter();
+    for to in sought {
+        new.push(match found.next() {
+            None => targets(to),
+            Some(Ok(found)) => found,
+            Some(Err(error)) if is_required(has_address) => return Err(error),
+            Some(Err(error)) => {
                 tracing::debug!(%error, "starting without its address");
                 let targets = targets(to);
                 targets.look_up_failed();
@@ -143,20 +149,34 @@ pub(super) fn is_required(config: &Config, has_address: bool) -> bool {
 /// Looks up the destinations of forwards, several at a time, so that [`resolve_all`] finds them known, or known
 /// to fail, and waits for no server.
 pub(super) fn look_up_ahead(config: &Config) {
-    let destinations: Vec<_> = config.forwards.iter().flat_map(dialled_by).collect();
-    for some in destinations.chunks(AT_ONCE) {
-        at_once(some, |to| drop(look_up(to)));
-    }
+    let destinations = config.forwards.iter().flat_map(dialled_by).collect();
+    let is_required = |has_address| is_required(config, has_address);
+    look_up_each(&addresses_first(destinations), look_up, is_required);
 }
 
-/// Looks up each destination, several at a time.
-fn look_up_each(
+/// Puts what needs no look-up first, so that it is known soon whether the configuration has an address.
+fn addresses_first(mut wanted: Vec<Destination>) -> Vec<Destination> {
+    wanted.sort_by_key(|to| to.host.parse::<IpAddr>().is_err());
+    wanted
+}
+
+/// Looks up each destination, several at a time. After as many of which none has an address, it leaves the others
+/// out, unless more are required, given whether there is an address so far.
+fn look_up_each<T: Send>(
     wanted: &[Destination],
-    table: &BackendTable,
-) -> Vec<Result<Arc<Targets>, ResolveError>> {
-    let look_up = |to: &Destination| Targets::resolve(to.clone(), table).map(Arc::new);
-    let some = wanted.chunks(AT_ONCE);
-    some.flat_map(|some| at_once(some, look_up)).collect()
+    look_up: impl Fn(&Destination) -> Result<T, ResolveError> + Sync,
+    is_required: impl Fn(bool) -> bool,
+) -> Vec<Result<T, ResolveError>> {
+    let mut found = Vec::with_capacity(wanted.len());
+    for some in wanted.chunks(AT_ONCE) {
+        found.extend(at_once(some, &look_up));
+        let has_address = |found: &[Result<_, _>]| found.iter().any(Result::is_ok);
+        let is_answered = has_address(&found[found.len() - some.len()..]);
+        if !is_answered && !is_required(has_address(&found)) {
+            break;
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -201,6 +221,27 @@ mod tests {
         assert!(resolve_all(&config, members.clone(), &both, true, &before).is_err());
         // A list of members is adopted as it is: a relay that was removed must lose its sessions.
         assert!(resolve_all(&config, members, &both, false, &before).is_ok());
+    }
+
+    #[test]
+    fn a_resolver_that_does_not_answer_is_waited_for_once_unless_its_answers_are_required() {
+        let wanted: Vec<Destination> = (0..AT_ONCE * 3)
+            .map(|i| format!("host{i}.example:80").parse().unwrap())
+            .chain(["192.0.2.1:80".parse().unwrap()])
+            .collect();
+        let ask = |to: &Destination| match to.host.parse::<IpAddr>() {
+            Ok(_) => Ok(()),
+            Err(_) => Err(ResolveError::Nothing(to.clone())),
+        };
+        let wanted = addresses_first(wanted);
+        assert_eq!(wanted[0].host, "192.0.2.1");
+        let any = |has_address: bool| !has_address;
+        // The first ones have an address among them.
+        assert_eq!(look_up_each(&wanted, ask, any).len(), AT_ONCE * 2);
+        assert_eq!(look_up_each(&wanted, ask, |_| true).len(), wanted.len());
+        let names = &wanted[1..];
+        assert_eq!(look_up_each(names, ask, |_| false).len(), AT_ONCE);
+        assert_eq!(look_up_each(names, ask, any).len(), names.len());
     }
 
     #[test]

@@ -181,15 +181,14 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let mut first = introduction;
-        first.extend(read);
-        self.open((stream.into(), permit), addr, plan, &origin, first);
+        let client = (stream.into(), permit);
+        self.open(client, addr, plan, &origin, introduction, read);
     }
 
     // === register, dial ===
 
     /// Registers a session and dials its upstream leg. The destination receives `introduction`
-    /// first.
+    /// first, and then what has been `read` from the client.
     pub(super) fn open(
         &mut self,
         client: (TcpLeg, Permit),
@@ -197,15 +196,17 @@ impl Worker {
         plan: DialPlan,
         origin: &Origin<'_>,
         mut introduction: Vec<u8>,
+        read: Vec<u8>,
     ) {
         // A name is looked up first (`Worker::on_resolved`).
         if let (Origin::Mesh { .. }, Some(to), Some(mesh)) =
             (origin, plan.first_addr(), &self.setup.mesh)
         {
-            introduction.splice(0..0, mesh.introduction(addr, to));
+            introduction = mesh.introduction(addr, to);
         }
         if let Some(key) = self.register(client, addr, plan, origin) {
             if let Some(entry) = self.sessions.entries.get_mut(key) {
+                entry.session.begin_with(read);
                 entry.session.introduce(introduction);
             }
             self.dial(slot(key), true, Errno::HOSTUNREACH);

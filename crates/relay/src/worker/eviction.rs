@@ -32,13 +32,21 @@ pub(super) struct Evictable {
     searched: Option<Instant>,
 }
 
+// === impl Evictable ===
+
+impl Evictable {
+    /// Returns whether a new search is due. What is left of the last one may be sessions that stay idle and
+    /// make room for none of the clients that come now.
+    fn is_out_of_date(&self, now: Instant) -> bool {
+        { self.searched }.is_none_or(|at| now >= at + SEARCH_EVERY)
+    }
+}
+
 impl Worker {
     /// Ends an idle session for a new one with this permit. Returns `false` if there is none.
     pub(super) fn make_room(&mut self, new: &Permit) -> bool {
         let now = self.io.now;
-        let evictable = &self.evictable;
-        let is_due = { evictable.searched }.is_none_or(|at| now >= at + SEARCH_EVERY);
-        if evictable.found.is_empty() && is_due {
+        if self.evictable.is_out_of_date(now) {
             self.search();
         }
         while let Some(&(slot, generation)) = self.evictable.found.last() {
@@ -90,6 +98,18 @@ fn first<K: Ord + Copy, T>(mut all: Vec<(K, T)>) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sessions_that_were_found_do_not_keep_others_from_being_found() {
+        let start = Instant::now();
+        assert!(Evictable::default().is_out_of_date(start));
+        let evictable = Evictable {
+            found: vec![(Slot(0), Generation::default())],
+            searched: Some(start),
+        };
+        assert!(!evictable.is_out_of_date(start + SEARCH_EVERY / 2));
+        assert!(evictable.is_out_of_date(start + SEARCH_EVERY));
+    }
 
     #[test]
     fn the_idlest_of_the_source_with_the_most_comes_first() {

@@ -249,7 +249,10 @@ impl Worker {
                 let ip = client.0.ip();
                 // The first relay has counted the rate of the client's connections.
                 match self.shared.sources.admit_shared(ip) {
-                    Some(permit) => self.open((leg, permit), client, plan, &origin, early),
+                    Some(permit) => {
+                        let header = Vec::new();
+                        self.open((leg, permit), client, plan, &origin, header, early);
+                    }
                     None => self.refuse(leg, ip, ClientRefusal::SourceLimit, &mesh.stats),
                 }
             }

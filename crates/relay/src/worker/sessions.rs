@@ -187,6 +187,15 @@ impl Worker {
         plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
+        // Before anybody makes room for it.
+        let member = match self.admit_member(origin) {
+            Ok(member) => member,
+            Err(refused) => {
+                drop(permit);
+                self.refuse(client, addr.0.ip(), refused, origin.stats());
+                return None;
+            }
+        };
         let forward_is_full = matches!(origin, Origin::Forward(route) if route.is_full());
         let refusal = match () {
             () if forward_is_full => Some(ClientRefusal::ForwardFull),
@@ -197,19 +206,10 @@ impl Worker {
         if let Some(cause) = refusal {
             // Dropped first, so that a client that sees the reset and retries does not meet its own
             // permit.
-            drop(permit);
+            drop((permit, member));
             self.refuse(client, addr.0.ip(), cause, origin.stats());
             return None;
         }
-        let member = match self.admit_member(origin) {
-            Ok(member) => member,
-            Err(refused) => {
-                self.shared.release();
-                drop(permit);
-                self.refuse(client, addr.0.ip(), refused, origin.stats());
-                return None;
-            }
-        };
         let log = self.shared.log.is_some();
         let record = log.then(|| Box::new(PendingRecord::new(origin, client.stream(), &plan)));
         let visit = match (&self.shared.relays, origin) {

@@ -344,6 +344,19 @@ fn what_the_relay_says_first_is_not_a_byte_of_a_peer() {
 }
 
 #[test]
+fn what_was_read_of_a_client_before_the_session_is_a_byte_of_it() {
+    let mut bench = Bench::connecting();
+    bench.timeouts.first_byte = Some(Duration::from_secs(5));
+    bench.timeouts.idle = Some(Duration::from_secs(60));
+    bench.session.begin_with(b"ClientHello".to_vec());
+    bench.session.introduce(b"PROXY UNKNOWN\r\n".to_vec());
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.leg(Side::Upstream).acknowledge();
+    assert_eq!(bench.run_to_the_end(), Step::Broken(End::IdleTimeout));
+}
+
+#[test]
 fn a_session_whose_bytes_the_kernel_still_delivers_is_not_idle() {
     let mut bench = Bench::relaying();
     bench.timeouts.idle = Some(Duration::from_secs(60));
