@@ -275,6 +275,12 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         self.last_success.is_some_and(|at| at >= begun)
     }
 
+    /// Returns whether a dial has succeeded after `since`, so that the peer works although it has left
+    /// unanswered what was sent at `since`.
+    pub fn has_connected_after(&self, since: Instant) -> bool {
+        self.last_success.is_some_and(|at| at > since)
+    }
+
     /// Gives a connection that has become ready to a session, or to the pool. More connections than the pool
     /// may hold become ready if the sessions that they were dialled for have left.
     pub fn give(&mut self, connection: C) -> Given<W> {
@@ -320,16 +326,29 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     }
 
     /// Records that the peer has left unanswered what was sent to it at `since`, or has refused this relay's
-    /// key. Returns the ready connections, to be closed, since they may be as useless; `None` if the peer is
-    /// known to be broken. If a dial has succeeded after `since`, the peer works all the same.
-    pub fn on_fault(&mut self, since: Instant, now: Instant) -> Option<VecDeque<C>> {
-        if self.breaker.state(now) == breaker::State::Open && self.ready.is_empty() {
+    /// key. Returns the ready connections that are older, according to `is_older`, to be closed, since they may
+    /// be as useless; `None` if there are none and the peer is known to be broken, or to work
+    /// ([`has_connected_after`](Self::has_connected_after)).
+    pub fn on_fault(
+        &mut self,
+        since: Instant,
+        now: Instant,
+        is_older: impl Fn(&C) -> bool,
+    ) -> Option<VecDeque<C>> {
+        let (older, younger) = self
+            .drain()
+            .into_iter()
+            .partition::<VecDeque<_>, _>(is_older);
+        self.ready = younger;
+        let works = self.has_connected_after(since);
+        let is_known = works || self.breaker.state(now) == breaker::State::Open;
+        if older.is_empty() && is_known {
             return None;
         }
-        if self.last_success.is_none_or(|at| at <= since) {
+        if !works {
             self.on_failure(now);
         }
-        Some(self.drain())
+        Some(older)
     }
 
     /// Records that the peer has no room for more ready connections. It works, and sessions go on to use it.

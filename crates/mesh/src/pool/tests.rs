@@ -329,21 +329,28 @@ fn a_fault_closes_the_ready_connections_once() {
     let mut pool = pool(now);
     dial(&mut pool, 1, now);
     dial(&mut pool, 2, now);
-    assert_eq!(pool.on_fault(now, now), Some(VecDeque::from([1, 2])));
+    let all = |_: &u32| true;
+    assert_eq!(pool.on_fault(now, now, all), Some(VecDeque::from([1, 2])));
     assert!(pool.is_broken(now));
     // Sessions that were sent before report the same.
-    assert_eq!(pool.on_fault(now, now), None);
+    assert_eq!(pool.on_fault(now, now, all), None);
 }
 
 #[test]
-fn a_fault_that_is_older_than_the_last_dial_closes_the_ready_connections_of_a_peer_that_works() {
+fn a_fault_that_is_older_than_the_last_dial_closes_only_the_connections_that_are_older_too() {
     let now = Instant::now();
     let mut pool = pool(now);
-    dial(&mut pool, 1, now + SECOND);
+    dial(&mut pool, 1, now);
+    dial(&mut pool, 2, now + SECOND);
     let later = now + 2 * SECOND;
-    assert_eq!(pool.on_fault(now, later), Some(VecDeque::from([1])));
+    let first = |connection: &u32| *connection == 1;
+    assert_eq!(pool.on_fault(now, later, first), Some(VecDeque::from([1])));
     assert!(!pool.is_broken(later));
-    assert_eq!(pool.dials_wanted(later), 2, "without a pause");
+    assert_eq!(pool.dials_wanted(later), 1, "without a pause");
+    // Other sessions find the same.
+    assert_eq!(pool.on_fault(now, later, first), None);
+    assert_eq!(pool.take(later), Some(2));
+    assert!(!pool.is_broken(later));
 }
 
 #[test]
@@ -352,8 +359,9 @@ fn a_fault_closes_the_connections_that_were_ready_when_a_dial_failed() {
     let mut pool = pool(now);
     dial(&mut pool, 1, now);
     fail(&mut pool, now);
-    assert_eq!(pool.on_fault(now, now), Some(VecDeque::from([1])));
-    assert_eq!(pool.on_fault(now, now), None);
+    let all = |_: &u32| true;
+    assert_eq!(pool.on_fault(now, now, all), Some(VecDeque::from([1])));
+    assert_eq!(pool.on_fault(now, now, all), None);
 }
 
 #[test]

@@ -236,7 +236,7 @@ impl World {
         }
         let (now, at) = (self.local_now(node), self.queue.now());
         let known = self.peer_mut(node, peer);
-        let Some(useless) = known.pool.on_fault(now, now) else {
+        let Some(useless) = known.pool.on_fault(now, now, |_| true) else {
             return;
         };
         known.noticed = Some(at);

@@ -254,23 +254,31 @@ impl Pools {
     }
 
     /// Records that the peer has left a session unanswered, or has refused this relay's key: connections to
-    /// it that look alive may be as useless, also those of the other workers.
+    /// it that look alive and are older may be as useless, also those of the other workers.
     pub(crate) fn on_fault(&mut self, fault: PeerFault, terms: &mut PoolTerms<'_>) {
         if !self.adopt_fault(fault, terms) {
             return;
         }
-        let peer = &self.pools[fault.peer].peer;
-        let failure = PeerFailure::of(fault.error, true);
-        peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-        tracing::debug!(peer = %peer.name, error = %fault.error, "a relay does not work");
+        let PeerPool { peer, pool } = &self.pools[fault.peer];
+        // Otherwise only the older connections are useless.
+        if !pool.has_connected_after(fault.since) {
+            let failure = PeerFailure::of(fault.error, true);
+            peer.stats.worker(terms.worker).failed[failure.index()].add(1);
+            tracing::debug!(peer = %peer.name, error = %fault.error, "a relay does not work");
+        }
         self.faults.push(fault);
     }
 
     /// Does the same for a fault that another worker has found. Returns whether it was news.
     pub(crate) fn adopt_fault(&mut self, fault: PeerFault, terms: &mut PoolTerms<'_>) -> bool {
         let PeerFault { peer, since, .. } = fault;
+        let conns = &self.conns;
+        let is_older = |slot: &Slot| {
+            let conn = conns.get(slot.0 as usize);
+            conn.is_none_or(|conn| conn.begun <= since)
+        };
         let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
-        let Some(useless) = pool.and_then(|pool| pool.on_fault(since, terms.now)) else {
+        let Some(useless) = pool.and_then(|pool| pool.on_fault(since, terms.now, is_older)) else {
             return false;
         };
         terms.metrics.pool_dead.add(useless.len() as u64);
