@@ -40,6 +40,16 @@ impl<K: Copy + Eq + Hash> Unused<K> {
         self.0.oldest_of_most().map(|(_, oldest)| &oldest.party)
     }
 
+    /// Removes the oldest connection of the member that has the most, if there are more than `max`.
+    pub fn take_excess(&mut self, max: usize) -> Option<K> {
+        if self.len() <= max {
+            return None;
+        }
+        let (key, _) = self.0.oldest_of_most()?;
+        self.remove(key);
+        Some(key)
+    }
+
     /// Returns whether a new connection of `member` has room among at most `max`.
     pub fn room(&self, member: &MemberName, max: usize) -> Room<K> {
         if self.len() < max {
@@ -125,5 +135,17 @@ mod tests {
         assert_eq!(unused.greatest(), Some(&name(2)));
         assert_eq!(unused.room(&name(3), 4), Room::Evict(2));
         assert_eq!(unused.room(&name(2), 4), Room::Full);
+    }
+
+    #[test]
+    fn a_member_that_connects_without_end_displaces_only_its_own_connections() {
+        let (mut unused, now) = (Unused::default(), Instant::now());
+        unused.insert(0, name(1), now);
+        for key in 1..100_u32 {
+            unused.insert(key, name(2), now);
+            let excess = unused.take_excess(4);
+            assert_eq!(excess, key.checked_sub(3).filter(|oldest| *oldest > 0));
+        }
+        assert!(unused.remove(0));
     }
 }

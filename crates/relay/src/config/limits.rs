@@ -37,6 +37,9 @@ pub struct InboundLimits {
     pub times: taut_mesh::acceptor::Limits,
 }
 
+/// The default of `max_unproven`.
+const MAX_UNPROVEN: u32 = 512;
+
 impl PoolLimits {
     /// Returns how long a peer may leave a dial unanswered: a dial takes two round trips, a hello one.
     pub fn dial_patience(self) -> Duration {
@@ -56,12 +59,19 @@ impl Default for PoolLimits {
     }
 }
 
+impl InboundLimits {
+    /// Returns the default of `max_connects_per_source`: at once as many connections as may be unproven, so that
+    /// relays behind one address can all connect at the same time.
+    pub(super) fn default_connects(max_unproven: u32) -> u32 {
+        max_unproven.div_ceil(10).max(50)
+    }
+}
+
 impl Default for InboundLimits {
     fn default() -> Self {
         Self {
-            max_unproven: 512,
-            // At once as many as may be unproven.
-            max_connects_per_source: 50,
+            max_unproven: MAX_UNPROVEN,
+            max_connects_per_source: Self::default_connects(MAX_UNPROVEN),
             max_ready: 1024,
             max_sessions_per_member: None,
             times: taut_mesh::acceptor::Limits::default(),

@@ -444,7 +444,8 @@ impl MeshSection {
             *slot = at_least_one(value, &name)?.unwrap_or(*slot);
         }
         let rate = limit(self.max_connects_per_source, "mesh.max_connects_per_source")?;
-        inbound.max_connects_per_source = rate.unwrap_or(inbound.max_connects_per_source);
+        inbound.max_connects_per_source =
+            rate.unwrap_or_else(|| InboundLimits::default_connects(inbound.max_unproven));
         inbound.max_sessions_per_member =
             at_least_one(self.max_sessions_per_member, "mesh.max_sessions_per_member")?;
         let times = &mut inbound.times;

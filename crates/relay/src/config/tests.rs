@@ -203,6 +203,20 @@ fn a_forward_may_have_several_destinations_and_check_them() {
 }
 
 #[test]
+fn a_source_may_connect_to_the_mesh_port_at_once_as_often_as_may_be_unproven() {
+    let rate = |keys: &str| {
+        let mesh =
+            "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":2\"\n";
+        let mesh = parse(&format!("{mesh}{keys}\n")).unwrap().mesh.unwrap();
+        mesh.inbound.max_connects_per_source
+    };
+    assert_eq!(rate(""), 52);
+    assert_eq!(rate("max_unproven = 64"), 50);
+    assert_eq!(rate("max_unproven = 4096"), 410);
+    assert_eq!(rate("max_unproven = 4096\nmax_connects_per_source = 7"), 7);
+}
+
+#[test]
 fn kernel_tls_is_used_unless_it_is_turned_off() {
     let with = |key: &str| {
         let mesh =

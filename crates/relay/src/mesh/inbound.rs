@@ -33,7 +33,8 @@ use crate::turbo::route_metrics::Relays;
 /// it. Its peer closes it a round trip after it has been told, unless a hello is on its way.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The steps of handshakes that a worker takes in a round. Each costs some 100 us, and the sessions wait meanwhile.
+/// The steps of new handshakes that a worker takes in a round, and of those that were postponed. Each costs
+/// some 100 us, and the sessions wait meanwhile.
 const HANDSHAKES: usize = 8;
 
 /// Of the connections that may be ready, the part that may wait besides because they had no room.
@@ -70,9 +71,9 @@ pub(crate) struct Inbound {
     unproven: Unproven<(Slot, Generation)>,
     /// The connections that wait for a hello, by member.
     ready: Unused<(Slot, Generation)>,
-    /// Those that had no room among them, the oldest first. Their peers have been told, and a hello may be
-    /// on its way.
-    withdrawn: VecDeque<(Slot, Generation)>,
+    /// Those that had no room among them, by member. Their peers have been told, except in trusted networks,
+    /// and a hello may be on its way.
+    withdrawn: Unused<(Slot, Generation)>,
     /// Connections whose handshake goes on in the next round.
     postponed: VecDeque<(Slot, Generation)>,
     /// When the first of them was postponed.
@@ -406,14 +407,16 @@ impl Inbound {
         let Some(conn) = self.conns.get_mut(key.0.0 as usize) else {
             return;
         };
+        let Some(member) = conn.acceptor.member().map(|member| member.name.clone()) else {
+            return;
+        };
         conn.withdraw(Withdrawal::Full);
         conn.withdrawn_until = Some(rules.now + GRACE);
         self.move_deadline(key.0);
-        self.withdrawn.push_back(key);
-        while self.withdrawn.len() > rules.max_ready.div_ceil(WITHDRAWN) {
-            if let Some((oldest, _)) = self.withdrawn.pop_front() {
-                self.remove(oldest, rules);
-            }
+        self.withdrawn.insert(key, member, rules.now);
+        let max = rules.max_ready.div_ceil(WITHDRAWN);
+        while let Some((excess, _)) = self.withdrawn.take_excess(max) {
+            self.remove(excess, rules);
         }
     }
 
@@ -452,7 +455,7 @@ impl Inbound {
         if self.ready.remove(key) {
             rules.metrics.mesh_ready.sub(1);
         } else if conn.withdrawn_until.is_some() {
-            self.withdrawn.retain(|withdrawn| *withdrawn != key);
+            self.withdrawn.remove(key);
         } else {
             self.uncount_unproven(key, rules);
         }

@@ -349,7 +349,9 @@ fn mesh_legs_of(config: &Config, turbo: &TurboStart) -> Result<MeshLegs, StartEr
 /// carries no session, and the first session on it would pay for that.
 fn mesh_keepalive(config: &Config) -> Keepalive {
     const PROBES: u32 = 3;
-    let interval = (config.timeouts.user / PROBES).max(Duration::from_secs(1));
+    // The range of TCP_KEEPINTVL.
+    let (least, most) = (Duration::from_secs(1), Duration::from_secs(32_767));
+    let interval = (config.timeouts.user / PROBES).clamp(least, most);
     Keepalive {
         idle: config.keepalive.idle.min(MESH_KEEPALIVE_IDLE),
         interval,
@@ -477,4 +479,19 @@ fn peers_of(
         })
     };
     relays.into_iter().map(peer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_accepts_the_keepalive_of_any_user_timeout() {
+        for seconds in [1, 10, 3 * 32_767, 24 * 86_400] {
+            let mut config = Config::new(Vec::new());
+            config.timeouts.user = Duration::from_secs(seconds);
+            let keepalive = mesh_keepalive(&config);
+            assert!(accepted(&LegOptions::new(keepalive)).is_ok(), "{seconds} s");
+        }
+    }
 }
