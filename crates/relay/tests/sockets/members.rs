@@ -481,7 +481,7 @@ fn trusting() -> Mesh {
 
 /// Sends a hello without TLS and `ping` after it, and waits until the relay closes or sends.
 fn ask_plainly(mesh: &Mesh, from: [u8; 4]) -> TcpStream {
-    let mut stream = connect_from(from, mesh_addr(&mesh.far));
+    let mut stream = connect_from(from, mesh_addr(&mesh.far)).unwrap();
     let to = mesh.server.local_addr().unwrap();
     let _ = stream.write_all(&[&hello(to).encode()[..], b"ping"].concat());
     stream
@@ -497,7 +497,7 @@ fn relays_in_a_trusted_network_need_no_tls() {
     server.read_exact(&mut [0; 4]).unwrap();
     exchange(&mut plain, &mut server, 100_000);
     // TLS is welcome, and then the address does not matter.
-    let stream = connect_from([127, 0, 0, 10], mesh_addr(&mesh.far));
+    let stream = connect_from([127, 0, 0, 10], mesh_addr(&mesh.far)).unwrap();
     let mut peer = dial(stream, &private_key(PLAYED), &private_key(FAR)).unwrap();
     peer.ask(&hello(mesh.server.local_addr().unwrap()));
     exchange_played(&mut peer, &mut accept_at(&mesh.server), 1000);
@@ -507,7 +507,7 @@ fn relays_in_a_trusted_network_need_no_tls() {
 fn a_network_that_is_no_longer_trusted_loses_its_unused_plain_connections() {
     let mut mesh = trusting();
     let at_far = |name| count(&mesh.far, name);
-    let mut idle = connect_from([127, 0, 0, 9], mesh_addr(&mesh.far));
+    let mut idle = connect_from([127, 0, 0, 9], mesh_addr(&mesh.far)).unwrap();
     // The address is the proof.
     wait_until("readiness", || at_far("taut_relay_mesh_ready") == 1);
     assert_eq!(at_far("taut_relay_mesh_unproven"), 0);

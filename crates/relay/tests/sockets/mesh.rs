@@ -625,23 +625,32 @@ fn a_relay_whose_connections_have_no_room_has_its_sessions_served() {
 #[test]
 fn a_source_that_proves_no_key_connects_at_its_rate_and_relays_as_often_as_they_like() {
     let mesh = Mesh::with(no_pool, |far| {
+        let inbound = &mut far.mesh.as_mut().unwrap().inbound;
         // At once ten.
-        far.mesh.as_mut().unwrap().inbound.max_connects_per_source = 1;
+        inbound.max_connects_per_source = 1;
+        inbound.times.handshake = PATIENCE;
     });
     let from = |last: u8| connect_from([127, 0, 0, last], mesh_addr(&mesh.far));
     let unproven = || count(&mesh.far, "taut_relay_mesh_unproven");
-    let outsiders: Vec<_> = (0..10).map(|_| from(66)).collect();
-    wait_until("them", || unproven() == 10);
-    assert_eq!(read_to_the_end(&mut from(66)), b"");
     let metrics = mesh.far.metrics();
-    assert_eq!(metrics.refused(ClientRefusal::UnprovenRate), 1);
+    let refused = || metrics.refused(ClientRefusal::UnprovenRate);
+    let (mut outsiders, mut attempts) = (Vec::new(), 0);
+    // One more for each second that this takes.
+    wait_until("a refusal", || {
+        outsiders.extend(from(66));
+        attempts += 1;
+        refused() > 0
+    });
+    wait_until("all of them", || unproven() + refused() == attempts);
+    let (admitted, refused_then) = (unproven(), refused());
+    assert!(admitted >= 10, "{admitted}");
     for _ in 0..30 {
-        let proven = dial(from(77), &private_key(PLAYED), &private_key(FAR));
-        wait_until("its proof", || unproven() == 10);
+        let stream = from(77).unwrap();
+        let proven = dial(stream, &private_key(PLAYED), &private_key(FAR));
+        wait_until("its proof", || unproven() <= admitted);
         drop(proven.unwrap());
     }
-    assert_eq!(metrics.refused(ClientRefusal::UnprovenRate), 1);
-    drop(outsiders);
+    assert_eq!(refused(), refused_then);
 }
 
 #[test]
@@ -768,7 +777,7 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
             far.mesh.as_mut().unwrap().inbound.max_unproven = KEPT as u32;
         },
     );
-    let from = |address: [u8; 4]| connect_from(address, mesh_addr(&mesh.far));
+    let from = |address: [u8; 4]| connect_from(address, mesh_addr(&mesh.far)).unwrap();
     // They send nothing.
     let mut outsiders: Vec<_> = (0..KEPT).map(|_| from([127, 0, 0, 66])).collect();
     wait_until("them", || {

@@ -88,15 +88,19 @@ pub(crate) fn connect(node: &Node) -> TcpStream {
     client
 }
 
-/// Connects to `addr` from an address of this machine.
-pub(crate) fn connect_from(from: impl Into<IpAddr>, addr: SocketAddr) -> TcpStream {
+/// Connects to `addr` from an address of this machine; `None` if it is reset at once.
+pub(crate) fn connect_from(from: impl Into<IpAddr>, addr: SocketAddr) -> Option<TcpStream> {
     use rustix::net::{AddressFamily, SocketType};
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((from.into(), 0))).unwrap();
-    rustix::net::connect(&socket, &addr).unwrap();
+    match rustix::net::connect(&socket, &addr) {
+        // The reset may come before connect(2) returns.
+        Err(rustix::io::Errno::CONNRESET) => return None,
+        connected => connected.unwrap(),
+    }
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
+    Some(stream)
 }
 
 /// Accepts a connection, for as long as a test waits.
