@@ -73,8 +73,6 @@ struct FlowCopies {
     tries: u32,
     /// The number of these that the guest has not taken, although it was heard and had room.
     refused: u32,
-    /// When the latest segment that the guest has acknowledged was put into its ring.
-    taken: Duration,
     /// Whether the guest is known to lack data.
     lacking: bool,
     /// Whether the programs reported evidence that has not been handled yet.
@@ -157,13 +155,12 @@ impl Retained {
         let before = held.bytes;
         let taken = self.taken.entry(id.0).or_default();
         let due = match flow {
-            Some(flow) => held.look(flow, *taken, now),
+            Some(flow) => held.look(flow, taken, now),
             None => {
                 held.clear();
                 Due::default()
             }
         };
-        *taken = held.taken.max(*taken);
         let (ended, after) = (held.copies.is_empty(), held.bytes);
         if let Some(tap) = self.bytes.get_mut(&id.0) {
             *tap -= before - after;
@@ -208,7 +205,6 @@ impl FlowCopies {
             sent: None,
             tries: 0,
             refused: 0,
-            taken: Duration::ZERO,
             lacking: false,
             evidence: false,
             burst: 1,
@@ -232,8 +228,8 @@ impl FlowCopies {
 
     /// Drops copies of data that the guest has acknowledged, and of segments that were not
     /// acknowledged early after all (NEXT_SEQ did not move, because the ring was full).
-    fn drop_unneeded(&mut self, flow: &Flow, now: Duration) {
-        let (bytes, taken) = (&mut self.bytes, &mut self.taken);
+    fn drop_unneeded(&mut self, flow: &Flow, taken: &mut Duration, now: Duration) {
+        let bytes = &mut self.bytes;
         self.copies.retain(|copy| {
             let is_taken = !is_after(copy.end(), flow.vm_seq);
             let is_early = is_after(flow.next_seq, copy.seq);
@@ -250,7 +246,7 @@ impl FlowCopies {
     }
 
     /// `taken`: see [`Retained::taken`].
-    fn look(&mut self, flow: &Flow, taken: Duration, now: Duration) -> Due {
+    fn look(&mut self, flow: &Flow, taken: &mut Duration, now: Duration) -> Due {
         if flow.begun != self.begun {
             self.clear();
             return Due::default();
@@ -264,7 +260,7 @@ impl FlowCopies {
             (self.tries, self.refused) = (0, 0);
         }
         // This includes copies that reached the ring buffer late.
-        self.drop_unneeded(flow, now);
+        self.drop_unneeded(flow, taken, now);
         let lacks = flow.exposure();
         if lacks == 0 {
             let repaired = std::mem::take(&mut self.lacking);
@@ -282,7 +278,7 @@ impl FlowCopies {
             };
         }
         let evidence = std::mem::take(&mut self.evidence);
-        let heard = self.has_waited(now, HEARD) && self.is_heard(flow, taken);
+        let heard = self.has_waited(now, HEARD) && self.is_heard(flow, *taken);
         // It has taken just what was retransmitted, so it had lost that, and lacks more.
         let lacks_more = progress && self.sent.is_some() && flow.vm_seq == self.sent_to;
         let lacking = (evidence || lacks_more) && !self.lacking;
