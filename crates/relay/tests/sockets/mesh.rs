@@ -570,21 +570,27 @@ fn a_full_mesh_port_is_dialled_with_pauses() {
     assert!(dials < 25, "{dials} dials in half a second");
 }
 
-#[test]
-fn the_member_with_the_most_ready_connections_makes_room_for_another_and_hears_why() {
+/// Two relays of which the near one holds as many connections ready as the far one has room for.
+fn full_mesh_port(ready: u32) -> Mesh {
     let mesh = Mesh::with(
         |near| {
             let pool = &mut near.mesh.as_mut().unwrap().pool;
-            (pool.min, pool.max) = (4, 4);
+            (pool.min, pool.max) = (ready, ready);
         },
         |far| {
             far.workers = Some(1);
-            far.mesh.as_mut().unwrap().inbound.max_ready = 4;
+            far.mesh.as_mut().unwrap().inbound.max_ready = ready;
         },
     );
     wait_until("a full mesh port", || {
-        count(&mesh.far, "taut_relay_mesh_ready") == 4
+        count(&mesh.far, "taut_relay_mesh_ready") == u64::from(ready)
     });
+    mesh
+}
+
+#[test]
+fn the_member_with_the_most_ready_connections_makes_room_for_another_and_hears_why() {
+    let mesh = full_mesh_port(4);
     let mut peer = mesh.played();
     let full = "taut_relay_peer_dials_total{peer=\"far\",outcome=\"full\"}";
     wait_until("the answer", || count(&mesh.near, full) == 1);
@@ -599,19 +605,7 @@ fn the_member_with_the_most_ready_connections_makes_room_for_another_and_hears_w
 
 #[test]
 fn a_relay_whose_connections_have_no_room_has_its_sessions_served() {
-    let mesh = Mesh::with(
-        |near| {
-            let pool = &mut near.mesh.as_mut().unwrap().pool;
-            (pool.min, pool.max) = (1, 1);
-        },
-        |far| {
-            far.workers = Some(1);
-            far.mesh.as_mut().unwrap().inbound.max_ready = 1;
-        },
-    );
-    wait_until("a full mesh port", || {
-        count(&mesh.far, "taut_relay_mesh_ready") == 1
-    });
+    let mesh = full_mesh_port(1);
     let mut peer = mesh.played();
     wait_until("the withdrawal", || {
         count(&mesh.far, "taut_relay_mesh_ready_withdrawn_total") == 1
