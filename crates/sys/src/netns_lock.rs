@@ -88,9 +88,8 @@ impl NetnsLock {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
-    use std::io::BufRead as _;
     use std::os::unix::process::CommandExt as _;
-    use std::process::{Command, Stdio};
+    use std::process::Command;
 
     use super::*;
     use crate::netns::Netns;
@@ -158,34 +157,31 @@ mod tests {
     fn a_user_without_privileges_cannot_hold_it_and_one_with_the_capability_can() {
         let netns = netns("users");
         let bind = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setsockopt(0, 15, 1); s.bind(('127.84.65.1', 4)); print('bound')";
-        let binds = |command: &mut Command| {
-            let mut child = command
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            let mut line = String::new();
-            let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-            output.read_line(&mut line).unwrap();
-            child.wait().unwrap();
-            line == "bound\n"
+        let said = |command: &mut Command| {
+            let output = netns.run(|| command.output()).unwrap().unwrap();
+            let text = [output.stdout, output.stderr].concat();
+            String::from_utf8(text).unwrap().trim().to_owned()
         };
-        let as_user = |args: &[&str]| {
-            let mut command = Command::new("setpriv");
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-            command.args(args).args(["python3", "-c", bind]);
-            netns.run(|| binds(&mut command)).unwrap()
+        let python = |program: &str, args: &[&str]| {
+            let mut command = Command::new(program);
+            // Debian's: the first one of root's PATH may be one that others cannot execute.
+            command.args(args).args(["/usr/bin/python3", "-c", bind]);
+            command
         };
-        assert!(!as_user(&[]));
+        let refused = "PermissionError: [Errno 13] Permission denied";
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let unprivileged = said(&mut python("setpriv", &nobody));
+        assert!(unprivileged.ends_with(refused), "{unprivileged}");
         let capable = [
             "--inh-caps=+net_bind_service",
             "--ambient-caps=+net_bind_service",
         ];
-        assert!(as_user(&capable));
+        let capable = [&nobody[..], &capable].concat();
+        assert_eq!(said(&mut python("setpriv", &capable)), "bound");
         // The administrator of another user namespace has no right in this network namespace.
-        let mut elsewhere = Command::new("unshare");
-        elsewhere.args(["--user", "--map-root-user", "python3", "-c", bind]);
+        let mut elsewhere = python("unshare", &["--user", "--map-root-user"]);
         elsewhere.uid(65_534).gid(65_534);
-        assert!(!netns.run(|| binds(&mut elsewhere)).unwrap());
+        let elsewhere = said(&mut elsewhere);
+        assert!(elsewhere.ends_with(refused), "{elsewhere}");
     }
 }

@@ -655,18 +655,22 @@ fn handshakes_that_arrive_together_are_answered_in_turns() {
     let tls = DialTls::new(&private_key(99), &[private_key(FAR).public()]);
     let mut hello = Vec::new();
     let _ = Channel::dial(&tls, &mut hello).unwrap();
-    let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| mesh.mesh_port()).collect();
-    wait_until("them", || {
-        count(&mesh.far, "taut_relay_mesh_unproven") == CONNECTIONS as u64
-    });
-    for connection in &mut connections {
-        connection.write_all(&hello).unwrap();
-    }
-    for connection in &mut connections {
-        connection.read_exact(&mut [0]).unwrap();
-    }
-    let postponed = "taut_relay_mesh_handshakes_postponed_total";
-    assert!(count(&mesh.far, postponed) > 0, "they came one by one");
+    let unproven = || count(&mesh.far, "taut_relay_mesh_unproven");
+    let answered_together = || {
+        let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| mesh.mesh_port()).collect();
+        wait_until("them", || unproven() == CONNECTIONS as u64);
+        for connection in &mut connections {
+            connection.write_all(&hello).unwrap();
+        }
+        for connection in &mut connections {
+            connection.read_exact(&mut [0]).unwrap();
+        }
+        drop(connections);
+        wait_until("their end", || unproven() == 0);
+        count(&mesh.far, "taut_relay_mesh_handshakes_postponed_total") > 0
+    };
+    // On a busy machine, the worker may see each one as it comes.
+    wait_until("handshakes that arrive together", answered_together);
 }
 
 #[test]
