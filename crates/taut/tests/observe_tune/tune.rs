@@ -369,15 +369,14 @@ fn the_buffers_of_a_budget_are_restored_at_the_end_and_after_a_kill() {
         ];
         let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // A buffer of the busy connection, and that of the idle one.
+        // The send buffers of the busy connection and of the idle one.
         let (port, giants) = (client.local_addr().unwrap(), giant.local_addr().unwrap());
         let mut missing = vec![port.to_string(), giants.to_string()];
         for line in lines {
             let report: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let is_resized = report["change"]
-                .as_str()
-                .unwrap()
-                .contains("its share of the budget");
+            let change = report["change"].as_str().unwrap();
+            let is_resized =
+                change.contains("send buffer") && change.contains("its share of the budget");
             if is_resized {
                 assert_eq!(report["outcome"], "applied", "{report}");
                 missing.retain(|addr| *addr != report["connection"]["local"].as_str().unwrap());
