@@ -1,8 +1,8 @@
 //! Reading a query, strictly.
 
 use hickory_proto::op::{Edns, Message, Query, ResponseCode};
+use hickory_proto::rr::RecordType;
 use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsCode, EdnsOption};
-use hickory_proto::rr::{Name, RecordType};
 
 use super::HEADER;
 use crate::cookie::Cookie;
@@ -76,9 +76,11 @@ impl Question {
         let edns = message.edns.take();
         // So a compressed name, bytes after the message and an option of a wrong length are refused,
         // which the library accepts (RFC 7871 section 6 for the last).
-        let question = query.as_ref().map_or(0, |query| wire_len(&query.name) + 4);
-        let length = HEADER + question + edns.as_ref().map_or(0, opt_len);
-        if length != bytes.len() {
+        let question_end = match query {
+            Some(_) => name_end(bytes).ok_or(bad)? + 4,
+            None => HEADER,
+        };
+        if question_end + edns.as_ref().map_or(0, opt_len) != bytes.len() {
             return Err(bad);
         }
         let subnet = match edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
@@ -109,13 +111,10 @@ impl Question {
 /// not compressed.
 fn find_opt(bytes: &[u8]) -> Option<usize> {
     let count = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
-    let mut at = HEADER;
-    if count(4)? > 0 {
-        while let label @ 1..64 = *bytes.get(at)? {
-            at += 1 + usize::from(label);
-        }
-        at += 1 + 4;
-    }
+    let at = match count(4)? {
+        0 => HEADER,
+        _ => name_end(bytes)? + 4,
+    };
     let fixed = bytes.get(at..at + OPT)?;
     let is_opt = fixed[0] == 0 && count(at + 1)? == u16::from(RecordType::OPT);
     (is_opt && count(10)? > 0).then_some(at)
@@ -137,10 +136,16 @@ fn without_empty_subnet(bytes: &[u8], opt: usize) -> Option<Vec<u8>> {
     Some(without)
 }
 
-/// Returns the length of a name that is not compressed.
-fn wire_len(name: &Name) -> usize {
-    let labels = name.iter().map(|label| label.len() + 1);
-    labels.sum::<usize>() + 1
+/// Returns where the name of the first question ends, if it is not compressed.
+fn name_end(bytes: &[u8]) -> Option<usize> {
+    let mut at = HEADER;
+    loop {
+        match *bytes.get(at)? {
+            0 => return Some(at + 1),
+            label @ 1..64 => at += 1 + usize::from(label),
+            _ => return None,
+        }
+    }
 }
 
 /// Returns the length of an OPT record.

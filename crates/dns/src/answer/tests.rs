@@ -374,6 +374,15 @@ fn messages_that_are_no_queries_of_this_kind_get_a_header_or_nothing() {
     let pointer =
         |q: &mut Vec<u8>| *q = [&[0; 5][..], &[1, 0, 0, 0, 0, 0, 0, 0xc0, 4, 0, 1, 0, 1]].concat();
     assert_eq!(code(&pointer), Some(ResponseCode::FormErr));
+    // As many bytes behind it as the pointer is shorter than the name.
+    let pointer = |q: &mut Vec<u8>| {
+        *q = [
+            &[2, 52, 1, 0, 0, 1][..],
+            &[0, 0, 0, 0, 0, 0, 0xc0, 0, 0, 1, 0, 1, 9, 9],
+        ]
+        .concat();
+    };
+    assert_eq!(code(&pointer), Some(ResponseCode::FormErr));
 }
 
 #[test]
