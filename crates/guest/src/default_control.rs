@@ -28,6 +28,8 @@ pub enum Restored {
     To(String),
     /// Another program had changed the default to the named control meanwhile, so it stays.
     Others(String),
+    /// The network namespace in which it was changed is gone, and its default with it.
+    Gone,
 }
 
 /// The reason why the default was not changed.
@@ -49,7 +51,7 @@ pub enum DefaultError {
     /// The default was changed in another network namespace.
     #[error(
         "the default congestion control was changed from {before} to {ours} in another network namespace (net:[{netns}]): run \
-         `taut guest down` there, e.g. with `nsenter --net`; if that namespace is gone, remove {RECORD}"
+         `taut guest down` there, e.g. with `nsenter --net`"
     )]
     Elsewhere {
         /// The inode of the namespace.
@@ -76,6 +78,8 @@ struct Files<'a> {
     directory: &'a Path,
     boot: String,
     netns: String,
+    /// Returns whether the network namespace with this inode is gone.
+    is_gone: fn(&str) -> bool,
 }
 
 /// Makes `control` the default, after recording the previous default.
@@ -112,6 +116,7 @@ impl Files<'static> {
             directory: Path::new(DIRECTORY),
             boot: boot.trim().to_owned(),
             netns: number(&netns).unwrap_or_default(),
+            is_gone: |inode| netns_is_gone(inode).unwrap_or(false),
         }
     }
 }
@@ -120,6 +125,7 @@ impl Files<'_> {
     fn set(&self, ours: &str) -> Result<(), DefaultError> {
         let now = read(self.setting)?;
         let record = self.recorded()?;
+        let record = record.filter(|record| !self.is_of_gone(record));
         if let Some(record) = &record {
             // There is only one record. Writing it here would lose the default of the other
             // namespace.
@@ -150,17 +156,25 @@ impl Files<'_> {
         let Some(record) = self.recorded()? else {
             return Ok(Restored::Untouched);
         };
-        self.is_here(&record)?;
-        let now = read(self.setting)?;
-        let restored = if now == record.ours {
-            write(self.setting, &record.before)?;
-            Restored::To(record.before)
+        let restored = if self.is_of_gone(&record) {
+            Restored::Gone
         } else {
-            Restored::Others(now)
+            self.is_here(&record)?;
+            let now = read(self.setting)?;
+            if now == record.ours {
+                write(self.setting, &record.before)?;
+                Restored::To(record.before)
+            } else {
+                Restored::Others(now)
+            }
         };
         let directory = JobDir::create(self.directory)?;
         directory.remove(NAME).map_err(self.failed("remove"))?;
         Ok(restored)
+    }
+
+    fn is_of_gone(&self, record: &Record) -> bool {
+        record.netns != self.netns && (self.is_gone)(&record.netns)
     }
 
     fn is_here(&self, record: &Record) -> Result<(), DefaultError> {
@@ -199,6 +213,34 @@ impl Files<'_> {
     }
 }
 
+/// Returns whether no mount and no thread that can be looked at has the network namespace with this inode.
+///
+/// # Errors
+/// Those of reading `/proc`.
+fn netns_is_gone(inode: &str) -> io::Result<bool> {
+    let link = format!("net:[{inode}]");
+    // A namespace with a name is mounted: `... /run/netns/NAME rw - nsfs nsfs rw`, its root being the link.
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
+    if mounts.split_whitespace().any(|field| field == link) {
+        return Ok(false);
+    }
+    for process in fs::read_dir("/proc")? {
+        let tasks = match fs::read_dir(process?.path().join("task")) {
+            Ok(tasks) => tasks,
+            Err(_) => continue, // It is no process, or has ended.
+        };
+        for task in tasks.flatten() {
+            // A thread that may not be looked at, even by root, could have it. To wait for that would be to wait for
+            // ever: init is one in some sandboxes.
+            let found = fs::read_link(task.path().join("ns/net"));
+            if found.is_ok_and(|found| found.as_os_str() == link.as_str()) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
 fn read(path: &Path) -> Result<String, DefaultError> {
     let text = fs::read_to_string(path).map_err(failed("read", path))?;
     Ok(text.trim().to_owned())
@@ -220,6 +262,8 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Defaul
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
+    use taut_sys::netns::Netns;
+
     use super::*;
 
     /// A machine whose default setting is a temporary file.
@@ -249,6 +293,7 @@ mod tests {
                 directory: &self.run,
                 boot: boot.into(),
                 netns: netns.into(),
+                is_gone: |_| false,
             }
         }
 
@@ -345,11 +390,47 @@ mod tests {
         one.here().set("taut_bbr").unwrap();
         let elsewhere = there.set("taut_bbr").unwrap_err().to_string();
         assert!(elsewhere.contains("net:[1]"), "{elsewhere}");
-        assert!(elsewhere.contains(RECORD), "{elsewhere}");
         assert_eq!(two.default(), "reno");
         let restored = one.here().restore().unwrap();
         assert_eq!(restored, Restored::To("cubic".into()));
         there.set("taut_bbr").unwrap();
         assert_eq!(two.default(), "taut_bbr");
+    }
+
+    #[test]
+    fn the_record_of_a_namespace_that_is_gone_is_in_nobodys_way() {
+        let (one, two) = (Machine::new("cubic"), Machine::new("reno"));
+        let there = Files {
+            setting: &two.setting,
+            is_gone: |inode| inode == "1",
+            ..one.files("boot", "2")
+        };
+        one.here().set("taut_bbr").unwrap();
+        assert_eq!(there.restore().unwrap(), Restored::Gone);
+        assert_eq!(there.restore().unwrap(), Restored::Untouched);
+        one.here().set("taut_bbr").unwrap();
+        there.set("taut_bbr").unwrap();
+        let restored = there.restore().unwrap();
+        assert_eq!(restored, Restored::To("reno".into()));
+    }
+
+    #[test]
+    fn a_namespace_is_gone_when_neither_a_name_nor_a_thread_has_it() {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test makes a network namespace and must run as root; `make test` does"
+        );
+        let is_gone = |inode: u64| netns_is_gone(&inode.to_string()).unwrap();
+        let name = format!("taut-gone-{}", std::process::id());
+        let netns = Netns::create(&name).unwrap();
+        let inode = netns.id().inode();
+        assert!(!is_gone(inode));
+        let stays = || {
+            Netns::delete(&name).unwrap();
+            assert!(!is_gone(inode), "this thread has it");
+        };
+        netns.run(stays).unwrap();
+        drop(netns);
+        assert!(is_gone(inode));
     }
 }

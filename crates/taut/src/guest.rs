@@ -126,6 +126,9 @@ pub(crate) fn down() -> Result<(), Failure> {
     match default_control::restore(&lock).map_err(failure)? {
         Restored::Untouched => {}
         Restored::To(before) => say(&format!("the default congestion control is {before} again")),
+        Restored::Gone => say(
+            "the network namespace in which the default congestion control was changed is gone, and with it its default",
+        ),
         Restored::Others(now) => say(&format!(
             "the default congestion control stays {now}, which another program has set since"
         )),
