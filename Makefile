@@ -57,7 +57,7 @@ tested: ## whether `make test` has passed on the last commit's tree
 msrv: setup-build ## compile everything with the oldest Rust that Cargo.toml names
 	@scripts/msrv
 
-test-all: root-all ## every test, experiment and fuzz target in full; records the result in test-all.json (root, two hours)
+test-all: root-all ## every test, experiment and fuzz target in full; records the result in test-all.json (root, more than an hour)
 	@scripts/test-all $(ARGS)
 
 # The seeds of fuzz targets are not in the guest.
