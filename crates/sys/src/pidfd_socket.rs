@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::socket::receiver;
 use crate::{Errno, raw_sockopt};
 
 /// Bits of `SO_BUF_LOCK` (linux/socket.h).
@@ -136,9 +137,7 @@ impl PidfdSocket {
     /// # Errors
     /// Those of getsockopt(2).
     pub fn window_clamp(&self) -> Result<u32, Errno> {
-        let value: libc::c_int =
-            raw_sockopt::get(self.fd()?, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP)?;
-        Ok(u32::try_from(value).unwrap_or(u32::MAX))
+        receiver::window_clamp(self.fd()?)
     }
 
     /// Sets the largest window that the socket advertises, in bytes of payload
@@ -148,8 +147,7 @@ impl PidfdSocket {
     /// # Errors
     /// Those of setsockopt(2).
     pub fn set_window_clamp(&self, bytes: u32) -> Result<(), Errno> {
-        let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-        raw_sockopt::set(self.fd()?, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, value)
+        receiver::set_window_clamp(self.fd()?, bytes)
     }
 
     /// Sets which buffers are excluded from the kernel's auto-tuning. Their sizes do not change.

@@ -9,13 +9,13 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketFlags, SocketType, sockopt,
 };
 
-use crate::Errno;
 use crate::tcp_info::TcpInfo;
+use crate::{Errno, raw_sockopt};
 
 mod leg;
 mod local_ports;
 
-pub use leg::{Keepalive, LegOptions, receive_buffer_for};
+pub use leg::{Keepalive, LegOptions, can_limit_windows, receive_buffer_for};
 
 mod path;
 
@@ -336,6 +336,37 @@ impl Stream {
         queue_length(self.as_fd(), SIOCOUTQNSD)
     }
 
+    /// Returns the number of bytes that have arrived and were not read (SIOCINQ).
+    pub fn unread(&self) -> usize {
+        queue_length(self.as_fd(), libc::FIONREAD)
+    }
+
+    /// Returns the largest window that the connection would advertise (TCP_WINDOW_CLAMP), in bytes.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn window_clamp(&self) -> Result<u32, Errno> {
+        receiver::window_clamp(self)
+    }
+
+    /// Limits the window that is advertised beyond what has arrived, from now on, in bytes. The kernel raises the
+    /// limit itself while it tunes the receive buffer.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn set_window_clamp(&self, bytes: u32) -> Result<(), Errno> {
+        receiver::set_window_clamp(self, bytes)
+    }
+
+    /// Has the connection take bytes only while fewer than these are unsent, and report room when half of them are
+    /// (TCP_NOTSENT_LOWAT).
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn limit_unsent(&self, bytes: u32) -> Result<(), Errno> {
+        raw_sockopt::set(self, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes)
+    }
+
     /// Makes the close, even that at the end of this process, deliver the queued data and a FIN.
     pub fn end_gracefully(&self) {
         // On failure the connection has already ended and only needs to be closed.
@@ -408,8 +439,8 @@ pub fn unacknowledged(socket: impl AsFd) -> usize {
 /// will be acknowledged.
 fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the borrowed descriptor is open; SIOCOUTQ and SIOCOUTQNSD, the only requests passed
-    // here, write one `int` to `bytes`.
+    // SAFETY: the borrowed descriptor is open; FIONREAD, SIOCOUTQ and SIOCOUTQNSD, the only requests
+    // passed here, write one `int` to `bytes`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request, &mut bytes) };
     if rc == 0 {
         usize::try_from(bytes).unwrap_or(0)

@@ -27,6 +27,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pipes_in_use: Counter,
     pub(crate) pipe_misses: Counter,
     pub(crate) pipes_refused: Counter,
+    /// Times that the window of a source was limited because its sink is slower.
+    pub(crate) backlogs_limited: Counter,
     pub(crate) ended: [Counter; End::ALL.len()],
     /// Attempts that were a session's own leg, and those besides.
     pub(crate) dials: [Counter; 2],

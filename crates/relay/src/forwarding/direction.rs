@@ -17,6 +17,7 @@ use std::time::Duration;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
+use crate::forwarding::backlog::Buffered;
 use crate::forwarding::user_timeout::Outstanding;
 
 /// The number of bytes that one splice requests. A pipe of 1 MiB can hold more when its slots carry
@@ -28,7 +29,7 @@ pub(crate) const TURN: u64 = 512 << 10;
 
 /// The operations that a direction needs on a leg. For a leg without TLS, each is the method of
 /// [`taut_sys::socket::Stream`] with that name.
-pub(crate) trait Leg {
+pub(crate) trait Leg: Buffered {
     type Pipe;
     /// Reads into `scratch.plain`. A result of 0 is the orderly end of the stream.
     fn recv(&mut self, scratch: &mut Scratch<'_>) -> Result<Received, Errno>;

@@ -8,10 +8,11 @@ use taut_mesh::dialler::Rejection;
 use taut_sys::Errno;
 use taut_sys::kernel_tls;
 use taut_sys::pipe::Pipe;
-use taut_sys::socket::Stream;
+use taut_sys::socket::{Stream, can_limit_windows};
 use taut_sys::tcp_info::TcpInfo;
 
 use crate::counters::worker::WorkerMetrics;
+use crate::forwarding::backlog::Buffered;
 use crate::forwarding::direction::{Leg, Received, Scratch};
 use crate::forwarding::user_timeout::Outstanding;
 use crate::outcome::kernel_tls::FallBack;
@@ -284,6 +285,51 @@ impl Leg for TcpLeg {
 
     fn end_gracefully(&self) {
         self.stream.end_gracefully();
+    }
+}
+
+// === impl Buffered for TcpLeg ===
+
+impl Buffered for TcpLeg {
+    fn unread(&self) -> u64 {
+        self.stream.unread() as u64
+    }
+
+    fn path(&self) -> (Duration, u64) {
+        let Ok(info) = TcpInfo::of(&self.stream) else {
+            return Default::default();
+        };
+        // A leg that hardly sends measured its round trip long ago. What the receiver measures includes the
+        // pauses of its peer.
+        let sender = info.rtt.unwrap_or_default();
+        let receiver = info.rcv_rtt.unwrap_or_default();
+        (sender.max(receiver.min(2 * sender)), info.rcv_mss.into())
+    }
+
+    fn largest_window(&self) -> Option<u64> {
+        let clamp = self.stream.window_clamp();
+        clamp.ok().filter(|_| can_limit_windows()).map(u64::from)
+    }
+
+    fn limit_window(&self, bytes: u64) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Err(error) = self.stream.set_window_clamp(bytes) {
+            tracing::debug!(%error, "a leg keeps its window");
+        }
+    }
+
+    fn unlimit_window(&self) {
+        // No window can be larger.
+        let scales = TcpInfo::of(&self.stream).map(|info| info.window_scales);
+        let (_, scale) = scales.ok().flatten().unwrap_or_default();
+        self.limit_window(u64::from(u16::MAX) << scale);
+    }
+
+    fn limit_unsent(&self, bytes: u64) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Err(error) = self.stream.limit_unsent(bytes) {
+            tracing::debug!(%error, "a leg may leave any number of bytes unsent");
+        }
     }
 }
 

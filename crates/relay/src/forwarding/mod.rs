@@ -1,5 +1,6 @@
 //! The data path of a session: its two legs, the bytes of each direction, and the pipes for splice.
 
+pub(crate) mod backlog;
 pub(crate) mod direction;
 pub(crate) mod leg;
 pub(crate) mod session;

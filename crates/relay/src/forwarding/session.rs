@@ -19,6 +19,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
 use crate::config::Timeouts;
+use crate::forwarding::backlog::{BEGIN, Backlog};
 use crate::forwarding::direction::{Buffers, Direction, Fault, FinBy, Leg, Turn};
 use crate::forwarding::user_timeout::{CHECKS, UserTimeout};
 use crate::outcome::session_end::{End, Side};
@@ -38,6 +39,10 @@ pub(crate) struct Session<L: Leg> {
     upstream: Option<L>,
     to_upstream: Direction<L::Pipe>,
     to_client: Direction<L::Pipe>,
+    /// What waits for the upstream leg, and for the client; `None` before much has moved.
+    backlogs: [Option<Box<Backlog>>; 2],
+    /// The backlogs whose limit has begun since [`Session::take_limited`].
+    limited: u64,
     phase: Phase,
     /// Readiness reported for the upstream leg while it was connecting.
     upstream_ready: Option<Readiness>,
@@ -129,6 +134,8 @@ impl<L: Leg> Session<L> {
             upstream: None,
             to_upstream: Direction::new(),
             to_client: Direction::new(),
+            backlogs: Default::default(),
+            limited: 0,
             phase: Phase::Connecting { until: now },
             upstream_ready: None,
             client_failed: false,
@@ -194,6 +201,11 @@ impl<L: Leg> Session<L> {
     /// Returns, once, why the relay at the upstream leg is taken for broken.
     pub(crate) fn take_relay_fault(&mut self) -> Option<RelayFault> {
         self.relay_fault.take()
+    }
+
+    /// Returns how many directions are limited by what waits for their sink and were not before.
+    pub(crate) fn take_limited(&mut self) -> u64 {
+        std::mem::take(&mut self.limited)
     }
 
     /// Returns the legs for closing.
@@ -279,7 +291,8 @@ impl<L: Leg> Session<L> {
                 let idle = idle.map(|idle| self.idle_from + idle);
                 let answer = self.answer_by.map(|(_, until)| until);
                 let user = self.user_timeout_check;
-                let looks = [half_closed, idle, self.pipe_look, answer, user];
+                let [up, down] = [0, 1].map(|at| self.backlogs[at].as_ref().and_then(|b| b.next()));
+                let looks = [half_closed, idle, self.pipe_look, answer, user, up, down];
                 looks.into_iter().flatten().min()
             }
             Phase::Breaking { watch, .. } | Phase::Lingering { watch, .. } => Some(watch.next),
@@ -357,6 +370,11 @@ impl<L: Leg> Session<L> {
             let error = upstream.take_error().err().unwrap_or(Errno::CONNRESET);
             return self.break_off(Side::Upstream, error, now, t, io);
         }
+        for (backlog, from) in self.backlogs.iter_mut().zip([&self.client, &*upstream]) {
+            if let Some(backlog) = backlog {
+                backlog.before_turn(from);
+            }
+        }
         let before = (self.to_upstream.position(), self.to_client.position());
         // The close of a leg sends the second FIN.
         let fin_by = |other_ended| match other_ended {
@@ -381,6 +399,16 @@ impl<L: Leg> Session<L> {
             Err(Fault::From(e)) => return self.break_off(Side::Upstream, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, io),
         };
+        let directions = [
+            (self.to_upstream.moved(), &self.client, &*upstream),
+            (self.to_client.moved(), &*upstream, &self.client),
+        ];
+        for (backlog, (moved, from, to)) in self.backlogs.iter_mut().zip(directions) {
+            if moved >= BEGIN {
+                let backlog = backlog.get_or_insert_default();
+                self.limited += u64::from(backlog.after_turn(moved, now, from, to));
+            }
+        }
         let after = (self.to_upstream.position(), self.to_client.position());
         if after != before {
             self.progress = now;

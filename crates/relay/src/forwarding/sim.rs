@@ -9,6 +9,7 @@ use std::time::Duration;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
+use crate::forwarding::backlog::Buffered;
 use crate::forwarding::direction::{Buffers, Leg, Received, Scratch};
 use crate::forwarding::user_timeout::Outstanding;
 
@@ -218,6 +219,26 @@ impl State {
         self.sent.extend_from_slice(&bytes[..n]);
         Ok(n)
     }
+}
+
+impl Buffered for SimLeg {
+    fn unread(&self) -> u64 {
+        Self::unread(self) as u64
+    }
+
+    fn path(&self) -> (Duration, u64) {
+        Default::default()
+    }
+
+    fn largest_window(&self) -> Option<u64> {
+        None
+    }
+
+    fn limit_window(&self, _: u64) {}
+
+    fn unlimit_window(&self) {}
+
+    fn limit_unsent(&self, _: u64) {}
 }
 
 impl Leg for SimLeg {

@@ -65,6 +65,11 @@ impl Collector for Metrics {
             self.sum(|w| &w.pipe_misses),
         )?;
         counter(
+            "taut_relay_backlogs_limited",
+            "Times a direction began to limit its source's window because its sink was slower",
+            self.sum(|w| &w.backlogs_limited),
+        )?;
+        counter(
             "taut_relay_pipes_refused",
             "Times the kernel refused a pipe",
             self.sum(|w| &w.pipes_refused),

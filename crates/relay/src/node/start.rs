@@ -34,6 +34,7 @@ use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
 use crate::worker::{Shared, Worker};
 use taut_mesh::members::MemberName;
+use taut_sys::socket::can_limit_windows;
 
 impl Node {
     /// Acquires the resources of `config` and starts the node.
@@ -60,6 +61,12 @@ impl Node {
         }
         if config.mesh.is_some() {
             tracing::info!("{}", TlsPlace::of(config));
+        }
+        // Before a worker has to find it out.
+        if !can_limit_windows() {
+            tracing::info!(
+                "this kernel may keep a window closed after a limit, so the windows of fast senders are not limited for slow readers"
+            );
         }
         let registry = Arc::new(Registry::new(workers));
         let Assembly {

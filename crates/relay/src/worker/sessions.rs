@@ -310,6 +310,10 @@ impl Worker {
         let (to_upstream, to_client) = (after.0 - before.0, after.1 - before.1);
         self.io.metrics.upstream_bytes.add(to_upstream);
         self.io.metrics.client_bytes.add(to_client);
+        self.io
+            .metrics
+            .backlogs_limited
+            .add(entry.session.take_limited());
         let counters = entry.stats.worker(self.io.worker);
         counters.upstream_bytes.add(to_upstream);
         counters.client_bytes.add(to_client);

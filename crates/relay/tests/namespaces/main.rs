@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod auto_routes;
+mod backlog;
 mod early_syn;
 mod intercept;
 mod killed;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt;
 
 use super::path::PathOptions;
@@ -162,6 +163,46 @@ fn halves(buffer: usize, window: usize) -> usize {
 
 /// Returns the receive buffer of a connection over loopback, as it is set, and its first window.
 fn first_window() -> Result<(usize, usize), Errno> {
+    let (_listener, stream) = over_loopback()?;
+    let buffer = sockopt::socket_recv_buffer_size(&stream)? / 2;
+    let window = usize::try_from(stream.info()?.rcv_ssthresh).unwrap_or(usize::MAX);
+    Ok((buffer, window))
+}
+
+/// Returns whether a window that is closed opens again after [`Stream::set_window_clamp`] has raised its limit. It
+/// does since Linux 6.7 (58d3aade20cd; also in 6.6.7 and 6.1.68). Before, it may stay closed for good. A connection over
+/// loopback shows it.
+pub fn can_limit_windows() -> bool {
+    static OPENS: OnceLock<bool> = OnceLock::new();
+    let known = OPENS.get().copied();
+    known.unwrap_or_else(|| opens_again().is_ok_and(|opens| *OPENS.get_or_init(|| opens)))
+}
+
+fn opens_again() -> Result<bool, Errno> {
+    let (listener, sender) = over_loopback()?;
+    let patience = Timespec::try_from(Duration::from_millis(100)).map_err(|_| Errno::INVAL)?;
+    let mut waits = [PollFd::new(&listener, PollFlags::IN)];
+    rustix::event::poll(&mut waits, Some(&patience))?;
+    let (receiver, _) = listener.accept()?;
+    let bytes = [0; 16 << 10];
+    loop {
+        match sender.send(&bytes) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let limit = receiver.window_clamp()?;
+    let before = receiver.info()?.rcv_ssthresh;
+    if sender.info()?.snd_wnd.is_none_or(|window| window >= before) {
+        return Err(Errno::AGAIN);
+    }
+    receiver.set_window_clamp(limit.saturating_add(4096))?;
+    Ok(receiver.info()?.rcv_ssthresh >= before)
+}
+
+/// Returns a connection over loopback, which its listener has not accepted.
+fn over_loopback() -> Result<(Listener, Stream), Errno> {
     let keepalive = Keepalive {
         idle: Duration::from_secs(60),
         interval: Duration::from_secs(15),
@@ -175,9 +216,7 @@ fn first_window() -> Result<(usize, usize), Errno> {
     let any_port = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
     let listener = Listener::bind(any_port, 1, &options)?;
     let stream = Stream::connect(listener.local_addr()?, &options)?;
-    let buffer = sockopt::socket_recv_buffer_size(&stream)? / 2;
-    let window = usize::try_from(stream.info()?.rcv_ssthresh).unwrap_or(usize::MAX);
-    Ok((buffer, window))
+    Ok((listener, stream))
 }
 
 pub(super) fn set_send_buffer(fd: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {

@@ -1,19 +1,28 @@
-//! Socket options that let an application impede its own receiving. For tests.
+//! Socket options that limit or stop what a connection receives.
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use crate::{Errno, raw_sockopt};
 
-/// Limits the window that a connection advertises from now on, in bytes (TCP_WINDOW_CLAMP, tcp(7)).
+/// Returns the largest window that a connection would advertise, in bytes (TCP_WINDOW_CLAMP, tcp(7)).
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub fn window_clamp(socket: impl AsFd) -> Result<u32, Errno> {
+    raw_sockopt::get(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP)
+}
+
+/// Limits the window that a connection advertises from now on, beyond what has arrived, in bytes
+/// (TCP_WINDOW_CLAMP). The kernel raises the limit by itself only while it tunes the receive buffer.
 ///
 /// # Errors
 /// `EINVAL` if the socket is closed.
 pub fn set_window_clamp(socket: impl AsFd, bytes: u32) -> Result<(), Errno> {
-    let bytes = libc::c_int::try_from(bytes).map_err(|_| Errno::INVAL)?;
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     raw_sockopt::set(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)
 }
 
-/// Makes a socket drop every incoming packet, or accept packets again (SO_ATTACH_FILTER,
+/// For tests: makes a socket drop every incoming packet, or accept packets again (SO_ATTACH_FILTER,
 /// socket(7)).
 ///
 /// # Errors

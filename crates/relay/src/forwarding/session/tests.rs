@@ -102,6 +102,21 @@ fn an_idle_session_has_no_deadline_if_its_idle_time_is_not_limited() {
 }
 
 #[test]
+fn what_waits_is_looked_at_once_much_has_moved() {
+    let mut bench = Bench::relaying();
+    let little = vec![0; usize::try_from(BEGIN).unwrap() - 1];
+    bench.report(Side::Client, |leg| leg.arrive(&little));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.session.deadline(&bench.timeouts), None);
+    bench.report(Side::Client, |leg| leg.arrive(b"x"));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert!(bench.session.deadline(&bench.timeouts).is_some());
+    // Nothing more comes.
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    assert_eq!(bench.session.deadline(&bench.timeouts), None);
+}
+
+#[test]
 fn an_unanswered_connect_times_out() {
     let mut bench = Bench::connecting();
     assert_eq!(bench.drive(), Step::Wait);

@@ -1,8 +1,6 @@
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags};
-
 use super::*;
 
 fn plain() -> LegOptions {
@@ -194,4 +192,10 @@ fn a_connection_begins_with_the_window_that_was_asked_for() {
     let first = usize::try_from(near.info().unwrap().rcv_ssthresh).unwrap();
     assert!(first >= window / 8 * 7, "{first}");
     assert!(first <= window / 8 * 9, "{first}");
+}
+
+#[test]
+fn whether_a_closed_window_opens_again_is_found_out() {
+    assert!(opens_again().is_ok());
+    assert_eq!(can_limit_windows(), opens_again().unwrap());
 }
