@@ -27,8 +27,7 @@ const PATIENCE: u32 = 10;
 /// Looks that must find next to nothing waiting until that is because of the limit.
 const SHORT: u32 = 3;
 
-/// The time for which what waits in front of a slow sink lasts. A peer with too small a window for a segment sends a part
-/// of one after its retransmission time-out, which on Linux is 200 ms at least.
+/// The time for which what waits in front of a slow sink lasts, while the window opens again.
 const WAITING: Duration = Duration::from_millis(200);
 
 /// The bytes that may always wait in front of a sink, and those that it may always leave unsent.
@@ -291,8 +290,8 @@ impl Need {
         let window = in_time(rate, 2 * round_trip.max(TURN));
         let window = window.max(segment.saturating_mul(LEAST_SEGMENTS));
         let allowance = in_time(rate, round_trip + WAITING);
-        // Room for a segment, which comes once in the 40 ms of a delayed acknowledgement. One that does not fit waits for
-        // a probe, and probes back off for as long as the window was closed. What arrives may be cut smaller.
+        // A segment that does not fit waits for a probe, and probes back off for as long as the window was closed. The
+        // kernel's estimate may be smaller than what the peer sends.
         let least = segment + segment / 4;
         Self {
             allowance: allowance.max(LEAST).max(window),

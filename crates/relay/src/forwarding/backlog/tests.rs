@@ -349,9 +349,6 @@ fn a_sink_that_stops_for_minutes_goes_on_at_once() {
     for mut stream in streams(16 * MIB) {
         stream.run(60 * SECOND, 500_000);
         assert_eq!(stream.run(600 * SECOND, 0), 0);
-        // A segment comes with each delayed acknowledgement, until the buffer is full.
-        let most = 16 * MIB + UNSENT;
-        assert!(stream.waiting() <= most, "{} > {most}", stream.waiting());
         assert_eq!(stream.backlog.next(), None);
         stream.run(2 * SECOND, 500_000);
         let taken = stream.run(10 * SECOND, 500_000);
