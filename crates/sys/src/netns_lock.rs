@@ -10,8 +10,9 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketFlags, SocketType, sockopt};
 
 use crate::Errno;
 
@@ -32,9 +33,15 @@ pub enum Exclusive {
 }
 
 /// The exclusive right to do something in the network namespace in which it was taken, until dropped.
+///
+/// A process can share it with the one that replaces it. Both have it then, and the last of them is the one
+/// that removes what it protects ([`NetnsLock::into_sole`]).
 #[derive(Debug)]
 pub struct NetnsLock {
-    _socket: OwnedFd,
+    what: Exclusive,
+    socket: OwnedFd,
+    /// Another process has, or had, a duplicate.
+    shared: AtomicBool,
 }
 
 // === impl Exclusive ===
@@ -64,7 +71,52 @@ impl NetnsLock {
         }
         // Nothing is received: a packet does not fit.
         sockopt::set_socket_recv_buffer_size(&socket, 0)?;
-        Ok(Some(Self { _socket: socket }))
+        Ok(Some(Self {
+            what,
+            socket,
+            shared: AtomicBool::new(false),
+        }))
+    }
+
+    /// Returns a duplicate for another process, which passes it to [`NetnsLock::adopt`].
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.shared.store(true, Ordering::SeqCst);
+        self.socket.try_clone()
+    }
+
+    /// Has the lock together with the process that shared it. Returns `None` if the descriptor is not this
+    /// lock.
+    pub fn adopt(what: Exclusive, shared: OwnedFd) -> Option<Self> {
+        let address = rustix::net::getsockname(&shared).ok()?;
+        let is_it = address == SocketAddrAny::from(what.address())
+            && sockopt::socket_type(&shared) == Ok(SocketType::DGRAM);
+        is_it.then_some(Self {
+            what,
+            socket: shared,
+            shared: AtomicBool::new(true),
+        })
+    }
+
+    /// Returns whether another process has, or had, the lock together with this one.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::SeqCst)
+    }
+
+    /// Gives the lock up, and takes it again if no other process has it, in the network namespace of the
+    /// calling thread. Returns `None` if one has.
+    ///
+    /// # Errors
+    /// Those of [`NetnsLock::take`].
+    pub fn into_sole(self) -> io::Result<Option<Self>> {
+        if !self.is_shared() {
+            return Ok(Some(self));
+        }
+        let what = self.what;
+        drop(self);
+        Self::take(what)
     }
 
     /// Returns whether a process has the lock in the network namespace of the calling thread.
@@ -136,6 +188,27 @@ mod tests {
         drop(held);
         assert!(!is_taken(Exclusive::Interception));
         assert!(take(&one, Exclusive::Interception).is_some());
+    }
+
+    #[test]
+    fn of_two_processes_that_share_a_lock_the_last_one_is_told_so() {
+        let netns = netns("shared");
+        let sole = |lock: NetnsLock| netns.run(|| lock.into_sole()).unwrap().unwrap();
+        let what = Exclusive::Interception;
+        let first = sole(take(&netns, what).unwrap()).unwrap();
+        assert!(!first.is_shared());
+        let adopt = |what| NetnsLock::adopt(what, first.share().unwrap());
+        assert!(adopt(Exclusive::Tuning).is_none());
+        let second = adopt(what).unwrap();
+        assert!(first.is_shared() && second.is_shared());
+        assert!(sole(first).is_none());
+        assert!(take(&netns, what).is_none());
+        let second = sole(second).unwrap();
+        assert!(take(&netns, what).is_none());
+        drop(second);
+        assert!(take(&netns, what).is_some());
+        let other = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(NetnsLock::adopt(what, other.into()).is_none());
     }
 
     /// Another container of the same network namespace, or a service with mounts of its own.

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use taut_sys::Errno;
+use taut_sys::netns_lock::NetnsLock;
 use taut_sys::scm_rights::{MAX_DESCRIPTORS, SeqpacketListener};
 use taut_sys::socket::listening_addr;
 
@@ -43,6 +44,8 @@ struct Shared {
     path: PathBuf,
     stopped: AtomicBool,
     offered: Mutex<Arc<Vec<(SocketAddr, OwnedFd)>>>,
+    /// The lock of interception, while this process has it.
+    interception: Weak<NetnsLock>,
     failed: AtomicU64,
     handed_over: AtomicU64,
     start: Duration,
@@ -51,7 +54,8 @@ struct Shared {
 // === impl Giver ===
 
 impl Giver {
-    /// Listens at `path` and offers `sockets`, which may be this process's own or duplicates. Calls
+    /// Listens at `path` and offers `sockets`, which may be this process's own or duplicates, and the lock of
+    /// `interception`, if this process has it. Calls
     /// `on_taken` once, on the giver's thread, when a new process serves in place of this one;
     /// `on_taken` starts the drain.
     ///
@@ -61,14 +65,16 @@ impl Giver {
     pub fn start(
         path: &Path,
         sockets: Vec<OwnedFd>,
+        interception: Weak<NetnsLock>,
         on_taken: impl FnOnce() + Send + 'static,
     ) -> Result<Self, HandoverError> {
-        Self::with(path, sockets, START, on_taken)
+        Self::with(path, sockets, interception, START, on_taken)
     }
 
     pub(super) fn with(
         path: &Path,
         sockets: Vec<OwnedFd>,
+        interception: Weak<NetnsLock>,
         start: Duration,
         on_taken: impl FnOnce() + Send + 'static,
     ) -> Result<Self, HandoverError> {
@@ -93,6 +99,7 @@ impl Giver {
             path: path.to_owned(),
             stopped: AtomicBool::new(false),
             offered: Mutex::new(Arc::new(offered)),
+            interception,
             failed: AtomicU64::new(0),
             handed_over: AtomicU64::new(0),
             start,
@@ -214,8 +221,8 @@ impl Shared {
         loop {
             let (message, _) = talk.receive()?;
             match state.handle(&message).map_err(|e| talk.protocol(e))? {
-                Next::Give => {
-                    self.give(talk)?;
+                Next::Give { interception } => {
+                    self.give(talk, interception)?;
                     patience(self.start)?;
                 }
                 Next::Drain if self.stopped() => {
@@ -227,9 +234,16 @@ impl Shared {
         }
     }
 
-    fn give(&self, talk: &Talk) -> Result<(), HandoverError> {
+    fn give(&self, talk: &Talk, takes_lock: bool) -> Result<(), HandoverError> {
         let offered = self.offered().clone();
-        talk.send(&Message::offer(offered.len()), &[])?;
+        let lock = self.interception.upgrade().filter(|_| takes_lock);
+        talk.send(&Message::offer(offered.len(), lock.is_some()), &[])?;
+        if let Some(lock) = lock {
+            let errno = |e| Errno::from_io_error(&e).unwrap_or(Errno::MFILE);
+            let shared = lock.share();
+            let shared = shared.map_err(|e| talk.call("share a lock", errno(e)))?;
+            talk.send(&Message::Interception, &[shared.as_fd()])?;
+        }
         for batch in offered.chunks(MAX_DESCRIPTORS) {
             let addrs = batch.iter().map(|(addr, _)| *addr).collect();
             let fds: Vec<BorrowedFd<'_>> = batch.iter().map(|(_, fd)| fd.as_fd()).collect();

@@ -15,9 +15,22 @@ const VERSION: u32 = 1;
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(super) enum Message {
     /// New process: requests the sockets.
-    Take { version: u32 },
+    Take {
+        version: u32,
+        /// It also takes the lock of interception, which the first release did not pass on.
+        #[serde(default)]
+        interception: bool,
+    },
     /// Old process: announces the number of sockets that follow.
-    Offer { version: u32, sockets: usize },
+    Offer {
+        version: u32,
+        sockets: usize,
+        /// The lock of interception follows, before the sockets.
+        #[serde(default)]
+        interception: bool,
+    },
+    /// Old process: the descriptor sent with this message is the lock of interception.
+    Interception,
     /// Old process: the addresses of the descriptors sent with this message, in the same order.
     Sockets { addrs: Vec<SocketAddr> },
     /// New process: it accepts connections.
@@ -29,8 +42,8 @@ pub(super) enum Message {
 /// The next step of the old process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Send the offer and all sockets.
-    Give,
+    /// Send the offer and all sockets, and the lock of interception if the new process takes it.
+    Give { interception: bool },
     /// Drain, and send `Draining`.
     Drain,
 }
@@ -49,6 +62,8 @@ pub(super) enum Giving {
 pub(super) enum Taking {
     #[default]
     Asked,
+    /// The lock of interception comes next, and then this number of sockets.
+    LockOffered(usize),
     /// The number of sockets still to come.
     Offered(usize),
     Over,
@@ -63,13 +78,17 @@ pub(super) fn may_talk(other: u32, own: u32) -> bool {
 
 impl Message {
     pub(super) fn take() -> Self {
-        Self::Take { version: VERSION }
+        Self::Take {
+            version: VERSION,
+            interception: true,
+        }
     }
 
-    pub(super) fn offer(sockets: usize) -> Self {
+    pub(super) fn offer(sockets: usize, interception: bool) -> Self {
         Self::Offer {
             version: VERSION,
             sockets,
+            interception,
         }
     }
 
@@ -91,11 +110,17 @@ impl Giving {
     /// Handles a message of the new process.
     pub(super) fn handle(&mut self, message: &Message) -> Result<Next, String> {
         match (*self, message) {
-            (Self::Unasked, Message::Take { version: VERSION }) => {
+            (
+                Self::Unasked,
+                &Message::Take {
+                    version: VERSION,
+                    interception,
+                },
+            ) => {
                 *self = Self::Given;
-                Ok(Next::Give)
+                Ok(Next::Give { interception })
             }
-            (Self::Unasked, Message::Take { version }) => Err(other_version(*version)),
+            (Self::Unasked, Message::Take { version, .. }) => Err(other_version(*version)),
             (Self::Given, Message::Serving) => {
                 *self = Self::Over;
                 Ok(Next::Drain)
@@ -109,7 +134,7 @@ impl Giving {
 
 impl Taking {
     /// Handles a message of the old process that carried `descriptors` descriptors. Returns the
-    /// address of each.
+    /// addresses of sockets.
     pub(super) fn handle(
         &mut self,
         message: Message,
@@ -122,7 +147,21 @@ impl Taking {
             (Self::Asked, Message::Offer { sockets, .. }) if sockets > MAX_SOCKETS => Err(format!(
                 "{sockets} sockets are offered; the limit is {MAX_SOCKETS}"
             )),
-            (Self::Asked, Message::Offer { sockets, .. }) if descriptors == 0 => {
+            (
+                Self::Asked,
+                Message::Offer {
+                    sockets,
+                    interception,
+                    ..
+                },
+            ) if descriptors == 0 => {
+                *self = match interception {
+                    true => Self::LockOffered(sockets),
+                    false => Self::Offered(sockets),
+                };
+                Ok(Vec::new())
+            }
+            (Self::LockOffered(sockets), Message::Interception) if descriptors == 1 => {
                 *self = Self::Offered(sockets);
                 Ok(Vec::new())
             }
@@ -172,11 +211,17 @@ mod tests {
     fn the_old_process_drains_only_after_it_has_given_and_is_told() {
         let mut old = Giving::default();
         assert!(old.handle(&Message::Serving).is_err());
-        assert_eq!(old.handle(&Message::take()), Ok(Next::Give));
+        assert_eq!(
+            old.handle(&Message::take()),
+            Ok(Next::Give { interception: true })
+        );
         assert!(old.handle(&Message::take()).is_err());
         assert_eq!(old.handle(&Message::Serving), Ok(Next::Drain));
         assert!(old.handle(&Message::Serving).is_err());
-        let error = Giving::default().handle(&Message::Take { version: 2 });
+        let error = Giving::default().handle(&Message::Take {
+            version: 2,
+            interception: false,
+        });
         assert!(error.unwrap_err().contains("speaks version 2, this one 1"));
     }
 
@@ -184,7 +229,7 @@ mod tests {
     fn the_new_process_takes_exactly_what_was_offered() {
         let mut new = Taking::default();
         assert!(new.handle(sockets(1), 1).is_err());
-        new.handle(Message::offer(254), 0).unwrap();
+        new.handle(Message::offer(254, false), 0).unwrap();
         assert!(new.handle(sockets(2), 1).is_err());
         assert!(new.handle(sockets(254), 254).is_err());
         assert_eq!(new.handle(sockets(253), 253).unwrap().len(), 253);
@@ -198,14 +243,45 @@ mod tests {
 
         assert!(
             Taking::default()
-                .handle(Message::offer(MAX_SOCKETS + 1), 0)
+                .handle(Message::offer(MAX_SOCKETS + 1, false), 0)
                 .is_err()
         );
         let other = Message::Offer {
             version: 9,
             sockets: 1,
+            interception: false,
         };
         assert!(Taking::default().handle(other, 0).is_err());
+    }
+
+    #[test]
+    fn the_lock_of_interception_comes_alone_and_before_the_sockets() {
+        let mut new = Taking::default();
+        new.handle(Message::offer(1, true), 0).unwrap();
+        assert!(!new.has_all());
+        assert!(new.handle(sockets(1), 1).is_err());
+        assert!(new.handle(Message::Interception, 0).is_err());
+        new.handle(Message::Interception, 1).unwrap();
+        assert!(new.handle(Message::Interception, 1).is_err());
+        new.handle(sockets(1), 1).unwrap();
+        assert!(new.has_all());
+    }
+
+    /// What a process of the first release sends, which knows nothing of the lock.
+    #[test]
+    fn a_process_that_knows_no_lock_gives_and_takes_as_before() {
+        let take = Message::decode(br#"{"say":"take","version":1}"#).unwrap();
+        let given = Giving::default().handle(&take);
+        assert_eq!(
+            given,
+            Ok(Next::Give {
+                interception: false
+            })
+        );
+        let offer = Message::decode(br#"{"say":"offer","version":1,"sockets":0}"#).unwrap();
+        let mut new = Taking::default();
+        new.handle(offer, 0).unwrap();
+        assert!(new.has_all());
     }
 
     #[test]
@@ -225,16 +301,17 @@ mod tests {
         #[test]
         fn nothing_that_is_said_is_a_panic(
             bytes in prop::collection::vec(any::<u8>(), 0..64),
-            talk in prop::collection::vec((0usize..5, 0usize..300), 0..12),
+            talk in prop::collection::vec((0usize..6, 0usize..300), 0..12),
         ) {
             let _ = Message::decode(&bytes);
             let (mut old, mut new) = (Giving::default(), Taking::default());
             for (which, n) in talk {
                 let message = match which {
                     0 => Message::take(),
-                    1 => Message::offer(n),
+                    1 => Message::offer(n, n % 2 == 1),
                     2 => sockets(n),
                     3 => Message::Serving,
+                    4 => Message::Interception,
                     _ => Message::Draining,
                 };
                 prop_assert_eq!(Message::decode(&message.encode()), Ok(message.clone()));

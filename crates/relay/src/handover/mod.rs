@@ -1,4 +1,5 @@
-//! Hands the listening sockets of an old process to a new one without losing a connection attempt.
+//! Hands the listening sockets of an old process to a new one without losing a connection attempt, and with
+//! them the lock of interception.
 //!
 //! A second bind to the same port is not enough: each SO_REUSEPORT socket has its own queues, and
 //! closing the old socket resets the connections in them. So the sockets themselves are passed over
@@ -9,6 +10,8 @@
 //!  | Take {version}                      |  is it root, or the same user? (SO_PEERCRED)
 //!  |------------------------------------>|
 //!  |            Offer {version, sockets} |
+//!  |<------------------------------------|
+//!  |   Interception + its lock           |  if the old process intercepts
 //!  |<------------------------------------|
 //!  |   Sockets {addrs} + descriptors     |  in batches of at most 253
 //!  |<------------------------------------|
@@ -100,6 +103,15 @@ pub struct Passed {
     pub fd: OwnedFd,
 }
 
+/// What a node takes over from the process that it replaces, or from the service manager.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Listening sockets.
+    pub sockets: Vec<Passed>,
+    /// The lock of interception, which the other process has, too.
+    pub interception: Option<OwnedFd>,
+}
+
 /// The sockets of the old process, which still accepts on them.
 ///
 /// If this is dropped, the old process keeps them.
@@ -108,7 +120,7 @@ pub struct Passed {
 pub struct Taken {
     talk: Talk,
     state: Taking,
-    sockets: Vec<Passed>,
+    inherited: Inherited,
 }
 
 /// Requests the sockets of the process that listens at `path`. Returns `None` if no process
@@ -133,34 +145,39 @@ pub fn take(path: &Path) -> Result<Option<Taken>, HandoverError> {
     talk.check_user()?;
     talk.send(&Message::take(), &[])?;
     let mut state = Taking::default();
-    let mut sockets = Vec::new();
+    let mut inherited = Inherited::default();
     while !state.has_all() {
-        let (message, descriptors) = talk.receive()?;
+        let (message, mut descriptors) = talk.receive()?;
+        let is_lock = message == Message::Interception;
         let addrs = state
             .handle(message, descriptors.len())
             .map_err(|reason| talk.protocol(reason))?;
+        if is_lock {
+            inherited.interception = descriptors.pop();
+        }
         for (fd, said) in descriptors.into_iter().zip(addrs) {
             let addr = listening_addr(&fd).map_err(|e| call("use a socket", e))?;
             if addr != said {
                 return Err(talk.protocol(format!("the socket for {said} listens on {addr}")));
             }
-            sockets.push(Passed { addr, fd });
+            inherited.sockets.push(Passed { addr, fd });
         }
     }
     Ok(Some(Taken {
         talk,
         state,
-        sockets,
+        inherited,
     }))
 }
 
 // === impl Taken ===
 
 impl Taken {
-    /// Takes the sockets. Unwanted ones can be dropped; their ports close when the old process has
+    /// Takes the sockets, and the lock of interception if the old process intercepts. (One of the first release
+    /// does not pass it on.) Unwanted sockets can be dropped; their ports close when the old process has
     /// closed them too.
-    pub fn take_sockets(&mut self) -> Vec<Passed> {
-        std::mem::take(&mut self.sockets)
+    pub fn take_inherited(&mut self) -> Inherited {
+        std::mem::take(&mut self.inherited)
     }
 
     /// Reports to the old process that this one accepts connections, so that the old one drains,

@@ -11,8 +11,9 @@ use taut_sys::privileges::{self, Capability};
 
 use super::Plan;
 
-/// The name of the table, in the family `inet`.
-pub(super) const NAME: &str = "taut_intercept";
+/// The name of the table, in the family `inet`. A process that replaces another one adds its own beside that
+/// one's, with a number at the end.
+const NAME: &str = "taut_intercept";
 
 /// The reason why nftables cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -25,24 +26,55 @@ pub enum NftError {
     Refused(String),
 }
 
-/// Adds the table, replacing one that a killed process left behind.
-pub(super) fn put_table(plan: &Plan) -> Result<(), NftError> {
-    nft(&script(plan))
+/// Adds a table and returns its name.
+pub(super) fn add_table(plan: &Plan) -> Result<String, NftError> {
+    let present = tables()?;
+    let numbered = (2..).map(|n: u32| format!("{NAME}_{n}"));
+    let mut names = std::iter::once(NAME.to_owned()).chain(numbered);
+    let name = names.find(|name| !present.contains(name));
+    let name = name.unwrap_or_else(|| NAME.to_owned());
+    nft(&script(&name, plan, true))?;
+    Ok(name)
 }
 
-/// Removes the table, if there is one.
-pub(super) fn remove_table() -> Result<(), NftError> {
-    nft(&removal())
+/// Reduces the table to existing connections.
+pub(super) fn keep_existing(name: &str, plan: &Plan) -> Result<(), NftError> {
+    nft(&script(name, plan, false)).map(drop)
+}
+
+/// Removes the table `name`, if there is one.
+pub(super) fn remove_table(name: &str) -> Result<(), NftError> {
+    nft(&removal(name)).map(drop)
+}
+
+/// Removes the tables of all relays.
+pub(super) fn remove_tables() -> Result<(), NftError> {
+    let removals: String = tables()?.iter().map(|name| removal(name)).collect();
+    nft(&removals).map(drop)
+}
+
+/// Returns the names of the tables that relays have added.
+fn tables() -> Result<Vec<String>, NftError> {
+    let listed = nft("list tables inet\n")?;
+    let names = listed
+        .lines()
+        .filter_map(|line| line.strip_prefix("table inet "));
+    let is_ours = |name: &&str| {
+        let rest = name.strip_prefix(NAME);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    };
+    Ok(names.filter(is_ours).map(str::to_owned).collect())
 }
 
 /// Returns the commands that remove the table, whether or not it exists.
-fn removal() -> String {
+fn removal(name: &str) -> String {
     // Deleting a missing table is an error; adding an existing one is not.
-    format!("add table inet {NAME}\ndelete table inet {NAME}\n")
+    format!("add table inet {name}\ndelete table inet {name}\n")
 }
 
-/// Returns the commands that replace the whole table in one transaction.
-fn script(plan: &Plan) -> String {
+/// Returns the commands that replace the whole table in one transaction. Without `takes_new` it is for existing
+/// connections only.
+fn script(name: &str, plan: &Plan, takes_new: bool) -> String {
     let mark = plan.mark;
     let mut rules = String::new();
     // Existing connections in either direction. `wildcard 0` excludes listeners on every address,
@@ -82,6 +114,9 @@ fn script(plan: &Plan) -> String {
             rules,
             "    {which} fib daddr type != local socket transparent 1 meta mark set {mark} accept"
         );
+        if !takes_new {
+            continue;
+        }
         let _ = writeln!(
             rules,
             "    {which} tcp flags & (fin | syn | rst | ack) == syn fib daddr type != local \
@@ -89,19 +124,20 @@ fn script(plan: &Plan) -> String {
         );
     }
     format!(
-        "{}table inet {NAME} {{\n  chain take {{\n    type filter hook prerouting priority mangle; \
+        "{}table inet {name} {{\n  chain take {{\n    type filter hook prerouting priority mangle; \
          policy accept;\n{rules}  }}\n}}\n",
-        removal()
+        removal(name)
     )
 }
 
-/// Runs `nft` with `script` as its input, in the network namespace of the calling thread.
-fn nft(script: &str) -> Result<(), NftError> {
+/// Runs `nft` with `script` as its input, in the network namespace of the calling thread, and returns what it
+/// prints.
+fn nft(script: &str) -> Result<String, NftError> {
     let start = || {
         Command::new("nft")
             .args(["-f", "-"])
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
     };
@@ -116,7 +152,7 @@ fn nft(script: &str) -> Result<(), NftError> {
     }
     let output = child.wait_with_output().map_err(NftError::Run)?;
     match output.status.success() {
-        true => Ok(()),
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -147,7 +183,9 @@ mod tests {
             mark: MARK,
             method: None,
         };
-        let script = script(&plan);
+        let existing = script(NAME, &plan, false);
+        assert!(!existing.contains("tproxy") && existing.contains("socket transparent"));
+        let script = script(NAME, &plan, true);
         let lines: Vec<_> = script.lines().filter(|l| l.contains("tproxy")).collect();
         let rest = "tcp dport { 80, 443 } tcp flags & (fin | syn | rst | ack) == syn \
                     fib daddr type != local tproxy";

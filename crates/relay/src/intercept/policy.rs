@@ -16,7 +16,7 @@ use taut_exposition::runtime;
 use tokio::runtime::Builder;
 
 use super::Method;
-use crate::net::netlink::{ATTEMPTS, answered, hint, is_unsupported};
+use crate::net::netlink::{ATTEMPTS, answered, hint, is_existing, is_unsupported};
 
 /// The routing table in which every address is local.
 pub const TABLE: u32 = 29_793;
@@ -29,10 +29,9 @@ pub const PRIORITY: u32 = 74;
 const BPF_PROTOCOL: u8 = 0x74;
 const NFT_PROTOCOL: u8 = 0x75;
 
-/// The installed rules and routes. Dropping this removes them.
+/// The installed rules and routes. Dropping this removes them, unless they stay.
 #[derive(Debug)]
 pub(super) struct PolicyRoute {
-    method: Method,
     stays: bool,
 }
 
@@ -113,14 +112,12 @@ pub fn presence() -> Result<[Presence; 2], PolicyError> {
 // === impl PolicyRoute ===
 
 impl PolicyRoute {
-    /// Adds rules and routes for IPv4 and, if the kernel supports it, IPv6.
-    pub(super) fn set_up(mark: u32, method: Method) -> Result<Self, PolicyError> {
+    /// Adds rules and routes for IPv4 and, if the kernel supports it, IPv6. Those that another process needs,
+    /// too, stay.
+    pub(super) fn set_up(mark: u32, method: Method, stays: bool) -> Result<Self, PolicyError> {
         let lo = nix::net::if_::if_nametoindex("lo").map_err(|_| PolicyError::NoLoopback)?;
         // If a later step fails, dropping this undoes the earlier ones.
-        let policy = Self {
-            method,
-            stays: false,
-        };
+        let policy = Self { stays };
         with_netlink(async |handle| {
             for version in [IpVersion::V4, IpVersion::V6] {
                 let refused = |what| {
@@ -142,23 +139,33 @@ impl PolicyRoute {
                     .priority(PRIORITY)
                     .fw_mark(mark)
                     .table_id(TABLE);
-                let protocol = RouteProtocol::Other(protocol(policy.method));
+                let protocol = RouteProtocol::Other(protocol(method));
                 let message = add.message_mut();
                 message.attributes.push(RuleAttribute::Protocol(protocol));
                 let added = match version {
                     IpVersion::V4 => add.v4().execute().await,
                     IpVersion::V6 => add.v6().execute().await,
                 };
-                added.map_err(refused("add the policy rule"))?;
+                match added {
+                    // That of the process that this one replaces.
+                    Err(e) if is_existing(&e) => {}
+                    other => other.map_err(refused("add the policy rule"))?,
+                }
             }
             Ok(())
         })?;
         Ok(policy)
     }
 
-    /// Leaves the rules and routes, because something stays of which they are the only record.
+    /// Leaves the rules and routes, because another process needs them, or something stays of which they are
+    /// the only record.
     pub(super) fn leave(&mut self) {
         self.stays = true;
+    }
+
+    /// Removes the rules and routes when this is dropped, because no other process needs them.
+    pub(super) fn remove_at_end(&mut self) {
+        self.stays = false;
     }
 
     /// Returns the methods of the processes that left rules behind. What else they left must be

@@ -98,13 +98,20 @@ pub(crate) fn hint(error: &rtnetlink::Error, requirement: &str) -> String {
 
 /// Returns whether the error means that the kernel has no IPv6.
 pub(crate) fn is_unsupported(error: &rtnetlink::Error) -> bool {
+    is_one_of(error, &[Errno::AFNOSUPPORT, Errno::OPNOTSUPP])
+}
+
+/// Returns whether the error means that what was to be added exists.
+pub(crate) fn is_existing(error: &rtnetlink::Error) -> bool {
+    is_one_of(error, &[Errno::EXIST])
+}
+
+fn is_one_of(error: &rtnetlink::Error, errors: &[Errno]) -> bool {
     let rtnetlink::Error::NetlinkError(message) = error else {
         return false;
     };
     let code = message.raw_code().unsigned_abs().cast_signed();
-    [Errno::AFNOSUPPORT, Errno::OPNOTSUPP]
-        .iter()
-        .any(|e| e.raw_os_error() == code)
+    errors.iter().any(|e| e.raw_os_error() == code)
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use taut_mesh::members::{MemberName, Members};
 use taut_sys::Errno;
+use taut_sys::netns_lock::NetnsLock;
 use taut_sys::socket::LegOptions;
 use tokio::sync::Notify;
 
@@ -52,6 +53,8 @@ pub(crate) struct SharedHandle {
     pub(super) turbo: Arc<TurboStart>,
     /// The thread that exchanges rows; `None` if the node started without a mesh.
     pub(super) rows: Option<Arc<RowsMailbox>>,
+    /// The lock of interception, while the node intercepts.
+    pub(super) interception: Weak<NetnsLock>,
     /// The addresses of this machine, which every configuration uses.
     pub(super) own: OwnAddresses,
     /// The addresses of the relays of the mesh, for the same checks.
@@ -198,6 +201,11 @@ impl SharedHandle {
     pub(crate) fn sockets(&self) -> Result<Vec<OwnedFd>, Errno> {
         let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         present.holdings.duplicates()
+    }
+
+    /// Returns the lock of interception, for the process that replaces this one.
+    pub(crate) fn interception(&self) -> Weak<NetnsLock> {
+        self.interception.clone()
     }
 
     /// Reopens the session log by its path.

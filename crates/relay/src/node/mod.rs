@@ -119,6 +119,9 @@ impl Node {
     pub fn drain(&mut self) {
         // A leg dialled early from now on would find no client.
         self.shared.forget_early();
+        if let Some(intercept) = &self.intercept {
+            intercept.drain();
+        }
         self.shared.order(Order::Drain);
         // The process that takes over keeps its own routes.
         self.routes = None;

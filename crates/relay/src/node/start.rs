@@ -1,7 +1,7 @@
 //! The start of a node: all resources are acquired first, then the threads start.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use tokio::sync::{Notify, mpsc};
@@ -23,7 +23,7 @@ use crate::config::{Config, MeshConfig};
 use crate::counters::registry::Registry;
 use crate::early_syn::PendingTable;
 use crate::etcd::ListStatus;
-use crate::handover::Passed;
+use crate::handover::{Inherited, Passed};
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
 use crate::route::table::{Route, Setup};
@@ -42,15 +42,20 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing has been started then.
     pub fn start(config: &Config) -> Result<Self, StartError> {
-        Self::start_with(config, Vec::new())
+        Self::start_with(config, Inherited::default())
     }
 
     /// Like [`Node::start`], but with sockets that another process has bound. The node listens on
-    /// those whose addresses are in the configuration and closes the others.
+    /// those whose addresses are in the configuration and closes the others. With the lock of interception of
+    /// a running process, it intercepts beside that one, which stays in force until it drains or ends.
     ///
     /// # Errors
     /// [`StartError`]; nothing has been started then.
-    pub fn start_with(config: &Config, mut inherited: Vec<Passed>) -> Result<Self, StartError> {
+    pub fn start_with(config: &Config, inherited: Inherited) -> Result<Self, StartError> {
+        let Inherited {
+            mut sockets,
+            interception,
+        } = inherited;
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
@@ -79,10 +84,10 @@ impl Node {
             &turbo,
             &Holdings::default(),
             &registry,
-            &mut inherited,
+            &mut sockets,
             &Names::checked(),
         )?;
-        for Passed { addr, .. } in inherited {
+        for Passed { addr, .. } in sockets {
             tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
         }
 
@@ -152,7 +157,11 @@ impl Node {
             None => None,
         };
         let intercept = match plan(config, &setup) {
-            Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
+            Some(plan) => Some(Interception::start(
+                plan,
+                metrics.intercept(),
+                interception,
+            )?),
             None => None,
         };
         // Before the pools dial: a connection takes its first window from its route at that time.
@@ -181,6 +190,9 @@ impl Node {
             tracker,
             turbo,
             rows: rows.clone(),
+            interception: intercept
+                .as_ref()
+                .map_or_else(Weak::new, Interception::lock),
             started: Instant::now(),
         });
         shared.start_legs(config, &setup);

@@ -17,7 +17,7 @@ use taut_sys::control_socket::ControlError;
 use crate::admin;
 use crate::config::Config;
 use crate::etcd::{self, FirstListError};
-use crate::handover::{HandoverError, Passed};
+use crate::handover::{HandoverError, Inherited, Passed};
 use crate::metrics::Metrics;
 use crate::net::addr::Listen;
 use crate::net::names;
@@ -81,6 +81,12 @@ pub enum ServeError {
     /// The handover from the previous process or to the next one failed.
     #[error(transparent)]
     Handover(#[from] HandoverError),
+    /// The previous process intercepts, and its release does not hand that over.
+    #[error(
+        "the running relay intercepts connections, and its version does not hand that over; it continues. Stop it \
+         first, and start this one then"
+    )]
+    NotPassedOn,
     /// Commands cannot be taken at the configured socket.
     #[error("{0}; change relay.control")]
     Commands(#[from] ControlError),
@@ -134,7 +140,11 @@ async fn serve(
     let addresses = Changes::listen(&[MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr]);
 
     let mut taken = Takeover::begin(config).await?;
-    inherited.extend(taken.sockets());
+    let Inherited {
+        sockets,
+        interception,
+    } = taken.inherited();
+    inherited.extend(sockets);
     let mut page = |addr: Option<Listen>, what, key| {
         let listener = addr.map(|addr| {
             page_listener(&addr, &mut inherited).map_err(|source| ServeError::Page {
@@ -157,6 +167,10 @@ async fn serve(
     // The start looks up names, which may take long.
     let mut start = tokio::task::spawn_blocking({
         let config = config.clone();
+        let inherited = Inherited {
+            sockets: inherited,
+            interception,
+        };
         move || Node::start_with(&config, inherited)
     });
     let started = tokio::select! {
@@ -166,11 +180,11 @@ async fn serve(
             let Ok(started) = timeout(START_GRACE, start).await else {
                 return Ok(());
             };
-            let mut node = node_of(started)?;
+            let mut node = node_of(started).map_err(|error| taken.explain(error))?;
             return drain(&mut node, config.timeouts.drain, stop.asked()).await;
         }
     };
-    let mut node = node_of(started)?;
+    let mut node = node_of(started).map_err(|error| taken.explain(error))?;
     let mut served = Vec::new();
     let mut offered = Vec::new();
     if let Some(listener) = metrics {

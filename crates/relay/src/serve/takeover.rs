@@ -1,6 +1,7 @@
 //! Handover between processes: takes the previous process's sockets and offers them to the next.
 
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
@@ -8,11 +9,16 @@ use tokio::task::spawn_blocking;
 
 use super::ServeError;
 use crate::config::Config;
-use crate::handover::{self, Giver, Passed, Taken};
-use crate::node::SharedHandle;
+use crate::handover::{self, Giver, HandoverError, Inherited, Taken};
+use crate::intercept::InterceptError;
+use crate::node::{SharedHandle, StartError};
 
-/// The sockets of the previous process, if there is one.
-pub(super) struct Takeover(Option<Taken>);
+/// What the previous process hands over, if there is one.
+pub(super) struct Takeover {
+    taken: Option<Taken>,
+    path: PathBuf,
+    has_lock: bool,
+}
 
 /// The sockets offered to the next process.
 pub(super) struct Offer {
@@ -28,30 +34,66 @@ impl Takeover {
     /// Requests the sockets. The other process continues until [`Takeover::serving`].
     pub(super) async fn begin(config: &Config) -> Result<Self, ServeError> {
         let Some(path) = config.handover.clone() else {
-            return Ok(Self(None));
+            return Ok(Self {
+                taken: None,
+                path: PathBuf::new(),
+                has_lock: false,
+            });
         };
-        let taken = spawn_blocking(move || handover::take(&path)).await;
+        let place = path.clone();
+        let taken = spawn_blocking(move || handover::take(&place)).await;
         let taken = taken.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?;
-        Ok(Self(taken))
+        Ok(Self {
+            taken,
+            path,
+            has_lock: false,
+        })
     }
 
     /// Returns whether another process is being replaced.
     pub(super) fn replaces(&self) -> bool {
-        self.0.is_some()
+        self.taken.is_some()
     }
 
-    pub(super) fn sockets(&mut self) -> Vec<Passed> {
-        self.0.as_mut().map(Taken::take_sockets).unwrap_or_default()
+    pub(super) fn inherited(&mut self) -> Inherited {
+        let taken = self.taken.as_mut();
+        let inherited = taken.map(Taken::take_inherited).unwrap_or_default();
+        self.has_lock = inherited.interception.is_some();
+        inherited
+    }
+
+    /// Names the process that is to be replaced, if it is what keeps this one from starting.
+    pub(super) fn explain(&self, error: StartError) -> ServeError {
+        match error {
+            StartError::Intercept(InterceptError::Taken) if self.replaces() && !self.has_lock => {
+                ServeError::NotPassedOn
+            }
+            error => error.into(),
+        }
     }
 
     /// Reports to the other process that this one accepts, so that it drains.
     pub(super) async fn serving(self) {
-        let Some(taken) = self.0 else { return };
-        match spawn_blocking(move || taken.serving()).await {
+        let Self { taken, path, .. } = self;
+        let Some(taken) = taken else { return };
+        match spawn_blocking(move || tell(taken, &path)).await {
             Ok(Ok(())) => tracing::info!("took over from the previous process"),
             Ok(Err(error)) => tracing::warn!("{error}; it may continue beside this one"),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
+    }
+}
+
+/// Reports that this process accepts: once more if the other one has given up waiting for that.
+fn tell(taken: Taken, path: &Path) -> Result<(), HandoverError> {
+    let Err(error) = taken.serving() else {
+        return Ok(());
+    };
+    tracing::debug!("{error}; asking again");
+    match handover::take(path)? {
+        Some(again) => again.serving(),
+        // It has ended.
+        None => Ok(()),
     }
 }
 
@@ -71,7 +113,9 @@ impl Offer {
         };
         if let Some(path) = &config.handover {
             let sockets = offer.sockets(&node)?;
-            let giver = Giver::start(path, sockets, move || taken.notify_one())?;
+            let giver = Giver::start(path, sockets, node.interception(), move || {
+                taken.notify_one();
+            })?;
             *offer.giver() = Some(giver);
         }
         Ok(offer)

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::PATIENCE;
@@ -39,7 +39,7 @@ fn a_server() {
     let mut taken = handover::take(Path::new(&path)).unwrap();
     let listeners: Vec<Listener> = match &mut taken {
         Some(taken) if role != "binds" => {
-            let sockets = taken.take_sockets().into_iter();
+            let sockets = taken.take_inherited().sockets.into_iter();
             sockets
                 .map(|s| Listener::from_fd(s.fd, &options()).unwrap())
                 .collect()
@@ -71,7 +71,7 @@ fn a_server() {
     }
     let sockets: Vec<OwnedFd> = listeners.iter().map(|l| l.duplicate().unwrap()).collect();
     let drain = Arc::new(AtomicBool::new(false));
-    let _giver = Giver::start(Path::new(&path), sockets, {
+    let _giver = Giver::start(Path::new(&path), sockets, Weak::new(), {
         let (drain, waker) = (drain.clone(), waker.clone());
         move || {
             drain.store(true, Ordering::SeqCst);

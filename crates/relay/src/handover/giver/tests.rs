@@ -25,7 +25,10 @@ fn old(n: usize, start: Duration) -> Old {
     // Many descriptors of one socket count as that many sockets.
     let sockets: Vec<OwnedFd> = (0..n).map(|_| first.try_clone().unwrap().into()).collect();
     let (tell, taken) = mpsc::channel();
-    let giver = Giver::with(&path, sockets, start, move || tell.send(()).unwrap()).unwrap();
+    let giver = Giver::with(&path, sockets, Weak::new(), start, move || {
+        tell.send(()).unwrap()
+    })
+    .unwrap();
     Old {
         giver,
         path,
@@ -36,7 +39,12 @@ fn old(n: usize, start: Duration) -> Old {
 }
 
 fn addrs(taken: &mut Taken) -> Vec<SocketAddr> {
-    taken.take_sockets().iter().map(|s| s.addr).collect()
+    taken
+        .take_inherited()
+        .sockets
+        .iter()
+        .map(|s| s.addr)
+        .collect()
 }
 
 fn failed(old: &Old, times: u64) {

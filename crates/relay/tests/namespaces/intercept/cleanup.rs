@@ -14,7 +14,7 @@ use crate::killed::kill_when_it_says;
 
 /// Returns everything that interception may add to a namespace: policy rules, their table, nft's
 /// tables.
-fn traces(netns: &Netns) -> Vec<String> {
+pub(super) fn traces(netns: &Netns) -> Vec<String> {
     let mut traces = Vec::new();
     for family in ["-4", "-6"] {
         let rules = ip(netns, &format!("{family} rule show"));
