@@ -1,4 +1,4 @@
-//! Listening sockets passed by systemd (socket activation, sd_listen_fds(3)).
+//! Listening sockets passed by systemd (socket activation, sd_listen_fds(3)), and what it is told.
 //!
 //! systemd keeps the port open before this process starts and while it restarts: connections that
 //! arrive in between wait in the kernel's accept queue. Descriptors start at 3; `LISTEN_PID`,
@@ -50,6 +50,15 @@ pub enum ActivationError {
         /// The check that failed, as reported by [`listening_addr`].
         source: Errno,
     },
+}
+
+/// Tells the service manager that this process is now the main one of its service (`MAINPID` of sd_notify(3)). Does
+/// nothing without a service manager, or if the service does not accept it (`NotifyAccess=`).
+///
+/// # Errors
+/// The system's: the service manager's socket cannot be used.
+pub fn become_main_process() -> io::Result<()> {
+    sd_notify::notify(&[sd_notify::NotifyState::MainPid(std::process::id())])
 }
 
 /// Returns the sockets that the service manager passed to this process. Only the first call in a

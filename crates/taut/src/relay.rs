@@ -8,7 +8,7 @@ use taut_relay::config::{Config, ConfigError, Forward};
 use taut_relay::handover::Passed;
 use taut_relay::net::addr::{Destination, Listen};
 use taut_relay::node;
-use taut_relay::serve::{self, ControlSocket};
+use taut_relay::serve::{self, Beginning, ControlSocket};
 use taut_sys::activation::{self, Activated};
 use taut_sys::privileges::{self, Capability};
 
@@ -18,6 +18,7 @@ use crate::confine::{Confined, Confinement, SandboxArgs};
 
 mod confine;
 mod operate;
+mod upgrade;
 
 /// The configuration file that is used if neither `--config` nor `--listen` is given.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
@@ -29,6 +30,7 @@ Examples:
   taut relay              as /etc/taut/taut.toml says
   taut relay --check      could it start?
   taut relay status       what a running relay does
+  taut relay upgrade      replace it by this program, without a gap
   taut relay --listen :8080 --to origin.example:80
 
 SIGTERM and SIGINT drain the relay: it accepts no more connections and gives open sessions \
@@ -88,6 +90,10 @@ pub(crate) struct Args {
     )]
     check: Option<Check>,
 
+    /// Replace the running relay (`taut relay upgrade` starts the new process with this)
+    #[arg(long, hide = true, help_heading = "Configuration")]
+    replace: bool,
+
     #[command(flatten)]
     sandbox: SandboxArgs,
 }
@@ -137,6 +143,11 @@ pub(crate) struct Job {
 pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
     let config = configuration(&args).map_err(|e| Failure::Usage(e.to_string()))?;
+    if args.replace {
+        // The terminal of the command that has started this process may close. A process that leads a group
+        // already has none.
+        let _ = rustix::process::setsid();
+    }
     let activated = activation::take().map_err(|e| run(&e))?;
     let passed = |socket: Activated| Passed {
         addr: socket.addr,
@@ -236,6 +247,11 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     }
     let restricts_files = confined.restricts_files();
     let folders = restricts_files.then(|| confine::list_folders(&config));
+    let beginning = Beginning {
+        inherited,
+        control,
+        replaces: args.replace,
+    };
     let reload = Box::new(move || {
         let config = configuration(&args).map_err(|error| error.to_string())?;
         let refusal = folders
@@ -247,7 +263,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         warn_of_missing(&config, &user, &kept);
         Ok(config)
     });
-    serve::run(&config, inherited, control, reload).map_err(|e| Failure::Run(e.to_string()))
+    serve::run(&config, beginning, reload).map_err(|e| Failure::Run(e.to_string()))
 }
 
 /// Logs what a reloaded configuration needs and the running relay has given up.

@@ -18,8 +18,8 @@ use super::field::{
     set_time_or_off, sources,
 };
 use super::{
-    Config, Control, Forward, ForwardTimeouts, HealthCheck, Named, ResolveRequired, ServerName,
-    mesh, transparent,
+    Config, Control, Forward, ForwardTimeouts, Handover, HealthCheck, Named, ResolveRequired,
+    ServerName, mesh, transparent,
 };
 use crate::early_syn::Devices;
 use crate::net::addr::{Destination, Listen};
@@ -158,7 +158,12 @@ impl Section {
             true => session_log::Target::Stdout,
             false => session_log::Target::File(path),
         });
-        config.handover = self.handover;
+        if let Some(handover) = self.handover {
+            config.handover = match handover.as_os_str() == "off" {
+                true => Handover::Off,
+                false => Handover::At(handover),
+            };
+        }
         if let Some(control) = self.control {
             config.control = match control.get_ref() {
                 path if path.as_os_str() == "off" => Control::Off,

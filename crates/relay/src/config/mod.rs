@@ -65,8 +65,8 @@ pub struct Config {
     pub max_connects_per_source: u32,
     /// The session log; `None`: off.
     pub session_log: Option<session_log::Target>,
-    /// The socket where the next process requests the listening sockets; `None`: off.
-    pub handover: Option<PathBuf>,
+    /// The socket where the next process requests the listening sockets.
+    pub handover: Handover,
     /// The socket at which operators give commands.
     pub control: Control,
     /// The user that the process switches to at start; `None`: it keeps its own.
@@ -95,6 +95,17 @@ pub struct Config {
     pub mesh: Option<MeshConfig>,
     /// The forwards. Never empty, unless the node has a mesh port.
     pub forwards: Vec<Forward>,
+}
+
+/// Where a relay hands its listening sockets to the process that replaces it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handover {
+    /// Beside the control socket, if that is possible, and only to a process that is told to take them.
+    Default,
+    /// Nowhere.
+    Off,
+    /// At this path, to each process with the same path.
+    At(PathBuf),
 }
 
 /// Where a relay takes commands from its operators.
@@ -406,7 +417,7 @@ impl Config {
             max_sessions_per_source: None,
             max_connects_per_source: MAX_CONNECTS_PER_SOURCE,
             session_log: None,
-            handover: None,
+            handover: Handover::Default,
             control: Control::Default,
             user: None,
             metrics: None,
@@ -438,6 +449,28 @@ impl Config {
     /// for.
     pub(crate) fn per_shared_source(&self) -> u32 {
         self.max_sessions_per_source.unwrap_or(UNLIMITED)
+    }
+
+    /// Returns the path of the control socket, unless the relay takes no commands.
+    pub fn control_path(&self) -> Option<&Path> {
+        match &self.control {
+            Control::Off => None,
+            Control::Default => Some(Path::new(crate::control::PATH)),
+            Control::At(path) => Some(path),
+        }
+    }
+
+    /// Returns the path at which the relay hands its sockets over, unless it does not.
+    pub fn handover_path(&self) -> Option<PathBuf> {
+        match &self.handover {
+            Handover::Off => None,
+            Handover::Default => {
+                let control = self.control_path()?;
+                let beside = control.with_extension("handover");
+                (beside != control).then_some(beside)
+            }
+            Handover::At(path) => Some(path.clone()),
+        }
     }
 
     /// Reads the `[relay]` section of `path`.

@@ -1,6 +1,7 @@
 //! What an operator asks a relay, and what it answers: one line of JSON each.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -135,6 +136,10 @@ pub struct Status {
     /// The memory of connections between relays; `None` if no window follows the need.
     #[serde(default)]
     pub window_memory: Option<WindowMemory>,
+    /// The path at which the process that replaces this one takes its sockets; `None`: this one does not hand them
+    /// over.
+    #[serde(default)]
+    pub handover: Option<PathBuf>,
 }
 
 /// The state of the list of members.

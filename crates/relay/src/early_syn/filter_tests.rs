@@ -52,7 +52,10 @@ fn a_filter_works_like_a_link_replaces_a_dead_one_and_is_removed_when_dropped() 
         let addr = listener.local_addr().unwrap();
         // Leaves the filter attached, as a killed process does.
         std::mem::forget(filtered(addr));
+        let replaced = filtered(addr);
         let mut early_syn = filtered(addr);
+        // The process that has been replaced leaves the filter of this one alone.
+        drop(replaced);
         let two = filters();
         let client = TcpStream::connect(addr).unwrap();
         let mut events = Vec::new();

@@ -58,6 +58,16 @@ impl PendingTable {
             .collect()
     }
 
+    /// Removes all connections, and returns each with the worker that has its upstream leg.
+    pub(crate) fn forget_all(&self) -> Vec<(FourTuple, usize)> {
+        let mut inner = self.lock();
+        let all: Vec<_> = inner.owners.drain().collect();
+        for (connection, _) in &all {
+            inner.limiter.settled(*connection);
+        }
+        all
+    }
+
     /// Records the program's counters and the number of SYN cookies that the kernel has sent.
     pub(crate) fn note(&self, exits: Option<Exits>, cookies: Option<u64>, now: Instant) {
         let mut inner = self.lock();
@@ -102,5 +112,26 @@ impl PendingTable {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_forgets_all_has_a_leg_for_no_client() {
+        let table = PendingTable::new(Limits::default());
+        let now = Instant::now();
+        let syn = SynEvent {
+            client: ([192, 0, 2, 1], 5000).into(),
+            listener_addr: ([192, 0, 2, 9], 80).into(),
+            listener: 0,
+        };
+        let worker = table.admit(&syn, 2, now).expect("a worker");
+        assert_eq!(table.forget_all(), [(syn.connection(), worker)]);
+        assert!(!table.is_awaited(syn.connection(), worker));
+        assert_eq!(table.counts().0, 0);
+        assert_eq!(table.accepted(syn.connection(), now), None);
     }
 }

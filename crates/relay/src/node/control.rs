@@ -353,6 +353,8 @@ impl SharedHandle {
                     budget: windows.budget,
                 }
             }),
+            // The process knows it, not the node.
+            handover: None,
             members: self
                 .members()
                 .map(|members| members_status(&members, &self.list.state(), now)),

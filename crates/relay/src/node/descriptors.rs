@@ -73,7 +73,8 @@ fn fixed(config: &Config, workers: usize) -> u64 {
         .sum();
     // Each worker has a poller, a waker and listeners. Sockets offered to the next process are held
     // twice.
-    let copies = if config.handover.is_some() { 2 } else { 1 };
+    let hands_over = config.handover_path().is_some();
+    let copies = if hands_over { 2 } else { 1 };
     OF_NODE
         + serving(config)
         + look_ups(config)
@@ -98,9 +99,10 @@ fn serving(config: &Config) -> u64 {
         Control::Off => 0,
         Control::Default | Control::At(_) => 1 + ASKERS as u64,
     };
-    let handover = match config.handover {
+    let handover = match config.handover_path() {
         None => 0,
-        Some(_) => 2,
+        // With the lock of interception.
+        Some(_) => 3,
     };
     let checks = match config.forwards.iter().any(|f| f.check.is_some()) {
         true => CHECKS as u64,
@@ -191,7 +193,7 @@ fn early_legs(config: &Config) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::HealthCheck;
+    use crate::config::{Handover, HealthCheck};
 
     #[test]
     fn legs_of_early_syn_have_descriptors_of_their_own() {
@@ -212,11 +214,15 @@ mod tests {
         };
         let of = |adjust: &dyn Fn(&mut Config)| {
             let mut config = Config::new(vec![forward("192.0.2.1:80")]);
+            config.handover = Handover::Off;
             adjust(&mut config);
             fixed(&config, 2)
         };
         let without = of(&|_| {});
         assert_eq!(of(&|c| c.control = Control::Off), without - 9);
+        // Two workers listen on two addresses.
+        let handover = Handover::At("/run/handover".into());
+        assert_eq!(of(&|c| c.handover = handover.clone()), without + 3 + 4);
         let page = "127.0.0.1:1".parse().ok();
         assert_eq!(of(&|c| c.metrics = page), without + 17);
         let check = Some(HealthCheck::every(std::time::Duration::from_secs(1)));

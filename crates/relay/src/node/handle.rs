@@ -27,7 +27,7 @@ use crate::route::table::{NextHop, Setup};
 use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::SessionLog;
 use crate::turbo::TurboStart;
-use crate::worker::mailbox::Mailbox;
+use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
 
 /// Stops, reconfigures and refreshes a node from any thread.
@@ -187,11 +187,19 @@ impl SharedHandle {
         true
     }
 
-    /// Stops early SYN.
+    /// Stops early SYN. Legs that wait for a client are closed: another process may accept it.
     pub(super) fn forget_early(&self) {
         // Dropped outside the lock, because dropping joins a thread.
         let reader = self.early().take();
         drop(reader);
+        let legs = self
+            .shared
+            .early
+            .iter()
+            .flat_map(|table| table.forget_all());
+        for (connection, worker) in legs {
+            let _ = self.mailboxes[worker].post(Message::NoClient { connection });
+        }
     }
 
     /// Returns duplicates of the listening sockets.

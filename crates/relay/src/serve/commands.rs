@@ -1,7 +1,6 @@
 //! Carries out the commands of operators.
 
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::sync::Arc;
 
 use taut_sys::control_socket::ControlError;
@@ -40,38 +39,35 @@ impl ControlSocket {
 
     /// With `replace`, replaces that of a running process.
     fn open_at(config: &Config, replace: bool) -> Option<Self> {
-        let path = match &config.control {
-            Control::Off => return None,
-            Control::Default => Path::new(control::PATH),
-            Control::At(path) => path,
-        };
+        let path = config.control_path()?;
         Some(Self(taut_sys::control_socket::listen(path, replace)))
     }
 }
 
-/// Takes commands at the control socket, which is `opened` or is opened now. At its default path it
+/// Returns the control socket, which is `opened` or is opened now. At its default path it
 /// is not essential: the relay runs without it if another relay has it, or if the directory cannot be
 /// used.
-pub(super) fn start(
+pub(super) fn listen(
     config: &Config,
     opened: Option<ControlSocket>,
     replaces: bool,
-    commands: Commands,
-) -> Result<(), ServeError> {
+) -> Result<Option<UnixListener>, ServeError> {
     let opened = opened.or_else(|| ControlSocket::open_at(config, replaces));
-    let Some(ControlSocket(opened)) = opened else {
-        return Ok(());
-    };
-    let listener = match opened {
-        Ok(listener) => listener,
-        Err(error) if config.control == Control::Default => {
+    match opened {
+        None => Ok(None),
+        Some(ControlSocket(Ok(listener))) => Ok(Some(listener)),
+        Some(ControlSocket(Err(error))) if config.control == Control::Default => {
             tracing::warn!(
                 "no commands: {error}; set relay.control to choose another path, or \"off\""
             );
-            return Ok(());
+            Ok(None)
         }
-        Err(error) => return Err(error.into()),
-    };
+        Some(ControlSocket(Err(error))) => Err(error.into()),
+    }
+}
+
+/// Takes commands at the control socket.
+pub(super) fn start(listener: UnixListener, commands: Commands) -> Result<(), ServeError> {
     control::serve(listener, Arc::new(move |request| commands.handle(request)))?;
     Ok(())
 }
@@ -99,7 +95,11 @@ impl Commands {
 
     fn answer(&self, request: Request) -> Result<Answer, String> {
         Ok(match request {
-            Request::Status => Answer::Status(Box::new(self.node.status(&self.metrics))),
+            Request::Status => {
+                let mut status = self.node.status(&self.metrics);
+                status.handover = self.offer.path();
+                Answer::Status(Box::new(status))
+            }
             Request::Sessions { filter, limit } => {
                 let (sessions, matching) = self.node.sessions(parse(filter)?, limit.min(MAX_ROWS));
                 Answer::Sessions { sessions, matching }

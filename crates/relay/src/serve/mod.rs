@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,6 +88,9 @@ pub enum ServeError {
          first, and start this one then"
     )]
     NotPassedOn,
+    /// This process is to replace another one, and there is none.
+    #[error("no relay hands its sockets over{}", at(.0))]
+    NobodyToReplace(Option<PathBuf>),
     /// Commands cannot be taken at the configured socket.
     #[error("{0}; change relay.control")]
     Commands(#[from] ControlError),
@@ -98,6 +102,27 @@ pub enum ServeError {
     Control(#[from] std::io::Error),
 }
 
+fn at(path: &Option<PathBuf>) -> String {
+    match path {
+        Some(path) => format!(
+            " at {}; is one running with this configuration?",
+            path.display()
+        ),
+        None => ": relay.handover or relay.control is \"off\"".to_owned(),
+    }
+}
+
+/// What a process begins with.
+#[derive(Default)]
+pub struct Beginning {
+    /// The sockets that the service manager has bound.
+    pub inherited: Vec<Passed>,
+    /// The control socket, if it is open already.
+    pub control: Option<ControlSocket>,
+    /// Whether the process replaces a running one. If there is none, it does not start.
+    pub replaces: bool,
+}
+
 /// Reloads the configuration; see [`reload`].
 type Reload = Arc<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
@@ -107,39 +132,32 @@ pub type Reread = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
 /// Runs a node until SIGTERM or SIGINT has drained it. A second signal, or `timeouts.drain`, resets
 /// the remaining sessions. At SIGHUP, the node adopts the result of `reread`.
 ///
-/// `inherited` are sockets that the service manager has bound. With `handover` in the
-/// configuration, the sockets of a running process are taken over too, and that process drains.
-/// `control` is the control socket, if it is open already.
+/// With `handover` in the configuration, the sockets of a running process are taken over, and that process drains.
 ///
 /// # Errors [`ServeError`] if the node did not start (nothing is left running then) or a worker was
 /// lost.
-pub fn run(
-    config: &Config,
-    inherited: Vec<Passed>,
-    control: Option<ControlSocket>,
-    reread: Reread,
-) -> Result<(), ServeError> {
+pub fn run(config: &Config, beginning: Beginning, reread: Reread) -> Result<(), ServeError> {
     // The workers have their own threads; this one has little to do.
     let runtime = taut_exposition::runtime::start(LOOK_UPS)?;
-    let result = runtime.block_on(serve(config, inherited, control, reread));
+    let result = runtime.block_on(serve(config, beginning, reread));
     // A look-up that hangs must not delay the exit.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(
-    config: &Config,
-    mut inherited: Vec<Passed>,
-    control: Option<ControlSocket>,
-    reread: Reread,
-) -> Result<(), ServeError> {
+async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<(), ServeError> {
+    let Beginning {
+        mut inherited,
+        control,
+        replaces,
+    } = beginning;
     // Installed first, so that a signal during the start is not lost.
     let mut stop = Stop::listen()?;
     let hangup = signal(SignalKind::hangup())?;
     // Before the start reads the addresses, so that no change is missed.
     let addresses = Changes::listen(&[MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr]);
 
-    let mut taken = Takeover::begin(config).await?;
+    let mut taken = Takeover::begin(config, replaces).await?;
     let Inherited {
         sockets,
         interception,
@@ -226,7 +244,9 @@ async fn serve(
     }
     let replaces = taken.replaces();
     taken.serving().await;
-    let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
+    let control = commands::listen(config, control, replaces)?;
+    let offer = Offer::start(config, control.is_some(), &node.handle(), offered)?;
+    let offer = Arc::new(offer);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(look_up_others(node.handle()));
     tokio::spawn(watch_members(node.handle()));
@@ -243,33 +263,41 @@ async fn serve(
         })
     };
     let asked_to_drain = Arc::new(Notify::new());
-    commands::start(
-        config,
-        control,
-        replaces,
-        commands::Commands {
-            node: node.handle(),
-            metrics: node.metrics(),
-            reload: reload.clone(),
-            offer: offer.clone(),
-            drain: asked_to_drain.clone(),
-        },
-    )?;
+    if let Some(control) = control {
+        commands::start(
+            control,
+            commands::Commands {
+                node: node.handle(),
+                metrics: node.metrics(),
+                reload: reload.clone(),
+                offer: offer.clone(),
+                drain: asked_to_drain.clone(),
+            },
+        )?;
+    }
     tokio::spawn(reload_at(hangup, reload));
 
-    tokio::select! {
+    let is_replaced = tokio::select! {
         ended = node.ended() => return Ok(ended?),
-        () = stop.asked() => {}
-        () = asked_to_drain.notified() => {}
-        () = offer.taken() => {
-            tracing::info!("another process has taken over the listening sockets");
-            // Scrapes and looks at the page from now on must reach the other process.
-            served.iter().for_each(JoinHandle::abort);
-        }
+        () = stop.asked() => false,
+        () = asked_to_drain.notified() => false,
+        () = offer.taken() => true,
+    };
+    if is_replaced {
+        tracing::info!("another process has taken over the listening sockets");
+        // Scrapes and looks at the page from now on must reach the other process.
+        served.iter().for_each(JoinHandle::abort);
     }
     // A remaining offer would keep ports open although no process accepts.
     offer.end();
-    drain(&mut node, config.timeouts.drain, stop.asked()).await
+    let hurry = async {
+        // The service manager stops all processes of a service with one signal each.
+        if is_replaced {
+            stop.asked().await;
+        }
+        stop.asked().await;
+    };
+    drain(&mut node, config.timeouts.drain, hurry).await
 }
 
 fn node_of(started: Result<Result<Node, StartError>, JoinError>) -> Result<Node, StartError> {

@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use taut_sys::activation;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
 use super::ServeError;
-use crate::config::Config;
+use crate::config::{Config, Handover};
 use crate::handover::{self, Giver, HandoverError, Inherited, Taken};
 use crate::intercept::InterceptError;
 use crate::node::{SharedHandle, StartError};
@@ -22,6 +23,7 @@ pub(super) struct Takeover {
 
 /// The sockets offered to the next process.
 pub(super) struct Offer {
+    path: Option<PathBuf>,
     giver: Mutex<Option<Giver>>,
     /// The listeners of the metrics and of the admin page, offered together with the node's listeners.
     pages: Vec<OwnedFd>,
@@ -31,21 +33,24 @@ pub(super) struct Offer {
 // === impl Takeover ===
 
 impl Takeover {
-    /// Requests the sockets. The other process continues until [`Takeover::serving`].
-    pub(super) async fn begin(config: &Config) -> Result<Self, ServeError> {
-        let Some(path) = config.handover.clone() else {
-            return Ok(Self {
-                taken: None,
-                path: PathBuf::new(),
-                has_lock: false,
-            });
-        };
+    /// Requests the sockets: at a path of the configuration if a process is there, at the default path only if
+    /// this process `replaces` another one. That one continues until [`Takeover::serving`].
+    pub(super) async fn begin(config: &Config, replaces: bool) -> Result<Self, ServeError> {
+        let is_named = matches!(config.handover, Handover::At(_));
+        let path = config.handover_path().filter(|_| is_named || replaces);
         let place = path.clone();
-        let taken = spawn_blocking(move || handover::take(&place)).await;
-        let taken = taken.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?;
+        let taken = match place {
+            Some(place) => spawn_blocking(move || handover::take(&place))
+                .await
+                .unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?,
+            None => None,
+        };
+        if replaces && taken.is_none() {
+            return Err(ServeError::NobodyToReplace(path));
+        }
         Ok(Self {
             taken,
-            path,
+            path: path.unwrap_or_default(),
             has_lock: false,
         })
     }
@@ -76,6 +81,12 @@ impl Takeover {
     pub(super) async fn serving(self) {
         let Self { taken, path, .. } = self;
         let Some(taken) = taken else { return };
+        // Before the other process can end, which would otherwise be the end of the service.
+        if let Err(error) = activation::become_main_process() {
+            tracing::warn!(
+                "the service manager cannot be told that this process takes over: {error}"
+            );
+        }
         match spawn_blocking(move || tell(taken, &path)).await {
             Ok(Ok(())) => tracing::info!("took over from the previous process"),
             Ok(Err(error)) => tracing::warn!("{error}; it may continue beside this one"),
@@ -100,25 +111,47 @@ fn tell(taken: Taken, path: &Path) -> Result<(), HandoverError> {
 // === impl Offer ===
 
 impl Offer {
+    /// Offers the sockets. By default that is not essential, and for a relay that takes commands only: another
+    /// relay with the same paths may run.
     pub(super) fn start(
         config: &Config,
-        node: Arc<SharedHandle>,
+        takes_commands: bool,
+        node: &SharedHandle,
         pages: Vec<OwnedFd>,
     ) -> Result<Self, ServeError> {
-        let taken = Arc::new(Notify::new());
-        let offer = Self {
+        let mut offer = Self {
+            path: None,
             giver: Mutex::new(None),
             pages,
-            taken: taken.clone(),
+            taken: Arc::new(Notify::new()),
         };
-        if let Some(path) = &config.handover {
-            let sockets = offer.sockets(&node)?;
-            let giver = Giver::start(path, sockets, node.interception(), move || {
-                taken.notify_one();
-            })?;
-            *offer.giver() = Some(giver);
+        let is_named = matches!(config.handover, Handover::At(_));
+        let Some(path) = config
+            .handover_path()
+            .filter(|_| is_named || takes_commands)
+        else {
+            return Ok(offer);
+        };
+        let (sockets, taken) = (offer.sockets(node)?, offer.taken.clone());
+        let giver = Giver::start(&path, sockets, node.interception(), move || {
+            taken.notify_one();
+        });
+        match giver {
+            Ok(giver) => {
+                *offer.giver() = Some(giver);
+                offer.path = Some(path);
+            }
+            Err(error) if is_named => return Err(error.into()),
+            Err(error) => {
+                tracing::info!("`taut relay upgrade` cannot replace this process: {error}")
+            }
         }
         Ok(offer)
+    }
+
+    /// Returns the path at which sockets are offered.
+    pub(super) fn path(&self) -> Option<PathBuf> {
+        self.path.clone()
     }
 
     /// Offers the node's present listeners.

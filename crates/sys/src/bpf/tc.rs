@@ -25,6 +25,8 @@ pub enum Attached {
 #[derive(Debug)]
 pub struct Filter {
     program: OwnedFd,
+    /// The kernel's number of the program.
+    id: u32,
     /// The namespace that `ifindex` belongs to.
     netns: Netns,
     ifindex: i32,
@@ -118,7 +120,8 @@ impl Filter {
         priority: u32,
     ) -> io::Result<Self> {
         let system = |e: libbpf_rs::Error| io::Error::other(e.to_string());
-        let filter = Self {
+        let mut filter = Self {
+            id: 0,
             program: program.try_clone_to_owned()?,
             netns: Netns::current().map_err(io::Error::other)?,
             ifindex: i32::try_from(ifindex).map_err(|_| Errno::NODEV)?,
@@ -128,7 +131,17 @@ impl Filter {
         let mut hook = filter.hook();
         hook.create().map_err(system)?;
         hook.replace(true).attach().map_err(system)?;
+        filter.id = hook.query().map_err(system)?;
         Ok(filter)
+    }
+
+    /// Detaches the program, unless that of another process has replaced it.
+    fn detach(&self) {
+        let mut hook = self.hook();
+        if hook.query().is_ok_and(|id| id == self.id) {
+            // Filters of a removed device are already gone, so errors do not matter.
+            let _ = hook.detach();
+        }
     }
 
     fn hook(&self) -> TcHook {
@@ -146,11 +159,10 @@ impl Filter {
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        // Filters of a removed device are already gone, so errors do not matter. The clsact stays:
-        // without filters it does nothing, and other programs may use it by now.
+        // The clsact stays: without filters it does nothing, and other programs may use it by now.
         match Netns::current() {
-            Ok(here) if here.id() == self.netns.id() => drop(self.hook().detach()),
-            _ => drop(self.netns.run(|| self.hook().detach())),
+            Ok(here) if here.id() == self.netns.id() => self.detach(),
+            _ => drop(self.netns.run(|| self.detach())),
         }
     }
 }

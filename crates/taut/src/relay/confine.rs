@@ -3,7 +3,7 @@
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use taut_relay::config::{Config, Control, Forward, MeshConfig};
+use taut_relay::config::{Config, Forward, Handover, MeshConfig};
 use taut_relay::net::addr::Listen;
 use taut_relay::session_log::Target;
 use taut_sys::privileges::{Capability, Unprivileged};
@@ -94,7 +94,7 @@ pub(super) fn needs_root(config: &Config) -> Option<&'static str> {
     if matches!(config.session_log, Some(Target::File(_))) {
         return Some("it writes a session log");
     }
-    if config.handover.is_some() {
+    if matches!(config.handover, Handover::At(_)) {
         return Some("it hands its sockets over to processes of the same user");
     }
     None
@@ -194,12 +194,12 @@ fn first_unprivileged() -> u16 {
 
 /// Returns the sockets that the relay puts into a directory, with their keys in the configuration.
 fn sockets(config: &Config) -> impl Iterator<Item = (&'static str, &Path)> {
-    let control = match &config.control {
-        Control::Off => None,
-        Control::Default => Some(Path::new(taut_relay::control::PATH)),
-        Control::At(path) => Some(path.as_path()),
+    // By default it is in the directory of the control socket.
+    let handover = match &config.handover {
+        Handover::At(path) => Some(path.as_path()),
+        Handover::Default | Handover::Off => None,
     };
-    let handover = config.handover.as_deref();
+    let control = config.control_path();
     let control = control.map(|path| ("control", path));
     control
         .into_iter()

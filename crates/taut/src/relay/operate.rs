@@ -1,4 +1,4 @@
-//! `taut relay status`, `sessions`, `end`, `drain` and `reload`: commands to a running relay.
+//! `taut relay status`, `sessions`, `end`, `drain`, `reload` and `upgrade`: commands to a running relay.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -82,6 +82,15 @@ pub(crate) enum Command {
     #[command(after_help = "Example:
   taut relay --check && taut relay reload")]
     Reload(Socket),
+    /// Replace the running relay by a new process of this program, and lose no connection
+    ///
+    /// The new process has the command line and the log of the running one. It takes the listening sockets over,
+    /// interception included; the running one drains. If the new process cannot start, the running one continues.
+    #[command(after_help = "Examples:
+  taut relay upgrade        after the program has been replaced, or a setting
+                            has changed that a reload cannot change
+  systemctl reload taut-relay   if systemd has started the relay")]
+    Upgrade(super::upgrade::Args),
 }
 
 /// Which relay, and how to print its answer.
@@ -154,6 +163,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
             socket,
         ),
         Command::Reload(socket) => (Request::Reload, socket),
+        Command::Upgrade(args) => return super::upgrade::run(&args),
     };
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
     let answer = control::ask(&socket.control, &request).map_err(|e| run(&e))?;
@@ -390,7 +400,7 @@ fn duration(seconds: f64) -> String {
 }
 
 /// Removes characters that could control the terminal: names come from another process.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     let is_plain = |c: &char| !c.is_control() || *c == '\n';
     text.chars().filter(is_plain).collect()
 }

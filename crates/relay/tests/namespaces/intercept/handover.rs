@@ -42,7 +42,7 @@ fn serve_when_asked_to() {
     };
     let config = Config::load(&file).unwrap();
     let reread = Box::new(move || Config::load(&file).map_err(|e| e.to_string()));
-    let served = netns.run(|| serve::run(&config, Vec::new(), None, reread));
+    let served = netns.run(|| serve::run(&config, serve::Beginning::default(), reread));
     println!("\n@{:?}", served.unwrap().map_err(|e| e.to_string()));
 }
 
@@ -53,7 +53,7 @@ fn take_and_wait_when_asked_to() {
         return;
     };
     let config = Config::load(&file).unwrap();
-    let mut taken = handover::take(config.handover.as_deref().unwrap()).unwrap();
+    let mut taken = handover::take(&config.handover_path().unwrap()).unwrap();
     let inherited = taken.as_mut().unwrap().take_inherited();
     let start = || Node::start_with(&config, inherited);
     let _node = netns.run(start).unwrap().unwrap();
@@ -282,14 +282,19 @@ fn assert_goes_on((client, far): &mut (TcpStream, TcpStream)) {
 /// Waits until the server sees the client's own address and port.
 fn assert_routed_at_last(net: &Net, port: u16) {
     let server = net.listen(&net.server, SERVER[0], port);
+    let to = server.local_addr().unwrap();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ended = Sets(&ended);
         scope.spawn(|| serve_clients(&server, &ended));
         wait_until("a connection that is routed", || {
-            let mut client = net.connect(SERVER[0], port);
-            let mut said = String::new();
             // Until the old process drains, the new one may get the connection, which it does not allow.
+            let connect = || TcpStream::connect_timeout(&to, crate::PATIENCE);
+            let Ok(mut client) = net.client.run(connect).unwrap() else {
+                return false;
+            };
+            client.set_read_timeout(Some(crate::PATIENCE)).unwrap();
+            let mut said = String::new();
             let _ = client.read_to_string(&mut said);
             client.local_addr().is_ok_and(|own| said == own.to_string())
         });

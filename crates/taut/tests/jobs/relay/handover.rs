@@ -5,14 +5,19 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{World, WorldBuilder};
 use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::skip;
 
-use crate::relay::rig::{PATIENCE, Running, address, assert_one_sentence, pair, server, taut};
+use crate::relay::rig::{
+    PATIENCE, Running, address, assert_one_sentence, operate, pair, server, taut,
+};
 
 /// Stops the clients and their server on drop, also if the test fails.
 struct StopClients<'a> {
@@ -151,6 +156,346 @@ fn a_new_process_that_cannot_start_leaves_the_old_one_running() {
     client.shutdown(std::net::Shutdown::Write).unwrap();
     client.read_to_end(&mut got).unwrap();
     assert_eq!(got, b"as before");
+}
+
+/// Kills the process that an upgrade has started, which is no child of the test.
+struct Upgraded(u32);
+
+impl Drop for Upgraded {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+impl Upgraded {
+    /// Reads what `taut relay upgrade` has printed.
+    fn from(said: &str, old: u32, sessions: u64) -> Self {
+        let expected = format!(" has taken over from {old}, which drains {sessions} sessions\n");
+        let number = said
+            .strip_prefix("process ")
+            .and_then(|s| s.strip_suffix(&expected));
+        let number = number.and_then(|number| number.parse().ok());
+        Self(number.unwrap_or_else(|| panic!("{said}")))
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.0.cast_signed()).unwrap();
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// A configuration whose relay stays root's, with its control socket in `dir`.
+fn upgradable(dir: &Path, relay: &str, forward: &str) -> String {
+    let (control, log) = (dir.join("relay.sock"), dir.join("sessions"));
+    format!(
+        "[relay]\ncontrol = {control:?}\nsession_log = {log:?}\n{relay}\n[[relay.forward]]\n{forward}\n"
+    )
+}
+
+/// Starts a relay and waits until operators reach it.
+fn start_upgradable(config: &Path) -> Running {
+    let relay = Running::with_config(config);
+    let control = config.with_file_name("relay.sock");
+    let deadline = Instant::now() + PATIENCE;
+    while !control.exists() {
+        assert!(Instant::now() < deadline, "there is no control socket");
+        std::thread::yield_now();
+    }
+    relay
+}
+
+#[test]
+fn an_upgrade_replaces_the_process_and_open_sessions_go_on() {
+    enter_private_network();
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("relay.sock"));
+    let listen = address(8080);
+    let text = upgradable(
+        dir.path(),
+        "",
+        &format!("listen = \"{listen}\"\nto = \"{addr}\""),
+    );
+    fs::write(&config, text).unwrap();
+    let old = start_upgradable(&config);
+    let (client, far) = pair(&old, &server);
+    let number = old.child.id();
+    let (code, said) = operate(&control, &["upgrade"]);
+    assert_eq!(code, Some(0), "{said}");
+    let new = Upgraded::from(&said, number, 1);
+    // A session of the new process, and the one of the old.
+    for (mut client, mut far) in [pair(&old, &server), (client, far)] {
+        client.write_all(b"goes on").unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut got = Vec::new();
+        far.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"goes on");
+    }
+    // It has the command line of the old one, so it can be replaced in turn.
+    let (code, said) = operate(&control, &["upgrade"]);
+    assert_eq!(code, Some(0), "{said}");
+    let next = Upgraded::from(&said, new.0, 0);
+    let status = operate(&control, &["status", "--json"]).1;
+    assert!(status.contains(&format!("\"pid\": {}", next.0)), "{status}");
+    next.signal(Signal::TERM);
+    // All three log to the same pipe.
+    let (code, said) = old.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(
+        said.matches("took over from the previous process").count(),
+        2,
+        "{said}"
+    );
+}
+
+#[test]
+fn an_upgrade_that_fails_says_why_and_the_old_process_continues() {
+    enter_private_network();
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("relay.sock"));
+    let forward = format!("listen = \"{}\"\nto = \"{addr}\"", address(8080));
+    let text = |relay: &str| upgradable(dir.path(), relay, &forward);
+    fs::write(&config, text("")).unwrap();
+    let old = start_upgradable(&config);
+    let continues = format!(
+        "the new process could not start; process {} continues",
+        old.child.id()
+    );
+    for (mistake, status, why) in [
+        ("worker = 2", 2, "relay.worker: unknown field"),
+        ("user = \"no-such-user\"", 1, "no-such-user"),
+    ] {
+        fs::write(&config, text(mistake)).unwrap();
+        let (code, said) = operate(&control, &["upgrade"]);
+        assert_eq!(code, Some(status), "{said}");
+        assert!(said.contains(why) && said.contains(&continues), "{said}");
+        drop(pair(&old, &server));
+    }
+    // What no check finds: another process has the port by now.
+    fs::write(&config, text(&format!("metrics = \"{}\"", address(9464)))).unwrap();
+    let _other = TcpListener::bind(address(9464)).unwrap();
+    let (code, said) = operate(&control, &["upgrade"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains(&continues) && said.contains("log has the reason"),
+        "{said}"
+    );
+    drop(pair(&old, &server));
+    old.signal(Signal::TERM);
+    let (code, said) = old.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("cannot serve metrics"), "{said}");
+}
+
+#[test]
+fn a_relay_that_hands_nothing_over_is_not_upgraded() {
+    enter_private_network();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("relay.sock"));
+    let forward = format!("listen = \"{}\"\nto = \"127.0.0.1:9\"", address(8080));
+    fs::write(
+        &config,
+        upgradable(dir.path(), "handover = \"off\"", &forward),
+    )
+    .unwrap();
+    let mut relay = start_upgradable(&config);
+    let (code, said) = operate(&control, &["upgrade"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("does not hand its sockets over") && said.contains("restart it"),
+        "{said}"
+    );
+    // `systemctl reload` does what it can.
+    let (code, said) = operate(&control, &["upgrade", "--if-replaced"]);
+    assert_eq!(code, Some(0), "{said}");
+    relay.wait_for_log("has been read again");
+    // A second relay takes nothing that it is not told to take.
+    fs::write(&config, upgradable(dir.path(), "", &forward)).unwrap();
+    let second = taut()
+        .arg("--config")
+        .arg(&config)
+        .arg("--replace")
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert_one_sentence(&said, "no relay hands its sockets over at");
+}
+
+#[test]
+fn a_reload_of_a_unit_upgrades_only_if_the_program_was_replaced() {
+    enter_private_network();
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("relay.sock"));
+    let forward = format!("listen = \"{}\"\nto = \"{addr}\"", address(8080));
+    fs::write(&config, upgradable(dir.path(), "", &forward)).unwrap();
+    let installed = dir.path().join("taut");
+    let install = || {
+        let new = dir.path().join("new");
+        fs::copy(env!("CARGO_BIN_EXE_taut"), &new).unwrap();
+        fs::rename(&new, &installed).unwrap();
+    };
+    let run = |args: &[&str]| {
+        let mut command = Command::new(&installed);
+        command.arg("relay").args(args).stdin(Stdio::null());
+        command
+    };
+    install();
+    let mut old = Running::run(run(&["--config"]).arg(&config));
+    while !control.exists() {
+        std::thread::yield_now();
+    }
+    let number = old.child.id();
+    // As systemd does: it names the process, not its control socket.
+    let reload = || {
+        let output = run(&["upgrade", "--if-replaced"])
+            .env("MAINPID", number.to_string())
+            .output();
+        let output = output.unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let (code, said) = reload();
+    assert_eq!(
+        (code, &*said),
+        (Some(0), "the configuration has been read again\n")
+    );
+    old.wait_for_log("has been read again");
+    install();
+    let (code, said) = reload();
+    assert_eq!(code, Some(0), "{said}");
+    let new = Upgraded::from(&said, number, 0);
+    drop(pair(&old, &server));
+    let status = operate(&control, &["status", "--json"]).1;
+    assert!(status.contains(&format!("\"pid\": {}", new.0)), "{status}");
+    new.signal(Signal::TERM);
+    assert_eq!(old.end().0, Some(0));
+}
+
+/// A client, a router with the relay on it, and a server.
+fn routed_world() -> World {
+    let link = || LinkSpec::both(Shape::delay(Duration::from_micros(100)));
+    WorldBuilder::new("upgrade")
+        .host("client")
+        .host("router")
+        .host("server")
+        .link("client", "router", link())
+        .link("router", "server", link())
+        .build()
+        .unwrap()
+}
+
+/// Answers each connection with the address that it comes from.
+fn tell_addresses(listener: &TcpListener, done: &AtomicBool) {
+    while let Ok((mut far, seen)) = listener.accept() {
+        if done.load(Ordering::SeqCst) {
+            return;
+        }
+        let _ = far.write_all(seen.to_string().as_bytes());
+    }
+}
+
+/// The whole program, with what it gives up after its start, ten times in a row.
+#[test]
+fn ten_upgrades_of_an_intercepting_relay_lose_no_connection() {
+    const UPGRADES: usize = 10;
+    const CLIENTS: usize = 8;
+    /// Connections before, during and after each upgrade, at least.
+    const SOME: usize = 500;
+    let world = routed_world();
+    let [client, router, server] = ["client", "router", "server"].map(|name| world.host(name));
+    let dir = tempfile::tempdir().unwrap();
+    let (config, control) = (dir.path().join("taut.toml"), dir.path().join("relay.sock"));
+    let to = SocketAddr::from((server.addr(), 80));
+    let forward = format!(
+        "transparent = true\nlisten = \":8443\"\nports = [80]\ndevices = [\"to-client\"]\n\
+         allow = [\"{}/32:80\"]\nsource = \"client\"\nearly_syn = true",
+        server.addr()
+    );
+    let limits = "max_sessions_per_source = 4000\nmax_connects_per_source = 100000";
+    fs::write(&config, upgradable(dir.path(), limits, &forward)).unwrap();
+    let listener = server.run(|| TcpListener::bind(to)).unwrap().unwrap();
+    let first = router.run(|| start_upgradable(&config)).unwrap();
+    let (stop, done, served) = (
+        AtomicBool::new(false),
+        AtomicBool::new(false),
+        AtomicUsize::new(0),
+    );
+    let last = std::thread::scope(|scope| {
+        let (stop, done, served, listener) = (&stop, &done, &served, &listener);
+        scope.spawn(move || tell_addresses(listener, done));
+        let connect = move || {
+            while !stop.load(Ordering::SeqCst) {
+                let mut client = TcpStream::connect_timeout(&to, PATIENCE).unwrap();
+                client.set_read_timeout(Some(PATIENCE)).unwrap();
+                let own = client.local_addr().unwrap();
+                let mut seen = String::new();
+                client.read_to_string(&mut seen).unwrap();
+                let seen: SocketAddr = seen.parse().unwrap();
+                // The client's address, at a port of the relay: with the client's own it would be routed.
+                assert!(
+                    seen.ip() == own.ip() && seen != own,
+                    "{own} was seen as {seen}"
+                );
+                served.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let end = StopClients {
+            stop,
+            done,
+            server: to,
+        };
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| scope.spawn(move || client.run(connect).unwrap()))
+            .collect();
+        let go_on = || {
+            let enough = served.load(Ordering::SeqCst) + SOME;
+            while served.load(Ordering::SeqCst) < enough {
+                assert!(
+                    !clients.iter().any(|client| client.is_finished()),
+                    "a client has failed"
+                );
+                std::thread::yield_now();
+            }
+        };
+        go_on();
+        let mut running = first.child.id();
+        let mut upgraded = None;
+        for _ in 0..UPGRADES {
+            let (code, said) = router.run(|| operate(&control, &["upgrade"])).unwrap();
+            assert_eq!(code, Some(0), "{said}");
+            let (_, sessions) = said.split_once("drains ").unwrap();
+            let sessions = sessions.split(' ').next().unwrap().parse().unwrap();
+            let next = Upgraded::from(&said, running, sessions);
+            running = next.0;
+            // The process before it has no session any more, or ends with its last.
+            std::mem::forget(upgraded.replace(next));
+            go_on();
+        }
+        stop.store(true, Ordering::SeqCst);
+        for client in clients {
+            client.join().unwrap();
+        }
+        server.run(|| drop(end)).unwrap();
+        upgraded.unwrap()
+    });
+    println!(
+        "{} connections, {UPGRADES} upgrades, none lost",
+        served.load(Ordering::SeqCst)
+    );
+    last.signal(Signal::TERM);
+    let (code, said) = first.end();
+    assert_eq!(code, Some(0), "{said}");
+    for problem in ["ERROR", "WARN", "panicked"] {
+        assert!(!said.contains(problem), "{said}");
+    }
+    let rules = router
+        .run(|| Command::new("ip").args(["rule"]).output().unwrap())
+        .unwrap();
+    let rules = String::from_utf8(rules.stdout).unwrap();
+    assert!(!rules.contains("29793"), "{rules}");
 }
 
 #[test]
