@@ -102,7 +102,7 @@ pub struct Config {
 pub enum Handover {
     /// Beside the control socket, if that is possible, and only to a process that is told to take them.
     Default,
-    /// Nowhere.
+    /// The relay does not hand them over.
     Off,
     /// At this path, to each process with the same path.
     At(PathBuf),
