@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let main = std::env::var("MAINPID").ok().filter(|_| args.if_replaced);
     let main: Option<u32> = main.and_then(|pid| pid.parse().ok());
     let Some(control) = control_of(args, main)? else {
-        return hang_up(main, "it takes no commands (relay.control is \"off\")");
+        return hang_up(main, "relay.control is \"off\"");
     };
     let status = match ask(&control, &Request::Status) {
         Ok(Answer::Status(status)) => *status,
@@ -103,14 +103,16 @@ fn control_of(args: &Args, main: Option<u32>) -> Result<Option<PathBuf>, Failure
 
 /// Reloads the configuration of a relay that cannot be reached otherwise.
 fn hang_up(main: Option<u32>, why: &str) -> Result<(), Failure> {
+    let cannot = format!("the relay cannot be replaced: {why}");
     let pid = main.and_then(|main| Pid::from_raw(main.cast_signed()));
     let Some(pid) = pid else {
-        return Err(Failure::Run(format!("the relay cannot be replaced: {why}")));
+        return Err(Failure::Run(cannot));
     };
     let sent = rustix::process::kill_process(pid, Signal::HUP);
-    sent.map_err(|e| Failure::Run(format!("cannot signal process {pid:?}: {e}")))?;
+    let number = pid.as_raw_nonzero();
+    sent.map_err(|e| Failure::Run(format!("cannot signal process {number}: {e}")))?;
     crate::print(&format!(
-        "process {pid:?} reads its configuration again, and cannot be replaced: {why}\n"
+        "process {number} reads its configuration again; {cannot}\n"
     ))
 }
 

@@ -16,7 +16,7 @@ use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::skip;
 
 use crate::relay::rig::{
-    PATIENCE, Running, address, assert_one_sentence, operate, pair, server, taut,
+    FORWARD, PATIENCE, Running, address, assert_one_sentence, operate, pair, server, taut,
 };
 
 /// Stops the clients and their server on drop, also if the test fails.
@@ -374,6 +374,22 @@ fn a_reload_of_a_unit_upgrades_only_if_the_program_was_replaced() {
     assert_eq!(old.end().0, Some(0));
 }
 
+#[test]
+fn a_reload_of_a_unit_reaches_a_relay_that_takes_no_commands() {
+    enter_private_network();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("taut.toml");
+    let text = format!("[relay]\ncontrol = \"off\"\n{FORWARD}");
+    fs::write(&config, text).unwrap();
+    let mut relay = Running::with_config(&config);
+    let mut reload = taut();
+    reload.args(["upgrade", "--if-replaced"]);
+    reload.env("MAINPID", relay.child.id().to_string());
+    let output = reload.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    relay.wait_for_log("SIGHUP: the configuration has been read again");
+}
+
 /// A client, a router with the relay on it, and a server.
 fn routed_world() -> World {
     let link = || LinkSpec::both(Shape::delay(Duration::from_micros(100)));
@@ -403,7 +419,7 @@ fn ten_upgrades_of_an_intercepting_relay_lose_no_connection() {
     const UPGRADES: usize = 10;
     const CLIENTS: usize = 8;
     /// Connections before, during and after each upgrade, at least.
-    const SOME: usize = 500;
+    const SOME: usize = 1000;
     let world = routed_world();
     let [client, router, server] = ["client", "router", "server"].map(|name| world.host(name));
     let dir = tempfile::tempdir().unwrap();
