@@ -46,7 +46,7 @@ impl ControlSocket {
 
 /// Returns the control socket, which is `opened` or is opened now. At its default path it
 /// is not essential: the relay runs without it if another relay has it, or if the directory cannot be
-/// used.
+/// used. Nor is it for a process that `replaces` another one, which drains already.
 pub(super) fn listen(
     config: &Config,
     opened: Option<ControlSocket>,
@@ -56,7 +56,7 @@ pub(super) fn listen(
     match opened {
         None => Ok(None),
         Some(ControlSocket(Ok(listener))) => Ok(Some(listener)),
-        Some(ControlSocket(Err(error))) if config.control == Control::Default => {
+        Some(ControlSocket(Err(error))) if config.control == Control::Default || replaces => {
             tracing::warn!(
                 "no commands: {error}; set relay.control to choose another path, or \"off\""
             );

@@ -245,7 +245,7 @@ async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<
     let replaces = taken.replaces();
     taken.serving().await;
     let control = commands::listen(config, control, replaces)?;
-    let offer = Offer::start(config, control.is_some(), &node.handle(), offered)?;
+    let offer = Offer::start(config, control.is_some(), replaces, &node.handle(), offered)?;
     let offer = Arc::new(offer);
     tokio::spawn(look_up_again(node.handle()));
     tokio::spawn(look_up_others(node.handle()));

@@ -112,10 +112,11 @@ fn tell(taken: Taken, path: &Path) -> Result<(), HandoverError> {
 
 impl Offer {
     /// Offers the sockets. By default that is not essential, and for a relay that takes commands only: another
-    /// relay with the same paths may run.
+    /// relay with the same paths may run. Nor is it for a process that `replaces` another one, which drains already.
     pub(super) fn start(
         config: &Config,
         takes_commands: bool,
+        replaces: bool,
         node: &SharedHandle,
         pages: Vec<OwnedFd>,
     ) -> Result<Self, ServeError> {
@@ -141,10 +142,8 @@ impl Offer {
                 *offer.giver() = Some(giver);
                 offer.path = Some(path);
             }
-            Err(error) if is_named => return Err(error.into()),
-            Err(error) => {
-                tracing::info!("`taut relay upgrade` cannot replace this process: {error}")
-            }
+            Err(error) if is_named && !replaces => return Err(error.into()),
+            Err(error) => tracing::info!("no process can replace this one: {error}"),
         }
         Ok(offer)
     }
