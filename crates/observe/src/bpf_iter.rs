@@ -1,5 +1,5 @@
 //! Reads kernel data that sock_diag does not report, with BPF programs: two iterators (Linux 5.11),
-//! three programs at tracepoints that count events between scans (Linux 5.19), and one that notes
+//! four programs at tracepoints that count events between scans (Linux 5.19), and one that notes
 //! the process that accepts a connection.
 //!
 //! sock_diag reports neither whether an application set a buffer size, which disables autotuning,
@@ -38,6 +38,7 @@ const WALK: &str = "taut_connections";
 const SLOTS: &str = "taut_slots";
 const SLOTS_MAP: &str = "slots";
 const FIGURES_MAP: &str = "figures";
+const HANDSHAKES_MAP: &str = "handshakes";
 /// The sections of the programs' variables.
 const SCAN: &str = ".bss";
 const COUNTED_SECTION: &str = ".data.counted";
@@ -97,6 +98,10 @@ struct Counting {
     /// Lists the connections that have a slot, and the figures that it writes.
     slots: Link,
     figures: Arc<MapHandle>,
+    /// Inodes of namespaces with handshakes that a peer has begun, and how many were not noted when they were read
+    /// last.
+    handshakes: Map<u32, u8>,
+    unnoted_before: AtomicU64,
     /// The length of a tick, in which figures count.
     clock: Mutex<Clock>,
     _links: Vec<Link>,
@@ -214,6 +219,18 @@ impl TcpIter {
         (missed == events.missed_before.load(Relaxed)).then_some(scan.has_activity != 0)
     }
 
+    /// Returns the inodes of the namespaces in which a handshake that a peer has begun has lasted for a second or more
+    /// since the last call. `None` if events are not counted, or there were too many.
+    pub(crate) fn take_handshakes(&self) -> Option<Vec<u32>> {
+        let events = self.events.as_ref()?;
+        let noted: Vec<_> = events.handshakes.keys().collect();
+        for netns in &noted {
+            events.handshakes.remove(netns).ok()?;
+        }
+        let unnoted = events.counted.get(&0).ok()??.handshakes_missed;
+        (unnoted == events.unnoted_before.swap(unnoted, Relaxed)).then_some(noted)
+    }
+
     /// Lists the connections of the calling thread's network namespace.
     ///
     /// # Errors
@@ -284,6 +301,8 @@ impl Counting {
             pidns: ends::pid_namespace(),
             slots: slots.map_err(attached())?,
             figures: Arc::new(object.handle(FIGURES_MAP)?),
+            handshakes: object.map(HANDSHAKES_MAP)?,
+            unnoted_before: AtomicU64::default(),
             clock: Mutex::default(),
             _links: links,
         })

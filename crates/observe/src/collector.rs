@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use taut_sys::sock_diag::{Connection, SockDiag, SocketId};
 
 use crate::bpf_iter::{Details, Figures, Found};
 use crate::filter::{Filter, Subject};
 use crate::path_rtt::PathRtts;
-use crate::scan::{Changed, ScanError, ScanSummary, Scanner};
+use crate::scan::{Changed, ScanError, ScanSummary, Scanner, Walk};
 use crate::table::Table;
 
 /// Collects the results of a scan in a table.
@@ -35,18 +35,36 @@ impl<M: Copy> Collector<'_, M> {
     pub(crate) fn scan(&mut self, scanner: &mut Scanner) -> Result<ScanSummary, ScanError> {
         scanner.find()?;
         let mut without_slot = scanner.begin(self.table.begin(false));
-        if let Some(last) = scanner.may_be_quick(without_slot) {
-            if let Some(connections) = self.quick_scan(scanner) {
-                self.find_missing(scanner, false);
-                return Ok(ScanSummary {
-                    connections,
-                    ..last
-                });
+        let mut quickly = 0;
+        let walked = match scanner.walk(without_slot, || self.table.namespaces()) {
+            Walk::All => None,
+            walk => {
+                let none = FxHashSet::default();
+                let walked = match &walk {
+                    Walk::Some(walked) => &walked.inodes,
+                    _ => &none,
+                };
+                match (self.quick_scan(scanner, walked), walk) {
+                    (Some(connections), Walk::None(last)) => {
+                        self.find_missing(scanner, false);
+                        return Ok(ScanSummary {
+                            connections,
+                            ..last
+                        });
+                    }
+                    (Some(connections), Walk::Some(walked)) => {
+                        quickly = connections;
+                        Some(walked)
+                    }
+                    _ => {
+                        scanner.quick_failed();
+                        without_slot = scanner.begin(self.table.begin(true));
+                        None
+                    }
+                }
             }
-            scanner.quick_failed();
-            without_slot = scanner.begin(self.table.begin(true));
-        }
-        let mut scan = scanner.full(without_slot);
+        };
+        let mut scan = scanner.begin_walk(walked, without_slot);
         while let Some(mut batch) = scan.next()? {
             let (netns, at) = (batch.netns.clone(), batch.at);
             let changed = batch.list.take().map(|mut list| {
@@ -67,14 +85,15 @@ impl<M: Copy> Collector<'_, M> {
                 self.add(&netns, at, connection);
             })?;
         }
-        let summary = scan.finish();
+        let mut summary = scan.finish();
+        summary.connections += quickly;
         self.find_missing(scanner, true);
         Ok(summary)
     }
 
-    /// Scans the connections that have a slot, in all namespaces at once. Returns their number, or
-    /// `None` if a full scan is required.
-    fn quick_scan(&mut self, scanner: &Scanner) -> Option<usize> {
+    /// Scans the connections that have a slot, in all namespaces at once but for those that are `walked`. Returns their
+    /// number, or `None` if a full scan is required.
+    fn quick_scan(&mut self, scanner: &Scanner, walked: &FxHashSet<u64>) -> Option<usize> {
         let at = Instant::now();
         let mut list = scanner.quick()?;
         let namespaces: FxHashMap<u64, _> = scanner.entered().collect();
@@ -82,7 +101,8 @@ impl<M: Copy> Collector<'_, M> {
         while let Some(found) = list.next() {
             let found = found.ok()?;
             let inode = u64::from(found.netns);
-            let Some(namespace) = namespaces.get(&inode) else {
+            let Some(namespace) = namespaces.get(&inode).filter(|_| !walked.contains(&inode))
+            else {
                 continue;
             };
             let changed = changed.entry(inode).or_default();
@@ -120,10 +140,10 @@ impl<M: Copy> Collector<'_, M> {
         Some(connections)
     }
 
-    /// Queries the connections that this scan has not found. `was_full`: the scan was full, so it
-    /// would also have found handshakes.
-    fn find_missing(&mut self, scanner: &mut Scanner, was_full: bool) {
-        if !was_full {
+    /// Queries the connections that this scan has not found. `has_walked`: it would also have found
+    /// handshakes, because it has walked all namespaces that had one.
+    fn find_missing(&mut self, scanner: &mut Scanner, has_walked: bool) {
+        if !has_walked {
             self.table.keep_handshakes();
         }
         let mut missing: FxHashMap<Arc<str>, Vec<SocketId>> = FxHashMap::default();

@@ -1,9 +1,11 @@
 //! Scans the connections of all network namespaces.
 //!
-//! A scan is either full or quick. A full scan walks the kernel's table of connections in each
-//! namespace. A quick scan lists only the connections that have a slot in the BPF programs, in all
-//! namespaces at once. In both cases the programs report when each connection changed last. The
-//! caller decides which connections it knows already; only the others are read with sock_diag.
+//! A full scan walks the kernel's table of connections in each namespace, which costs the same for
+//! an idle one. A quick scan lists only the connections that have a slot in the BPF programs, in all
+//! namespaces at once. Most scans are quick, and every few seconds one also walks the namespaces in
+//! which there may be connections without a slot ([`Walk`]). The programs report when each
+//! connection changed last. The caller decides which connections it knows already; only the others
+//! are read with sock_diag.
 //!
 //! The scanner keeps a namespace open only while it lists its connections. Between scans it keeps
 //! none open, so a namespace disappears when its owner releases it.
@@ -15,6 +17,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
 use taut_sys::sock_diag::{Connection, DumpStats, Listener, SockDiag, SocketId};
@@ -27,9 +30,9 @@ use crate::namespaces::{self, Namespace};
 /// The longest time until a new namespace is found.
 pub const FIND_EVERY: Duration = Duration::from_secs(5);
 
-/// The longest time between two full scans. Only a full scan finds connections that have no slot
+/// The longest time between two scans that walk. Only a walk finds connections that have no slot
 /// yet: those that a peer is opening to this machine.
-const FULL_EVERY: Duration = FIND_EVERY;
+const WALK_EVERY: Duration = FIND_EVERY;
 
 /// The longest time between two scans that read all connections, changed or not: the BPF program
 /// does not compare everything that sock_diag reports.
@@ -64,8 +67,12 @@ pub struct Scanner {
     /// Why BPF, or a part of it, is not available.
     problem: Option<String>,
     wants: Wants,
-    /// When the last full scan began, and its summary. `None` if it was incomplete.
-    last_full: Option<(Instant, ScanSummary)>,
+    /// The summary of the last scan that walked. `None` if it was incomplete, or there was no full one before it.
+    last_walk: Option<ScanSummary>,
+    /// When it began.
+    walked_at: Option<Instant>,
+    /// Inodes of the namespaces that a walk has entered.
+    walked: FxHashSet<u64>,
     /// When a quick scan last failed.
     quick_failed: Option<Instant>,
     /// Inodes of namespaces that the caller may not enter.
@@ -117,10 +124,33 @@ pub enum ScanError {
     },
 }
 
-/// A full scan in progress. [`FullScan::next`] returns one namespace after another;
-/// [`FullScan::finish`] ends the scan.
-pub(crate) struct FullScan<'a> {
+/// The namespaces that a scan walks.
+#[derive(Debug)]
+pub(crate) enum Walk {
+    /// All: it is a full scan.
+    All,
+    /// Some, and the others as in a quick scan.
+    Some(Walked),
+    /// None: it is a quick scan. What a walk would not have changed in its summary is in this one.
+    None(ScanSummary),
+}
+
+/// The namespaces that a scan walks if it does not walk all.
+#[derive(Debug)]
+pub(crate) struct Walked {
+    /// Their inodes: the first, new ones, and those in which a peer is opening a connection.
+    pub(crate) inodes: FxHashSet<u64>,
+    /// Those with connections are among them, and unchanged ones are read, too.
+    reads_all: bool,
+    began: Instant,
+}
+
+/// A walk in progress. [`WalkScan::next`] returns one namespace after another;
+/// [`WalkScan::finish`] ends the scan.
+pub(crate) struct WalkScan<'a> {
     scanner: &'a mut Scanner,
+    /// `None`: all namespaces.
+    only: Option<FxHashSet<u64>>,
     began: Instant,
     /// The BPF programs know the number of this scan, so later scans can rely on them for changes.
     is_tracked: bool,
@@ -135,7 +165,7 @@ pub(crate) struct FullScan<'a> {
     is_second_round: bool,
 }
 
-/// One namespace of a full scan.
+/// One namespace of a walk.
 pub(crate) struct Batch {
     index: usize,
     /// Its name.
@@ -170,7 +200,9 @@ impl Scanner {
             ends,
             problem,
             wants,
-            last_full: None,
+            last_walk: None,
+            walked_at: None,
+            walked: FxHashSet::default(),
             quick_failed: None,
             denied: HashSet::new(),
             read_all: None,
@@ -183,15 +215,47 @@ impl Scanner {
         self.bpf.as_ref()?.begin(number.get(), self.only())
     }
 
-    /// Returns the summary of the last full scan if a quick scan suffices now. `without_slot` is
-    /// the result of [`Scanner::begin`].
-    pub(crate) fn may_be_quick(&self, without_slot: Option<u64>) -> Option<ScanSummary> {
-        let is_recent = |at: Instant| at.elapsed() < FULL_EVERY;
-        let (began, summary) = self.last_full?;
-        let may = is_recent(began)
-            && without_slot == Some(0)
-            && !self.quick_failed.is_some_and(is_recent);
-        may.then_some(summary)
+    /// Returns the namespaces to walk now. `without_slot` is the result of [`Scanner::begin`]. `used` returns the names of
+    /// namespaces with connections, and whether a peer is opening one of them.
+    pub(crate) fn walk<'a>(
+        &self,
+        without_slot: Option<u64>,
+        used: impl FnOnce() -> FxHashMap<&'a str, bool>,
+    ) -> Walk {
+        let began = Instant::now();
+        let is_recent = |at: Instant| began.duration_since(at) < WALK_EVERY;
+        let Some(last) = self.last_walk else {
+            return Walk::All;
+        };
+        if without_slot != Some(0) || self.quick_failed.is_some_and(is_recent) {
+            return Walk::All;
+        }
+        if self.walked_at.is_some_and(is_recent) {
+            return Walk::None(last);
+        }
+        let Some(opening) = self.bpf.as_ref().and_then(TcpIter::take_handshakes) else {
+            return Walk::All;
+        };
+        let opening: FxHashSet<_> = opening.into_iter().map(u64::from).collect();
+        let (used, reads_all) = (used(), self.reads_all());
+        let names: FxHashSet<&str> = self.namespaces.iter().map(|ns| &*ns.name).collect();
+        let is_renamed = |(name, is_opening): (&&str, &bool)| *is_opening && !names.contains(name);
+        if used.iter().any(is_renamed) {
+            return Walk::All;
+        }
+        let all = self.namespaces.iter().map(|ns| (ns.id.inode(), ns));
+        let walked = all.enumerate().filter(|(index, (inode, namespace))| {
+            let is_used = || used.get(&*namespace.name);
+            *index == 0
+                || !self.walked.contains(inode)
+                || opening.contains(inode)
+                || is_used().is_some_and(|is_opening| *is_opening || reads_all)
+        });
+        Walk::Some(Walked {
+            inodes: walked.map(|(_, (inode, _))| inode).collect(),
+            reads_all,
+            began,
+        })
     }
 
     /// Lists the connections of all namespaces that have a slot. Returns `None` if a full scan is
@@ -208,22 +272,31 @@ impl Scanner {
         all.filter(|(inode, _)| !self.denied.contains(inode))
     }
 
-    /// Records that a quick scan failed, which disables quick scans for [`FULL_EVERY`].
+    /// Records that a quick scan failed, which disables quick scans for [`WALK_EVERY`].
     pub(crate) fn quick_failed(&mut self) {
         self.quick_failed = Some(Instant::now());
     }
 
-    /// Starts to scan all namespaces. `without_slot` is the result of [`Scanner::begin`].
-    pub(crate) fn full(&mut self, without_slot: Option<u64>) -> FullScan<'_> {
-        let began = Instant::now();
-        let is_past = |at: Instant| began.duration_since(at) >= READ_ALL_EVERY;
+    /// Starts to walk namespaces: all without `walked`. `without_slot` is the result of [`Scanner::begin`].
+    pub(crate) fn begin_walk(
+        &mut self,
+        walked: Option<Walked>,
+        without_slot: Option<u64>,
+    ) -> WalkScan<'_> {
         let is_tracked = without_slot.is_some();
-        self.denied.clear();
-        FullScan {
+        let (only, reads_all, began) = match walked {
+            Some(walked) => (Some(walked.inodes), walked.reads_all, walked.began),
+            None => {
+                self.denied.clear();
+                (None, self.reads_all(), Instant::now())
+            }
+        };
+        WalkScan {
+            only,
             began,
             is_tracked,
             // Programs that do not know this scan's number cannot report what has changed.
-            reads_all: self.read_all.is_none_or(is_past) || !is_tracked,
+            reads_all: reads_all || !is_tracked,
             summary: ScanSummary::default(),
             done: HashSet::new(),
             next: 0,
@@ -231,6 +304,12 @@ impl Scanner {
             is_second_round: false,
             scanner: self,
         }
+    }
+
+    /// Whether it is time to read unchanged connections, too.
+    fn reads_all(&self) -> bool {
+        let is_recent = |at: Instant| at.elapsed() < READ_ALL_EVERY;
+        !self.read_all.is_some_and(is_recent)
     }
 
     /// Queries connections that a scan did not find, and calls `each` with those that still exist.
@@ -295,7 +374,7 @@ impl Scanner {
     /// Returns whether a connection may have changed since the last scan began; `false` only if it
     /// is certain that none did.
     pub fn may_have_changed(&self) -> bool {
-        let bpf = self.bpf.as_ref().filter(|_| self.last_full.is_some());
+        let bpf = self.bpf.as_ref().filter(|_| self.last_walk.is_some());
         bpf.and_then(TcpIter::has_activity).unwrap_or(true)
     }
 
@@ -349,6 +428,10 @@ impl Scanner {
                 self.left_out = found.left_out;
                 self.hidden = found.hidden;
                 self.found = Some(Instant::now());
+                let present = self.namespaces.iter().map(|ns| ns.id.inode());
+                let present: FxHashSet<_> = present.collect();
+                self.walked.retain(|inode| present.contains(inode));
+                self.denied.retain(|inode| present.contains(inode));
             }
             Scope::Own if !self.namespaces.is_empty() => {}
             Scope::Own => self.namespaces = vec![namespaces::own()?],
@@ -385,9 +468,9 @@ fn load(wants: Wants) -> (Option<TcpIter>, Option<String>) {
     }
 }
 
-// === impl FullScan ===
+// === impl WalkScan ===
 
-impl FullScan<'_> {
+impl WalkScan<'_> {
     /// Enters the next namespace. Returns `None` after the last one.
     ///
     /// # Errors
@@ -409,13 +492,17 @@ impl FullScan<'_> {
                 continue;
             };
             self.next += 1;
-            if self.done.contains(&namespace.id) {
+            let inode = namespace.id.inode();
+            let is_wanted = |only: &FxHashSet<u64>| only.contains(&inode);
+            if self.done.contains(&namespace.id) || !self.only.as_ref().is_none_or(is_wanted) {
                 continue;
             }
             let bpf = self.scanner.bpf.as_ref();
             match namespace.run(|| (SockDiag::open(), bpf.map(TcpIter::list))) {
                 Ok(Some((socket, list))) => {
                     self.done.insert(namespace.id);
+                    self.scanner.walked.insert(inode);
+                    self.scanner.denied.remove(&inode);
                     self.summary.incomplete += usize::from(matches!(list, Some(Err(_))));
                     return Ok(Some(Batch {
                         index,
@@ -429,8 +516,9 @@ impl FullScan<'_> {
                 Err(e) if index == 0 => return Err(e.into()),
                 Err(_) => {
                     self.done.insert(namespace.id);
-                    self.scanner.denied.insert(namespace.id.inode());
-                    self.summary.denied += 1;
+                    // Perhaps only for now: the next walk tries again.
+                    self.scanner.walked.remove(&inode);
+                    self.scanner.denied.insert(inode);
                 }
             }
         }
@@ -473,6 +561,7 @@ impl FullScan<'_> {
         let scanner = self.scanner;
         let counts_events = scanner.bpf.as_ref().is_some_and(TcpIter::counts_events);
         let mut summary = ScanSummary {
+            denied: scanner.denied.len(),
             left_out: scanner.left_out,
             hidden: scanner.hidden,
             without_bpf: scanner.bpf.is_none(),
@@ -483,8 +572,13 @@ impl FullScan<'_> {
         if !counts_events {
             summary.without_slot = 0;
         }
+        if self.only.is_some() {
+            // The quick part of the scan has read the others.
+            summary.namespaces = scanner.namespaces.len().saturating_sub(summary.denied);
+        }
         let is_complete = self.is_tracked && summary.incomplete == 0;
-        scanner.last_full = is_complete.then_some((self.began, summary));
+        scanner.last_walk = is_complete.then_some(summary);
+        scanner.walked_at = Some(self.began);
         if self.reads_all {
             scanner.read_all = Some(self.began);
         }
@@ -515,7 +609,7 @@ mod tests {
     fn scan(scanner: &mut Scanner) -> Result<(Read, ScanSummary), ScanError> {
         scanner.find()?;
         let without_slot = scanner.begin(NonZeroU64::MIN);
-        let mut scan = scanner.full(without_slot);
+        let mut scan = scanner.begin_walk(None, without_slot);
         let mut read = Vec::new();
         while let Some(mut batch) = scan.next()? {
             let mut changed = Changed::default();
@@ -560,5 +654,90 @@ mod tests {
         let mut scanner = Scanner::new(Scope::Named("taut-no-such".into()), Wants::default());
         let error = scan(&mut scanner).unwrap_err().to_string();
         assert!(error.contains("taut-no-such"), "{error}");
+    }
+
+    /// The inodes of the namespaces that a scan walks when it is time to.
+    fn walks(scanner: &mut Scanner, used: &[(&str, bool)]) -> FxHashSet<u64> {
+        scanner.walked_at = None;
+        let without_slot = scanner.begin(NonZeroU64::new(2).unwrap());
+        assert_eq!(without_slot, Some(0));
+        match scanner.walk(without_slot, || used.iter().copied().collect()) {
+            Walk::Some(walked) => walked.inodes,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_idle_namespace_is_entered_once() {
+        let [idle, new] =
+            [0, 1].map(|n| Space::new(&format!("taut-idle-{n}-{}", std::process::id())));
+        let mut scanner = Scanner::new(Scope::Machine, Wants::EVENTS);
+        assert!(matches!(
+            scanner.walk(Some(0), FxHashMap::default),
+            Walk::All
+        ));
+        // Other tests' namespaces come and go.
+        scanner.namespaces = vec![namespaces::own().unwrap(), idle.found()];
+        scanner.found = Some(Instant::now());
+        scan(&mut scanner).unwrap();
+        let [own, first] = [0, 1].map(|n| scanner.namespaces[n].id.inode());
+        assert!(matches!(
+            scanner.walk(Some(0), FxHashMap::default),
+            Walk::None(_)
+        ));
+        assert_eq!(walks(&mut scanner, &[]), FxHashSet::from_iter([own]));
+        // Those with a handshake are walked, and those with connections when all are read.
+        let name = idle.0.as_str();
+        assert_eq!(
+            walks(&mut scanner, &[(name, true)]),
+            FxHashSet::from_iter([own, first])
+        );
+        assert_eq!(
+            walks(&mut scanner, &[(name, false)]),
+            FxHashSet::from_iter([own])
+        );
+        scanner.read_all = None;
+        assert_eq!(
+            walks(&mut scanner, &[(name, false)]),
+            FxHashSet::from_iter([own, first])
+        );
+        assert_eq!(walks(&mut scanner, &[]), FxHashSet::from_iter([own]));
+        // One that is known by another name by now may be any.
+        scanner.walked_at = None;
+        let renamed = || FxHashMap::from_iter([("pid:1", true)]);
+        assert!(matches!(scanner.walk(Some(0), renamed), Walk::All));
+        // A new one is walked, too.
+        scanner.namespaces.push(new.found());
+        let second = scanner.namespaces[2].id.inode();
+        assert_eq!(
+            walks(&mut scanner, &[]),
+            FxHashSet::from_iter([own, second])
+        );
+        // A connection without a slot may be anywhere.
+        scanner.walked_at = None;
+        assert!(matches!(
+            scanner.walk(Some(1), FxHashMap::default),
+            Walk::All
+        ));
+    }
+
+    /// A namespace that is deleted when the value is dropped.
+    struct Space(String);
+
+    impl Space {
+        fn new(name: &str) -> Self {
+            taut_sys::netns::Netns::create(name).unwrap();
+            Self(name.to_owned())
+        }
+
+        fn found(&self) -> Namespace {
+            namespaces::named(&self.0).unwrap()
+        }
+    }
+
+    impl Drop for Space {
+        fn drop(&mut self) {
+            let _ = taut_sys::netns::Netns::delete(&self.0);
+        }
     }
 }

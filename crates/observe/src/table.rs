@@ -171,7 +171,7 @@ impl<M: Copy> Table<M> {
         }
     }
 
-    /// Keeps connections whose handshake is not complete. Only a full scan lists handshakes, so
+    /// Keeps connections whose handshake is not complete. Only a walk lists handshakes, so
     /// their absence from a quick scan means nothing.
     pub fn keep_handshakes(&mut self) {
         for tracked in self.tracked.values_mut() {
@@ -180,6 +180,16 @@ impl<M: Copy> Table<M> {
                 self.found += 1;
             }
         }
+    }
+
+    /// Returns the names of the namespaces with connections, and whether there is a handshake that is not complete
+    /// among them.
+    pub fn namespaces(&self) -> FxHashMap<&str, bool> {
+        let mut all = FxHashMap::default();
+        for tracked in self.tracked.values() {
+            *all.entry(&*tracked.netns).or_default() |= tracked.last().info().is_none();
+        }
+        all
     }
 
     /// Keeps a connection that may still exist.

@@ -7,8 +7,9 @@
  * disappears with the socket. A connection gets its slot when it is opened
  * (taut_opened), or from a walk over all connections (taut_connections). A walk
  * takes long even with few connections, because the kernel's hash table is
- * large; so most scans visit only the slots (taut_slots). Two programs count
- * events. They run with the socket locked and ignore connections without a slot.
+ * large; so most scans visit only the slots (taut_slots). Handshakes that a peer
+ * has begun have no slot; taut_handshake tells in which namespaces a walk finds
+ * some. Two programs count events. They run with the socket locked and ignore connections without a slot.
  *
  * The slot also has the life of a connection (life.h): the process that connected or
  * accepted, and the times of the handshake and of losses. When the connection ends,
@@ -382,6 +383,17 @@ struct {
 	__type(key, __u32);
 	__type(value, struct connection_page);
 } figures SEC(".maps");
+
+/* The namespaces in which a connection that a peer opens has waited for its
+ * acknowledgement for long enough to be sent the SYN-ACK again, since user space
+ * removed them. Keys are inodes.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u8);
+} handshakes SEC(".maps");
 
 struct connection_scan this_scan;
 struct connection_counted counted SEC(".data.counted");
@@ -959,6 +971,22 @@ int taut_state(__u64 *ctx)
 		note_connect(&slot->life);
 	else
 		note_established(&slot->life, tp, from);
+	return 0;
+}
+
+/* Runs when a SYN-ACK is sent again. */
+SEC("tp_btf/tcp_retransmit_synack")
+int taut_handshake(__u64 *ctx)
+{
+	struct sock_common *listener = (struct sock_common *)ctx[0];
+	__u32 netns = listener->skc_net.net->ns.inum;
+	__u8 seen = 1;
+
+	if (this_scan.netns && this_scan.netns != netns)
+		return 0;
+	if (!bpf_map_lookup_elem(&handshakes, &netns) &&
+	    bpf_map_update_elem(&handshakes, &netns, &seen, BPF_ANY))
+		__sync_fetch_and_add(&counted.handshakes_missed, 1);
 	return 0;
 }
 

@@ -231,6 +231,7 @@ struct connection_scan {
 struct connection_counted {
 	__u64 missed;	/* connections without a slot, each time that one was wanted */
 	__u64 ends_missed;	/* ends for which the ring buffer had no room */
+	__u64 handshakes_missed;	/* handshakes whose namespace was not noted */
 	__u64 at;	/* when an iterator ended last, in ns (CLOCK_MONOTONIC) ... */
 	__u64 ticks;	/* ... and in ticks */
 };

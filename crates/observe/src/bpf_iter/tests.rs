@@ -558,3 +558,35 @@ fn silence_between_two_answers_is_no_time_of_receiving() {
         "{end:?}"
     );
 }
+
+#[test]
+fn a_handshake_whose_syn_ack_is_sent_again_tells_its_namespace() {
+    let space = space("handshake");
+    let inode = u32::try_from(space.0.id().inode()).unwrap();
+    let iterator = TcpIter::load(Wants::EVENTS).unwrap();
+    let has_noted = || iterator.take_handshakes().unwrap().contains(&inode);
+    iterator.begin(1, None).unwrap();
+    // A connection that is accepted is no handshake.
+    let _pair = space.0.run(|| pair("127.0.0.1:0")).unwrap();
+    assert!(!has_noted());
+    let _waiting = space.0.run(handshake).unwrap();
+    while !has_noted() {
+        std::thread::yield_now();
+    }
+}
+
+/// A listener and a client that drops the SYN-ACK, so that it is sent again after a second.
+fn handshake() -> (TcpListener, std::os::fd::OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        rustix::net::SocketFlags::NONBLOCK,
+        None,
+    );
+    let client = client.unwrap();
+    taut_sys::socket::receiver::drop_input(&client, true).unwrap();
+    let begun = rustix::net::connect(&client, &listener.local_addr().unwrap());
+    assert_eq!(begun, Err(taut_sys::Errno::INPROGRESS));
+    (listener, client)
+}

@@ -1,6 +1,6 @@
 //! Notifications of destroyed TCP sockets (SKNLGRP_INET_TCP_DESTROY, sock_diag(7)).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::NetlinkBuffer;
 use rustix::net::netlink::{self, SocketAddrNetlink};
@@ -38,6 +38,12 @@ pub struct DestroyedStats {
     pub unknown: usize,
     /// The number of times that the socket buffer overflowed and notifications were lost.
     pub missed: usize,
+}
+
+impl AsFd for DestroyedSockets {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 // === impl DestroyedSockets ===
