@@ -12,14 +12,11 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::socket::receiver;
+use crate::socket::receiver::{self, SO_BUF_LOCK, SOCK_RCVBUF_LOCK};
 use crate::{Errno, raw_sockopt};
 
-/// Bits of `SO_BUF_LOCK` (linux/socket.h).
+/// A bit of `SO_BUF_LOCK` (linux/socket.h).
 const SOCK_SNDBUF_LOCK: libc::c_int = 1;
-const SOCK_RCVBUF_LOCK: libc::c_int = 2;
-/// asm-generic/socket.h, which x86-64 and arm64 use.
-const SO_BUF_LOCK: libc::c_int = 72;
 
 /// The number of threads that close duplicates from which on no descriptor is duplicated.
 pub const MAX_CLOSING: usize = 64;

@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 use crate::Errno;
 
-/// An integer type of option values. Every bit pattern is a value, and there is no padding.
+/// A type of option values, of integers alone. Every bit pattern is a value, and there is no padding.
 pub(crate) trait Integer: Copy + Default {}
 
 impl Integer for i32 {}
 impl Integer for u32 {}
 impl Integer for u64 {}
+impl Integer for [u32; 9] {}
 
 /// Reads a socket option.
 ///

@@ -358,6 +358,35 @@ impl Stream {
         receiver::set_window_clamp(self, bytes)
     }
 
+    /// Returns the receive buffer.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn receive_buffer(&self) -> Result<receiver::ReceiveBuffer, Errno> {
+        receiver::buffer(self)
+    }
+
+    /// Returns whether the kernel tunes the receive buffer; `false` if that is unknown.
+    pub fn is_receive_buffer_tuned(&self) -> bool {
+        receiver::is_buffer_tuned(self).unwrap_or(false)
+    }
+
+    /// Sets the receive buffer ([`receiver::set_buffer`]).
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn set_receive_buffer(&self, bytes: u32) -> Result<(), Errno> {
+        receiver::set_buffer(self, bytes)
+    }
+
+    /// Lets the kernel tune the receive buffer again.
+    ///
+    /// # Errors
+    /// None in ordinary use since Linux 5.14.
+    pub fn tune_receive_buffer(&self) -> Result<(), Errno> {
+        receiver::tune_buffer(self)
+    }
+
     /// Has the connection take bytes only while fewer than these are unsent, and report room when half of them are
     /// (TCP_NOTSENT_LOWAT).
     ///

@@ -7,7 +7,8 @@
 //!
 //! TCP_WINDOW_CLAMP limits what is advertised beyond what has arrived, not what waits already. So the window
 //! becomes less as more waits. A window that was advertised is never taken back (RFC 9293 section 3.8.6): what
-//! the source's peer may send already still comes.
+//! the source's peer may send already still comes. A near source sends a segment with each acknowledgement, however small
+//! its window is, and fills its receive buffer; so that becomes smaller too, as the sink takes what waits.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -56,8 +57,25 @@ pub(crate) trait Buffered {
     fn limit_window(&self, bytes: u64);
     /// Leaves the window to the kernel and the receive buffer.
     fn unlimit_window(&self);
+    /// Returns the receive buffer; `None` if it is not known what of the window is left.
+    fn buffer(&self) -> Option<Buffer>;
+    /// Sets the size of the receive buffer. Returns `false` if this node may not; nothing has changed then.
+    fn limit_buffer(&self, bytes: u64) -> bool;
+    /// Sets the receive buffer for the kernel to tune it from there.
+    fn unlimit_buffer(&self, bytes: u64);
     /// Has the leg take bytes only while fewer are unsent, and report room when half of them are (TCP_NOTSENT_LOWAT).
     fn limit_unsent(&self, bytes: u64);
+}
+
+/// The receive buffer of a leg. Amounts are in bytes, the first two with the kernel's overhead.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    pub(crate) used: u64,
+    pub(crate) size: u64,
+    /// The window that was advertised last, of which a part may have come since.
+    pub(crate) window: u64,
+    /// Whether its size may be changed: the kernel tunes it.
+    pub(crate) may_limit: bool,
 }
 
 /// How much of one direction may wait.
@@ -108,6 +126,13 @@ struct Limit {
     full: u64,
     /// Until when what the need was raised to has not shown whether the sink takes it.
     raised_until: Instant,
+    /// The size of the receive buffer that was set last, and the one before the first.
+    buffer: Option<(u64, u64)>,
+    /// The bytes moved when it shrank last, and by the last turn.
+    shrunk_at: u64,
+    turned_at: u64,
+    /// It is to shrink as soon as a turn has read something.
+    shrinks: bool,
 }
 
 // === impl Backlog ===
@@ -134,6 +159,9 @@ impl Backlog {
         from: &impl Buffered,
         to: &impl Buffered,
     ) -> bool {
+        if let Some(limit) = &mut self.limit {
+            limit.shrink_buffer(moved, from);
+        }
         match self.next {
             Some(next) if now < next => false,
             Some(_) => self.look(moved, now, from, to),
@@ -210,12 +238,16 @@ impl Backlog {
         }
         if is_short && limit.need.allowance >= limit.full {
             from.unlimit_window();
+            if let Some((_, before)) = limit.buffer {
+                from.unlimit_buffer(before);
+            }
             self.limit = None;
             self.exceeded = 0;
             self.limit_unsent(need.unsent.max(UNSENT), to);
             return false;
         }
         limit.set(unread, from);
+        limit.shrinks = true;
         let is_near = need.unsent / 2 < self.unsent && need.unsent > self.unsent / 2;
         if !is_near {
             self.limit_unsent(need.unsent, to);
@@ -253,6 +285,10 @@ impl Backlog {
             window: full,
             full,
             raised_until: now,
+            buffer: None,
+            shrunk_at: self.moved,
+            turned_at: self.moved,
+            shrinks: false,
         };
         limit.set(unread, from);
         self.limit = Some(limit);
@@ -339,6 +375,52 @@ impl Limit {
     fn set(&mut self, unread: u64, from: &impl Buffered) {
         self.window = self.window_for(unread);
         from.limit_window(self.window);
+    }
+
+    /// Shrinks the receive buffer after a turn by which `moved` bytes have moved: by a part of what the sink has taken,
+    /// until it has room for the allowance. The rest of that comes again, so that the source goes on.
+    ///
+    /// A turn that has read something leaves room, so that what the source's peer may still send has some. A look may
+    /// come after other turns.
+    fn shrink_buffer(&mut self, moved: u64, from: &impl Buffered) {
+        let has_read = moved > std::mem::replace(&mut self.turned_at, moved);
+        if !has_read || !std::mem::take(&mut self.shrinks) {
+            return;
+        }
+        let taken = moved - std::mem::replace(&mut self.shrunk_at, moved);
+        let unread = from.unread();
+        let least = self.need.allowance.saturating_mul(2);
+        if let Some((size, before)) = self.buffer
+            && size < least.min(before)
+        {
+            let size = least.min(before);
+            if from.limit_buffer(size) {
+                self.buffer = Some((size, before));
+            }
+            return;
+        }
+        if unread <= self.need.allowance {
+            return;
+        }
+        let Some(now) = from.buffer() else { return };
+        if now.window > self.need.least_window.max(2 * self.need.segment) {
+            return;
+        }
+        let (last, before) = match self.buffer {
+            Some(sizes) => sizes,
+            None if now.may_limit => (now.size, now.size),
+            None => return,
+        };
+        // The kernel counts more than the bytes.
+        let overhead = now.used.div_ceil(unread).max(2);
+        let filled = now.used + now.window * overhead + 4 * self.need.segment;
+        let less = (taken / 4 * 3).saturating_mul(now.used) / unread;
+        // At first, it does not have to be full.
+        let shrunk = self.buffer.map_or(0, |_| last.saturating_sub(less));
+        let size = shrunk.max(filled).max(least);
+        if size < last && from.limit_buffer(size) {
+            self.buffer = Some((size, before));
+        }
     }
 
     /// Returns the window that belongs to what waits: the rest of the allowance, as a buffer of that size would have it.

@@ -12,7 +12,7 @@ use taut_sys::socket::{Stream, can_limit_windows};
 use taut_sys::tcp_info::TcpInfo;
 
 use crate::counters::worker::WorkerMetrics;
-use crate::forwarding::backlog::Buffered;
+use crate::forwarding::backlog::{Buffer, Buffered};
 use crate::forwarding::direction::{Leg, Received, Scratch};
 use crate::forwarding::user_timeout::Outstanding;
 use crate::outcome::kernel_tls::FallBack;
@@ -323,6 +323,38 @@ impl Buffered for TcpLeg {
         let scales = TcpInfo::of(&self.stream).map(|info| info.window_scales);
         let (_, scale) = scales.ok().flatten().unwrap_or_default();
         self.limit_window(u64::from(u16::MAX) << scale);
+    }
+
+    fn buffer(&self) -> Option<Buffer> {
+        // The buffers of legs between relays follow their own need.
+        let may_limit = !self.is_of_mesh() && self.stream.is_receive_buffer_tuned();
+        let (buffer, info) = (
+            self.stream.receive_buffer().ok()?,
+            TcpInfo::of(&self.stream).ok()?,
+        );
+        Some(Buffer {
+            used: buffer.used.into(),
+            size: buffer.size.into(),
+            // Linux 6.2.
+            window: info.rcv_wnd?.into(),
+            may_limit,
+        })
+    }
+
+    fn limit_buffer(&self, bytes: u64) -> bool {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let set = self.stream.set_receive_buffer(bytes);
+        if let Err(error) = &set {
+            tracing::debug!(%error, "a leg keeps its receive buffer");
+        }
+        set.is_ok()
+    }
+
+    fn unlimit_buffer(&self, bytes: u64) {
+        self.limit_buffer(bytes);
+        if let Err(error) = self.stream.tune_receive_buffer() {
+            tracing::debug!(%error, "the kernel does not tune the receive buffer of a leg");
+        }
     }
 
     fn limit_unsent(&self, bytes: u64) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
-use crate::forwarding::backlog::Buffered;
+use crate::forwarding::backlog::{Buffer, Buffered};
 use crate::forwarding::direction::{Buffers, Leg, Received, Scratch};
 use crate::forwarding::user_timeout::Outstanding;
 
@@ -237,6 +237,16 @@ impl Buffered for SimLeg {
     fn limit_window(&self, _: u64) {}
 
     fn unlimit_window(&self) {}
+
+    fn buffer(&self) -> Option<Buffer> {
+        None
+    }
+
+    fn limit_buffer(&self, _: u64) -> bool {
+        false
+    }
+
+    fn unlimit_buffer(&self, _: u64) {}
 
     fn limit_unsent(&self, _: u64) {}
 }

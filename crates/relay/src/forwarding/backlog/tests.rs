@@ -31,7 +31,11 @@ const LEAST_CLAMP: u64 = 1152;
 
 /// A connection whose peer sends whatever the window allows, as Linux does.
 struct Source {
-    buffer: u64,
+    buffer: Cell<u64>,
+    /// Whether it acknowledges each segment, as Linux does for a peer that sends one at a time.
+    is_quick: bool,
+    /// What came without room in the buffer.
+    dropped: u64,
     round_trip: Duration,
     clamp: Cell<u64>,
     /// `rcv_ssthresh`: the window that the kernel advertises at most until more arrives.
@@ -95,6 +99,24 @@ impl Buffered for Source {
         self.limit_window(u64::MAX);
     }
 
+    fn buffer(&self) -> Option<Buffer> {
+        Some(Buffer {
+            used: self.unread(),
+            size: self.buffer.get(),
+            window: self.edge - self.arrived,
+            may_limit: true,
+        })
+    }
+
+    fn limit_buffer(&self, bytes: u64) -> bool {
+        self.buffer.set(bytes);
+        true
+    }
+
+    fn unlimit_buffer(&self, bytes: u64) {
+        self.buffer.set(bytes);
+    }
+
     fn limit_unsent(&self, _: u64) {
         panic!("nothing is sent to it");
     }
@@ -121,6 +143,18 @@ impl Buffered for Sink {
         panic!("nothing comes from it");
     }
 
+    fn buffer(&self) -> Option<Buffer> {
+        panic!("nothing comes from it");
+    }
+
+    fn limit_buffer(&self, _: u64) -> bool {
+        panic!("nothing comes from it");
+    }
+
+    fn unlimit_buffer(&self, _: u64) {
+        panic!("nothing comes from it");
+    }
+
     fn limit_unsent(&self, bytes: u64) {
         self.limit.set(bytes);
     }
@@ -134,7 +168,7 @@ impl Source {
     }
 
     fn window(&self) -> u64 {
-        let room = self.buffer.saturating_sub(self.unread());
+        let room = self.buffer.get().saturating_sub(self.unread());
         room.min(self.clamp.get()).min(self.slow_start.get())
     }
 
@@ -176,13 +210,16 @@ impl Source {
         {
             self.under_way.pop_front();
             // The kernel widens the window by two segments for each that arrives.
+            let room = self.buffer.get().saturating_sub(self.unread());
+            self.dropped += (end - self.arrived).saturating_sub(room);
             let wider = self.slow_start.get() + 2 * (end - self.arrived);
             self.arrived = end;
             self.arrived_at = tick;
             self.slow_start.set(wider.min(self.clamp.get()));
         }
         let due = self.arrived - self.acknowledged;
-        if due > SEGMENT || (due > 0 && tick >= self.arrived_at + ticks(DELAYED_ACK)) {
+        let is_late = self.is_quick || tick >= self.arrived_at + ticks(DELAYED_ACK);
+        if due > SEGMENT || (due > 0 && is_late) {
             self.advertise();
         }
     }
@@ -192,7 +229,9 @@ impl Stream {
     /// A stream through a receive buffer and a send buffer of `buffer` bytes.
     fn new(buffer: u64, round_trip: Duration) -> Self {
         let source = Source {
-            buffer,
+            buffer: Cell::new(buffer),
+            is_quick: false,
+            dropped: 0,
             round_trip,
             clamp: Cell::new(buffer),
             slow_start: Cell::new(buffer),
@@ -286,8 +325,26 @@ fn what_waits_for_a_slow_sink_is_what_it_takes_in_a_second() {
             let least = LEAST + LEAST / 8 + LEAST + READ;
             let most = rate.max(least) + READ;
             assert!(stream.waiting() <= most, "{} > {most}", stream.waiting());
-            assert_eq!(stream.limited, 1);
+            assert_eq!((stream.limited, stream.source.dropped), (1, 0));
         }
+    }
+}
+
+#[test]
+fn a_near_source_does_not_fill_its_buffer_in_front_of_a_slow_sink() {
+    for rate in [100_000, 200_000] {
+        let mut stream = Stream::new(16 * MIB, Duration::from_millis(5));
+        stream.source.is_quick = true;
+        // A quarter of what the sink takes comes again.
+        stream.run(Duration::from_secs(24 * MIB / rate) + 20 * SECOND, rate);
+        let taken = stream.run(20 * SECOND, rate);
+        assert!(taken >= rate * 20 * 99 / 100, "{taken} of {}", rate * 20);
+        let most = 3 * LEAST + READ;
+        assert!(stream.waiting() <= most, "{} > {most}", stream.waiting());
+        assert_eq!((stream.limited, stream.source.dropped), (1, 0));
+        // Its buffer is as large as before once the sink is fast.
+        stream.run(20 * SECOND, 100_000_000);
+        assert_eq!(stream.source.buffer.get(), 16 * MIB);
     }
 }
 
