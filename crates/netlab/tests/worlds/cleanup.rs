@@ -137,6 +137,8 @@ impl Other {
 
     fn end_with(mut self, signal: Signal) -> String {
         let pid = Pid::from_raw(self.process.id() as i32).unwrap();
+        // `wait` would close it, and the process would end by itself.
+        let _stdin = self.process.stdin.take();
         rustix::process::kill_process(pid, signal).unwrap();
         let status = self.process.wait().unwrap();
         use std::os::unix::process::ExitStatusExt;
