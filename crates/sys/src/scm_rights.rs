@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::Mode;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -122,6 +123,15 @@ impl SeqpacketSocket {
         Ok(sockopt::socket_peercred(&self.0)?.uid.as_raw())
     }
 
+    /// Returns whether the peer has closed the connection, or ended.
+    pub fn is_closed_by_peer(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
+        let at_once = rustix::event::Timespec::default();
+        // HUP is always reported.
+        rustix::event::poll(&mut polled, Some(&at_once)).is_ok()
+            && polled[0].revents().contains(PollFlags::HUP)
+    }
+
     /// Sends a non-empty message with up to [`MAX_DESCRIPTORS`] descriptors.
     ///
     /// # Errors
@@ -208,6 +218,7 @@ mod tests {
 
         let near = SeqpacketSocket::connect(&path, TIMEOUT).unwrap().unwrap();
         let far = counter.accept().unwrap();
+        assert!(!far.is_closed_by_peer());
         assert_eq!(far.peer_uid(), Ok(effective_uid()));
         assert_eq!(near.peer_uid(), Ok(effective_uid()));
 
@@ -218,6 +229,7 @@ mod tests {
         let too_many = [writer.as_fd(); MAX_DESCRIPTORS + 1];
         assert_eq!(near.send(b"more", &too_many), Err(Errno::TOOBIG));
         drop((near, writer));
+        assert!(far.is_closed_by_peer());
 
         let mut buffer = [0; 16];
         let (n, descriptors) = far.receive(&mut buffer).unwrap();

@@ -305,3 +305,9 @@ fn configuration(args: &Args) -> Result<Config, ConfigError> {
     }
     Ok(config)
 }
+
+/// Removes characters that could control the terminal: names come from another process.
+fn plain(text: &str) -> String {
+    let is_plain = |c: &char| !c.is_control() || *c == '\n';
+    text.chars().filter(is_plain).collect()
+}

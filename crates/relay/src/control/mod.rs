@@ -94,6 +94,17 @@ pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
     }
 }
 
+/// Returns the process that listens at a relay's control socket.
+///
+/// # Errors
+/// As [`ask`].
+pub fn process_at(path: &Path) -> Result<u32, AskError> {
+    let stream = control_socket::connect_to_owner(path).map_err(AskError::Control)?;
+    let credentials = rustix::net::sockopt::socket_peercred(&stream);
+    let pid = credentials.map_err(io::Error::from)?.pid;
+    Ok(pid.as_raw_nonzero().get().cast_unsigned())
+}
+
 /// Starts the thread that answers at `listener`, until the process ends.
 pub(crate) fn serve(listener: UnixListener, handle: Handler) -> io::Result<()> {
     let thread = std::thread::Builder::new().name("relay-control".into());

@@ -51,6 +51,25 @@ struct Shared {
     start: Duration,
 }
 
+/// The process that serves in place of this one.
+#[derive(Debug)]
+pub struct Successor(Talk);
+
+// === impl Successor ===
+
+impl Successor {
+    /// Tells it that this process drains.
+    pub fn draining(&self) {
+        // It serves whether or not it receives this message.
+        let _ = self.0.send(&Message::Draining, &[]);
+    }
+
+    /// Returns whether it has ended. (One of the first release seems to have.)
+    pub fn has_ended(&self) -> bool {
+        self.0.channel.is_closed_by_peer()
+    }
+}
+
 // === impl Giver ===
 
 impl Giver {
@@ -66,7 +85,7 @@ impl Giver {
         path: &Path,
         sockets: Vec<OwnedFd>,
         interception: Weak<NetnsLock>,
-        on_taken: impl FnOnce() + Send + 'static,
+        on_taken: impl FnOnce(Successor) + Send + 'static,
     ) -> Result<Self, HandoverError> {
         Self::with(path, sockets, interception, START, on_taken)
     }
@@ -76,7 +95,7 @@ impl Giver {
         sockets: Vec<OwnedFd>,
         interception: Weak<NetnsLock>,
         start: Duration,
-        on_taken: impl FnOnce() + Send + 'static,
+        on_taken: impl FnOnce(Successor) + Send + 'static,
     ) -> Result<Self, HandoverError> {
         let call = |what, source| HandoverError::Call {
             path: path.to_owned(),
@@ -174,7 +193,7 @@ impl Shared {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    fn run(&self, on_taken: impl FnOnce()) {
+    fn run(&self, on_taken: impl FnOnce(Successor)) {
         while !self.stopped() {
             let channel = match self.counter.accept() {
                 Ok(channel) => channel,
@@ -196,9 +215,7 @@ impl Shared {
                     // The sockets now belong to the new process: if it closes one, that socket must
                     // be closed.
                     *self.offered() = Arc::default();
-                    on_taken();
-                    // The new process serves whether or not it receives this message.
-                    let _ = talk.send(&Message::Draining, &[]);
+                    on_taken(Successor(talk));
                     return;
                 }
                 Err(e) => {

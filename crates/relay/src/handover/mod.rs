@@ -45,7 +45,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use giver::{Events, Giver};
+pub use giver::{Events, Giver, Successor};
 use message::{Message, Taking};
 use taut_sys::Errno;
 use taut_sys::scm_rights::{self, SeqpacketSocket};
@@ -181,19 +181,23 @@ impl Taken {
     }
 
     /// Reports to the old process that this one accepts connections, so that the old one drains,
-    /// and waits for the answer.
+    /// and waits for the answer. As long as the result is kept, the old one knows that this one lives.
     ///
     /// # Errors [`HandoverError`]: it is unknown whether the old process drains. If it lives, both
     /// accept, and neither loses a connection.
-    pub fn serving(mut self) -> Result<(), HandoverError> {
+    pub fn serving(mut self) -> Result<Life, HandoverError> {
         self.talk.send(&Message::Serving, &[])?;
         let (message, descriptors) = self.talk.receive()?;
-        self.state
-            .handle(message, descriptors.len())
-            .map(|_| ())
-            .map_err(|reason| self.talk.protocol(reason))
+        match self.state.handle(message, descriptors.len()) {
+            Ok(_) => Ok(Life(self.talk)),
+            Err(reason) => Err(self.talk.protocol(reason)),
+        }
     }
 }
+
+/// A sign of life for the process that this one has replaced.
+#[derive(Debug)]
+pub struct Life(#[expect(dead_code, reason = "the other end sees it close")] Talk);
 
 /// A connection that carries messages.
 #[derive(Debug)]

@@ -243,7 +243,7 @@ async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<
         served.push(tokio::spawn(admin::serve(listener, state, mesh)));
     }
     let replaces = taken.replaces();
-    taken.serving().await;
+    let _life = taken.serving().await;
     let control = commands::listen(config, control, replaces)?;
     let offer = Offer::start(config, control.is_some(), replaces, &node.handle(), offered)?;
     let offer = Arc::new(offer);
@@ -291,11 +291,12 @@ async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<
     // A remaining offer would keep ports open although no process accepts.
     offer.end();
     let hurry = async {
-        // The service manager stops all processes of a service with one signal each.
-        if is_replaced {
+        stop.asked().await;
+        // The service manager stops all processes of a service with one signal each. If the one that serves has
+        // ended, it starts the service again when all others have, too.
+        if is_replaced && !offer.successor_has_ended() {
             stop.asked().await;
         }
-        stop.asked().await;
     };
     drain(&mut node, config.timeouts.drain, hurry).await
 }

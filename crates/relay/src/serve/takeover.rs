@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use taut_sys::activation;
 use tokio::sync::Notify;
@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use super::ServeError;
 use crate::config::{Config, Handover};
-use crate::handover::{self, Giver, HandoverError, Inherited, Taken};
+use crate::handover::{self, Giver, HandoverError, Inherited, Life, Successor, Taken};
 use crate::intercept::InterceptError;
 use crate::node::{SharedHandle, StartError};
 
@@ -27,7 +27,8 @@ pub(super) struct Offer {
     giver: Mutex<Option<Giver>>,
     /// The listeners of the metrics and of the admin page, offered together with the node's listeners.
     pages: Vec<OwnedFd>,
-    taken: Arc<Notify>,
+    /// The process that has taken over.
+    taken: Arc<(OnceLock<Successor>, Notify)>,
 }
 
 // === impl Takeover ===
@@ -78,9 +79,9 @@ impl Takeover {
     }
 
     /// Reports to the other process that this one accepts, so that it drains.
-    pub(super) async fn serving(self) {
+    pub(super) async fn serving(self) -> Option<Life> {
         let Self { taken, path, .. } = self;
-        let Some(taken) = taken else { return };
+        let taken = taken?;
         // Before the other process can end, which would otherwise be the end of the service.
         if let Err(error) = activation::become_main_process() {
             tracing::warn!(
@@ -88,23 +89,30 @@ impl Takeover {
             );
         }
         match spawn_blocking(move || tell(taken, &path)).await {
-            Ok(Ok(())) => tracing::info!("took over from the previous process"),
-            Ok(Err(error)) => tracing::warn!("{error}; it may continue beside this one"),
+            Ok(Ok(life)) => {
+                tracing::info!("took over from the previous process");
+                life
+            }
+            Ok(Err(error)) => {
+                tracing::warn!("{error}; it may continue beside this one");
+                None
+            }
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }
 }
 
 /// Reports that this process accepts: once more if the other one has given up waiting for that.
-fn tell(taken: Taken, path: &Path) -> Result<(), HandoverError> {
-    let Err(error) = taken.serving() else {
-        return Ok(());
+fn tell(taken: Taken, path: &Path) -> Result<Option<Life>, HandoverError> {
+    let error = match taken.serving() {
+        Ok(life) => return Ok(Some(life)),
+        Err(error) => error,
     };
     tracing::debug!("{error}; asking again");
     match handover::take(path)? {
-        Some(again) => again.serving(),
+        Some(again) => again.serving().map(Some),
         // It has ended.
-        None => Ok(()),
+        None => Ok(None),
     }
 }
 
@@ -124,7 +132,7 @@ impl Offer {
             path: None,
             giver: Mutex::new(None),
             pages,
-            taken: Arc::new(Notify::new()),
+            taken: Arc::default(),
         };
         let is_named = matches!(config.handover, Handover::At(_));
         let Some(path) = config
@@ -133,9 +141,21 @@ impl Offer {
         else {
             return Ok(offer);
         };
-        let (sockets, taken) = (offer.sockets(node)?, offer.taken.clone());
-        let giver = Giver::start(&path, sockets, node.interception(), move || {
-            taken.notify_one();
+        let sockets = match offer.sockets(node) {
+            Ok(sockets) => sockets,
+            // Nobody else serves any more.
+            Err(error) if replaces => {
+                tracing::warn!("no process can replace this one: {error}");
+                return Ok(offer);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let taken = offer.taken.clone();
+        let giver = Giver::start(&path, sockets, node.interception(), move |by| {
+            // The drain begins before the successor hears of it.
+            let by = taken.0.get_or_init(|| by);
+            taken.1.notify_one();
+            by.draining();
         });
         match giver {
             Ok(giver) => {
@@ -143,7 +163,9 @@ impl Offer {
                 offer.path = Some(path);
             }
             Err(error) if is_named && !replaces => return Err(error.into()),
-            Err(error) => tracing::info!("no process can replace this one: {error}"),
+            Err(error) if is_named => tracing::warn!("no process can replace this one: {error}"),
+            // `taut relay upgrade` says so.
+            Err(error) => tracing::debug!("no process can replace this one: {error}"),
         }
         Ok(offer)
     }
@@ -166,7 +188,12 @@ impl Offer {
 
     /// Waits until another process has taken over.
     pub(super) async fn taken(&self) {
-        self.taken.notified().await;
+        self.taken.1.notified().await;
+    }
+
+    /// Returns whether the process that has taken over has ended since.
+    pub(super) fn successor_has_ended(&self) -> bool {
+        self.taken.0.get().is_some_and(Successor::has_ended)
     }
 
     /// Stops offering sockets.

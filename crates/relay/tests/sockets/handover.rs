@@ -66,16 +66,15 @@ fn a_server() {
     for (token, listener) in (0..).zip(&listeners) {
         poller.add(listener, token, Interest::Read).unwrap();
     }
-    if let Some(taken) = taken {
-        taken.serving().unwrap();
-    }
+    let _life = taken.map(|taken| taken.serving().unwrap());
     let sockets: Vec<OwnedFd> = listeners.iter().map(|l| l.duplicate().unwrap()).collect();
     let drain = Arc::new(AtomicBool::new(false));
     let _giver = Giver::start(Path::new(&path), sockets, Weak::new(), {
         let (drain, waker) = (drain.clone(), waker.clone());
-        move || {
+        move |by| {
             drain.store(true, Ordering::SeqCst);
             waker.wake();
+            by.draining();
         }
     })
     .unwrap();

@@ -9,13 +9,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal};
 use taut_relay::control::protocol::{Answer, Request, Status};
 use taut_relay::control::{self, AskError};
@@ -33,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(2 * START.as_secs());
 /// Runs a command in the background with its standard input, and ends. (Before the command's own redirections, a
 /// shell gives what it runs in the background an empty one.)
 const BACKGROUND: &str = "exec 3<&0; exec \"$0\" \"$@\" <&3 3<&- &";
+
+/// First processes of containers that end with the process that they have started.
+const ENDS_WITH_ITS_CHILD: [&str; 4] = ["tini", "docker-init", "dumb-init", "catatonit"];
 
 /// How to replace the running relay.
 #[derive(clap::Args)]
@@ -53,23 +57,40 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // The process that systemd reloads.
-    let main = std::env::var("MAINPID").ok().filter(|_| args.if_replaced);
+    let main = std::env::var("MAINPID").ok();
     let main: Option<u32> = main.and_then(|pid| pid.parse().ok());
+    if let Some(main) = main.filter(|main| !is_own(*main))
+        && args.config.is_none()
+        && args.control.is_none()
+    {
+        return hang_up(Some(main), "it is another user's");
+    }
     let Some(control) = control_of(args, main)? else {
         return hang_up(main, "relay.control is \"off\"");
     };
     let status = match ask(&control, &Request::Status) {
         Ok(Answer::Status(status)) => *status,
         Ok(_) => return Err(Failure::Run("the answer is not understood".to_owned())),
-        Err(error @ AskError::Absent(_)) if main.is_some() => {
-            return hang_up(main, &error.to_string());
-        }
+        Err(error) if main.is_some() => return hang_up(main, &error.to_string()),
         Err(error) => return Err(Failure::Run(error.to_string())),
     };
+    if main.is_some_and(|main| main != status.pid) {
+        let other = format!("{} is that of process {}", control.display(), status.pid);
+        return hang_up(main, &other);
+    }
+    // What it says is not enough: the new process gets what that one has.
+    let listens = control::process_at(&control).map_err(|e| Failure::Run(e.to_string()))?;
+    if listens != status.pid {
+        return Err(Failure::Run(format!(
+            "process {listens} listens at {}, and says that it is {}",
+            control.display(),
+            status.pid
+        )));
+    }
     if args.if_replaced && is_program_of(status.pid, &status.version) {
         return reload(&control);
     }
-    match (prevents(&status, main), args.if_replaced) {
+    match (prevents(args, &status, main), args.if_replaced) {
         (None, _) => replace(args, &control, &status),
         (Some(why), false) => Err(Failure::Run(why)),
         (Some(why), true) => {
@@ -108,6 +129,8 @@ fn hang_up(main: Option<u32>, why: &str) -> Result<(), Failure> {
     let Some(pid) = pid else {
         return Err(Failure::Run(cannot));
     };
+    // Another program would end by the signal.
+    arguments_of(pid.as_raw_nonzero().get().cast_unsigned())?;
     let sent = rustix::process::kill_process(pid, Signal::HUP);
     let number = pid.as_raw_nonzero();
     sent.map_err(|e| Failure::Run(format!("cannot signal process {number}: {e}")))?;
@@ -122,7 +145,7 @@ fn reload(control: &Path) -> Result<(), Failure> {
         return Err(Failure::Run("the answer is not understood".to_owned()));
     };
     let notes: String = notes.iter().map(|note| format!("{note}\n")).collect();
-    crate::print(&super::operate::plain(&notes))
+    crate::print(&super::plain(&notes))
 }
 
 fn ask(control: &Path, request: &Request) -> Result<Answer, AskError> {
@@ -146,8 +169,13 @@ fn is_program_of(pid: u32, version: &str) -> bool {
 }
 
 /// Returns why the relay cannot be replaced while it runs.
-fn prevents(status: &Status, main: Option<u32>) -> Option<String> {
+fn prevents(args: &Args, status: &Status, main: Option<u32>) -> Option<String> {
     let pid = status.pid;
+    if args.config.is_none() && !is_own(pid) {
+        return Some(format!(
+            "process {pid} is another user's; say which configuration the new process gets: --config FILE"
+        ));
+    }
     if status.draining {
         return Some(format!("process {pid} drains already"));
     }
@@ -173,8 +201,16 @@ fn prevents(status: &Status, main: Option<u32>) -> Option<String> {
              taut relay upgrade"
         ));
     }
-    let unit = unit_of(&pid.to_string())?;
-    if unit_of("self").as_ref() == Some(&unit) {
+    let (unit, own) = (unit_of(&pid.to_string()), unit_of("self"));
+    let Some(unit) = unit else {
+        return match own {
+            Some(own) => Some(format!(
+                "this command runs in {own}, and the new process would end with it; run it elsewhere"
+            )),
+            None => ends_its_container(pid),
+        };
+    };
+    if own.as_ref() == Some(&unit) {
         // The notification that the new process sends would be lost, and the service would end with the old one.
         let notifies = main.is_none() || std::env::var_os("NOTIFY_SOCKET").is_some();
         return (!notifies).then(|| {
@@ -185,6 +221,35 @@ fn prevents(status: &Status, main: Option<u32>) -> Option<String> {
         "systemd has started process {pid}, and would not know the new one. If the program has been replaced, this \
          upgrades it:\n  systemctl reload {unit}\notherwise restart it"
     ))
+}
+
+/// Returns why the first process of a container would end with a relay that it has started.
+fn ends_its_container(pid: u32) -> Option<String> {
+    let parent = status_line(&pid.to_string(), "PPid:")?;
+    let first = fs::read_to_string("/proc/1/comm").ok()?;
+    let ends = parent == ["1"] && ENDS_WITH_ITS_CHILD.contains(&first.trim());
+    ends.then(|| {
+        format!(
+            "process 1 of this container, {}, ends with process {pid}; start another container with the same \
+             relay.handover",
+            first.trim()
+        )
+    })
+}
+
+/// Returns the words of a line of `/proc/PID/status`.
+fn status_line(pid: &str, name: &str) -> Option<Vec<String>> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Returns whether a process has the users of this one. What another user's process says of itself, its command line for
+/// example, is not a thing to do with this one's rights.
+fn is_own(pid: u32) -> bool {
+    let users = |pid: &str| status_line(pid, "Uid:");
+    let theirs = users(&pid.to_string());
+    theirs.is_some() && theirs == users("self")
 }
 
 /// Returns the service of systemd that a process belongs to.
@@ -226,6 +291,7 @@ fn not_a_relay(pid: u32) -> Failure {
 /// Starts the new process, and waits until it has taken over.
 fn replace(args: &Args, control: &Path, running: &Status) -> Result<(), Failure> {
     let pid = running.pid;
+    let is_own = is_own(pid);
     let arguments = match &args.config {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
@@ -236,7 +302,8 @@ fn replace(args: &Args, control: &Path, running: &Status) -> Result<(), Failure>
     let program = std::env::current_exe()
         .map_err(|e| Failure::Run(format!("cannot find this program's file: {e}")))?;
     let failed = |e: io::Error| Failure::Run(format!("cannot start {}: {e}", program.display()));
-    let folder = fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_else(|_| "/".into());
+    let folder = { fs::read_link(format!("/proc/{pid}/cwd")).ok() }.filter(|_| is_own);
+    let folder = folder.unwrap_or_else(|| "/".into());
     let command = |name: &OsStr| {
         let mut command = Command::new(name);
         command.current_dir(&folder).stdin(Stdio::null());
@@ -253,6 +320,15 @@ fn replace(args: &Args, control: &Path, running: &Status) -> Result<(), Failure>
         Some(2) => return Err(Failure::Usage(continues(pid))),
         _ => return Err(Failure::Run(continues(pid))),
     }
+    let output = |number| {
+        let same = is_own.then(|| output_of(pid, number)).flatten();
+        let unit = unit_of(&pid.to_string());
+        same.unwrap_or_else(|| match unit.is_some() && unit == unit_of("self") {
+            // The journal, which cannot be opened. A pipe of the caller's would stay open with the relay.
+            true => Stdio::inherit(),
+            false => Stdio::null(),
+        })
+    };
     let (lives, life) = io::pipe().map_err(failed)?;
     // In the background of a shell that ends, so that it is a child of the first process, as the running one is.
     command(OsStr::new("/bin/sh"))
@@ -262,8 +338,8 @@ fn replace(args: &Args, control: &Path, running: &Status) -> Result<(), Failure>
         .arg("--replace")
         // Its end is seen by the pipe's.
         .stdin(OwnedFd::from(life))
-        .stdout(output_of(pid, 1))
-        .stderr(output_of(pid, 2))
+        .stdout(output(1))
+        .stderr(output(2))
         .status()
         .map_err(failed)?;
     let new = wait_for(control, pid, &watch(lives))?;
@@ -298,10 +374,17 @@ fn wait_for(control: &Path, pid: u32, ended: &Receiver<()>) -> Result<u32, Failu
             return Ok(status.pid);
         }
         if has_ended {
-            return Err(Failure::Run(format!(
-                "{}; the relay's log has the reason",
-                continues(pid)
-            )));
+            let goes_on = matches!(
+                ask(control, &Request::Status),
+                Ok(Answer::Status(status)) if status.pid == pid && !status.draining
+            );
+            return Err(Failure::Run(match goes_on {
+                true => format!("{}; the relay's log has the reason", continues(pid)),
+                false => format!(
+                    "the new process has ended, and process {pid} may accept no more connections; the relay's log has \
+                     the reason; start the relay"
+                ),
+            }));
         }
         if Instant::now() >= deadline {
             return Err(Failure::Run(format!(
@@ -312,14 +395,17 @@ fn wait_for(control: &Path, pid: u32, ended: &Receiver<()>) -> Result<u32, Failu
     }
 }
 
-/// Returns where a process writes standard output or error, if that is a file, a pipe or a terminal; otherwise
-/// where this one does.
-fn output_of(pid: u32, number: u32) -> Stdio {
+/// Returns where a process of this user's writes standard output or error, if that is a file, a pipe or a terminal.
+fn output_of(pid: u32, number: u32) -> Option<Stdio> {
     let mut appended = OpenOptions::new();
+    // A FIFO without a reader is not waited for.
     let opened: io::Result<File> = appended
         .append(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(format!("/proc/{pid}/fd/{number}"));
-    opened.map_or_else(|_| Stdio::inherit(), Stdio::from)
+    let file = opened.ok()?;
+    rustix::fs::fcntl_setfl(&file, OFlags::APPEND).ok()?;
+    Some(file.into())
 }
 
 #[cfg(test)]

@@ -119,6 +119,8 @@ fn invocations(dir: &Path, netns: &str) -> BTreeMap<&'static str, Option<String>
         ("relay end", asks("relay end --client 192.0.2.1")),
         ("relay drain", asks("relay drain --forward web")),
         ("relay reload", asks("relay reload")),
+        // It would start a relay.
+        ("relay upgrade", None),
         ("mesh", None),
         ("mesh dns", None),
         (

@@ -25,8 +25,9 @@ fn old(n: usize, start: Duration) -> Old {
     // Many descriptors of one socket count as that many sockets.
     let sockets: Vec<OwnedFd> = (0..n).map(|_| first.try_clone().unwrap().into()).collect();
     let (tell, taken) = mpsc::channel();
-    let giver = Giver::with(&path, sockets, Weak::new(), start, move || {
-        tell.send(()).unwrap()
+    let giver = Giver::with(&path, sockets, Weak::new(), start, move |by| {
+        tell.send(()).unwrap();
+        by.draining();
     })
     .unwrap();
     Old {
