@@ -21,9 +21,10 @@ pub(crate) mod member_quota;
 mod name;
 mod nat64;
 mod own;
+pub(crate) mod places;
 mod rule;
 pub mod session_quota;
-mod source;
+pub(crate) mod source;
 mod sources;
 mod verdict;
 

@@ -110,7 +110,11 @@ impl SessionQuota {
 
     /// Returns the number of open sessions of the source that `ip` belongs to.
     pub fn open(&self, ip: IpAddr) -> u32 {
-        let source = Source::of(ip);
+        self.open_of(Source::of(ip))
+    }
+
+    /// Returns the number of open sessions of a source, and of its connections that have none yet.
+    pub(crate) fn open_of(&self, source: Source) -> u32 {
         self.table.of(source).get(&source).copied().unwrap_or(0)
     }
 
@@ -156,15 +160,9 @@ impl SessionQuota {
 // === impl Permit ===
 
 impl Permit {
-    /// Returns the number of open sessions of its source.
-    pub(crate) fn open(&self) -> u32 {
-        let table = self.sources.table.of(self.source);
-        table.get(&self.source).copied().unwrap_or(0)
-    }
-
-    /// Returns whether both are of one source.
-    pub(crate) fn is_of_source_of(&self, other: &Self) -> bool {
-        self.source == other.source
+    /// Returns its source.
+    pub(crate) fn source(&self) -> Source {
+        self.source
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many times as much as a source an IPv6 /48 may have: a site has up to 65,536 networks of /64 (RFC
 /// 6177 section 2), but a mobile operator may have a customer in each.
-pub(super) const SITE: u32 = 4;
+pub(crate) const SITE: u32 = 4;
 
 /// The number of shards: with 64, workers rarely contend for a lock.
 const SHARDS: usize = 64;

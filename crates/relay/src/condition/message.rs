@@ -76,6 +76,10 @@ pub(crate) fn broken(
              LimitNOFILE in the systemd unit, and free memory",
             many(affected, "attempt")
         ),
+        Condition::Queue { .. } => format!(
+            "{place}: all places are taken; {clients} waited for one so far; raise relay.max_sessions, or the \
+             max_sessions of the forward, or find out who holds so many: `taut relay sessions`"
+        ),
         Condition::Refused { .. } => {
             let hint = refused(cause);
             format!("{place} refuses clients ({cause}); {clients} reset so far{example}; {hint}")
@@ -146,6 +150,10 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
             were(affected, "connection")
         ),
         Condition::Accept => format!("connections are accepted again after {lasted}"),
+        Condition::Queue { .. } => {
+            let clients = many(affected, "client");
+            format!("{place} has places again; {clients} waited for one in {lasted}")
+        }
         Condition::Refused { .. } => {
             format!("{place} refuses no more clients; {clients} reset in {lasted}")
         }
@@ -328,6 +336,23 @@ mod tests {
         };
         let said = broken(&full, "full", 0, None);
         assert!(said.starts_with("next relay fra1 has no room"), "{said}");
+    }
+
+    #[test]
+    fn clients_that_wait_are_told_of() {
+        let queue = Condition::Queue {
+            forward: "web".into(),
+        };
+        let said = broken(&queue, "full", 1, None);
+        assert!(
+            said.starts_with("forward web: all places are taken; 1 client waited"),
+            "{said}"
+        );
+        let said = well(&queue, Duration::from_secs(31), 40);
+        assert_eq!(
+            said,
+            "forward web has places again; 40 clients waited for one in 31s"
+        );
     }
 
     #[test]

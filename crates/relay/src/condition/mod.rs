@@ -58,6 +58,8 @@ pub(crate) enum Condition {
     MaxReady { member: String },
     /// Connections cannot be accepted.
     Accept,
+    /// Clients of a forward wait for a place, because all of `max_sessions` are taken.
+    Queue { forward: Arc<str> },
     /// A forward refuses clients that its configuration does not admit.
     Refused { forward: Arc<str> },
     /// Connections at the mesh port do not complete the handshake.
@@ -99,6 +101,7 @@ impl Condition {
             Self::MemberLimit { .. } => "member_limit",
             Self::MaxReady { .. } => "max_ready",
             Self::Accept => "accept",
+            Self::Queue { .. } => "queue",
             Self::Refused { .. } => "refused",
             Self::Handshakes => "handshakes",
             Self::Etcd => "etcd",
@@ -114,6 +117,7 @@ impl Condition {
         match self {
             Self::Destination { forward, .. }
             | Self::Destinations { forward }
+            | Self::Queue { forward }
             | Self::Refused { forward } => forward,
             Self::Address { addr } => addr,
             Self::Peer { peer } => peer,
@@ -157,6 +161,7 @@ impl Condition {
             | Self::MemberLimit { .. }
             | Self::MaxReady { .. }
             | Self::Accept
+            | Self::Queue { .. }
             | Self::Refused { .. }
             | Self::Handshakes
             | Self::Expiry { .. } => Recovery::Quiet(QUIET),

@@ -54,6 +54,7 @@ pub(super) struct Section {
     idle_timeout: Option<Spanned<TimeOrOff>>,
     first_byte_timeout: Option<Spanned<TimeOrOff>>,
     evict_after: Option<Spanned<TimeOrOff>>,
+    queue_timeout: Option<Spanned<TimeOrOff>>,
     flush_timeout: Option<Spanned<Time>>,
     drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
@@ -90,6 +91,7 @@ pub(super) struct ForwardSection {
     idle_timeout: Option<Spanned<TimeOrOff>>,
     first_byte_timeout: Option<Spanned<TimeOrOff>>,
     evict_after: Option<Spanned<TimeOrOff>>,
+    queue_timeout: Option<Spanned<TimeOrOff>>,
     transparent: Option<Spanned<bool>>,
     ports: Option<Spanned<Vec<u16>>>,
     destinations: Option<Spanned<OneOrMany>>,
@@ -201,6 +203,7 @@ impl Section {
         let first_byte = self.first_byte_timeout;
         set_time_or_off(&mut t.first_byte, first_byte, "first_byte_timeout")?;
         set_time_or_off(&mut t.evict, self.evict_after, "evict_after")?;
+        set_time_or_off(&mut t.queue, self.queue_timeout, "queue_timeout")?;
         set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
         // A drain of 0 is allowed: the relay then stops at once.
         let drain = Duration::ZERO..=*TIME.end();
@@ -360,6 +363,7 @@ impl ForwardSection {
             idle: forward_time_or_off(self.idle_timeout, "idle_timeout", i)?,
             first_byte: forward_time_or_off(self.first_byte_timeout, "first_byte_timeout", i)?,
             evict: forward_time_or_off(self.evict_after, "evict_after", i)?,
+            queue: forward_time_or_off(self.queue_timeout, "queue_timeout", i)?,
         };
         let check = health_check(self.check, self.check_rise, self.check_fall, i)?;
         let listen_at = self.listen.span().start;

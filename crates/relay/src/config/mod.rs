@@ -49,6 +49,9 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The default of `evict_after`: longer than users and servers usually think.
 const EVICT_AFTER: Duration = Duration::from_secs(60);
 
+/// The default of `queue_timeout`, that of `connect_timeout`: in both, a client waits before its session begins.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The configuration of a relay node.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -164,6 +167,8 @@ pub struct Timeouts {
     /// Without progress, after which the session may be ended for a new one if `max_sessions` are open;
     /// `None`: never.
     pub evict: Option<Duration>,
+    /// For which a client waits for a place when `max_sessions` are open; `None`: it is reset at once.
+    pub queue: Option<Duration>,
     /// Without an acknowledged byte, while the last bytes of a broken connection are forwarded
     /// ahead of the RST.
     pub flush: Duration,
@@ -188,6 +193,8 @@ pub struct ForwardTimeouts {
     pub first_byte: Option<Option<Duration>>,
     /// Instead of [`Timeouts::evict`].
     pub evict: Option<Option<Duration>>,
+    /// Instead of [`Timeouts::queue`].
+    pub queue: Option<Option<Duration>>,
 }
 
 /// How bytes are moved.
@@ -466,8 +473,9 @@ impl Config {
             Handover::Off => None,
             Handover::Default => {
                 let control = self.control_path()?;
-                let beside = control.with_extension("handover");
-                (beside != control).then_some(beside)
+                let mut name = control.file_name()?.to_owned();
+                name.push(".handover");
+                Some(control.with_file_name(name))
             }
             Handover::At(path) => Some(path.clone()),
         }
@@ -535,6 +543,7 @@ impl Default for Timeouts {
             idle: Some(IDLE_TIMEOUT),
             first_byte: Some(FIRST_BYTE_TIMEOUT),
             evict: Some(EVICT_AFTER),
+            queue: Some(QUEUE_TIMEOUT),
             flush: Duration::from_secs(30),
             user: Duration::from_secs(10),
             drain: Duration::from_secs(30),
@@ -552,6 +561,7 @@ impl ForwardTimeouts {
             idle: self.idle.unwrap_or(node.idle),
             first_byte: self.first_byte.unwrap_or(node.first_byte),
             evict: self.evict.unwrap_or(node.evict),
+            queue: self.queue.unwrap_or(node.queue),
             ..*node
         }
     }

@@ -134,7 +134,8 @@ fn a_route_that_cannot_work_is_refused() {
 #[test]
 fn a_forward_may_have_time_limits_of_its_own() {
     let text = "[relay]\nidle_timeout = \"1h\"\nfirst_byte_timeout = \"10s\"\n[[relay.forward]]\nlisten = \":1\"\n\
-                to = \"a:1\"\nidle_timeout = \"off\"\nconnect_timeout = \"2s\"\nevict_after = \"off\"\n";
+                to = \"a:1\"\nidle_timeout = \"off\"\nconnect_timeout = \"2s\"\nevict_after = \"off\"\n\
+                queue_timeout = \"off\"\n";
     let config = parse(text).unwrap();
     let of_forward = config.forwards[0].timeouts.over(&config.timeouts);
     let expected = Timeouts {
@@ -142,6 +143,7 @@ fn a_forward_may_have_time_limits_of_its_own() {
         connect: Duration::from_secs(2),
         first_byte: Some(Duration::from_secs(10)),
         evict: None,
+        queue: None,
         ..Timeouts::default()
     };
     assert_eq!(of_forward, expected);

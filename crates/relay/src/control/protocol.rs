@@ -119,6 +119,9 @@ pub struct Status {
     pub sessions: u64,
     /// The maximum number of open sessions.
     pub max_sessions: u32,
+    /// Clients that wait for a place among them, or among those of their forward.
+    #[serde(default)]
+    pub queued: usize,
     /// The maximum number of open sessions per source.
     pub max_sessions_per_source: Option<u32>,
     /// The maximum number of new connections per source and second.

@@ -33,6 +33,10 @@ pub(crate) struct ForwardCounters {
     /// Bytes written to the client.
     pub(crate) client_bytes: Counter,
     pub(crate) ended: [Counter; End::ALL.len()],
+    /// Clients that had to wait for a place.
+    pub(crate) queued: Counter,
+    /// Of these, those who left meanwhile.
+    pub(crate) queue_left: Counter,
     pub(crate) refused: [Counter; ClientRefusal::ALL.len()],
     /// Sessions refused because their destination is not allowed.
     pub(crate) destination_refused: Counter,

@@ -79,6 +79,11 @@ impl Collector for Metrics {
             Level(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
         };
         gauge("taut_relay_sessions", "Sessions open now", self.sessions())?;
+        gauge(
+            "taut_relay_queued_clients",
+            "Clients that wait for a place now, because all sessions of the relay or of their forward are open",
+            self.queued() as u64,
+        )?;
         gauge("taut_relay_pipes", "Pipes open now", self.pipes_open())?;
         gauge(
             "taut_relay_pipes_in_use",

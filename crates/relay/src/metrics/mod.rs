@@ -24,6 +24,7 @@ use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
+use crate::worker::Queue;
 
 mod encoding;
 /// A cloneable handle to a node's metrics.
@@ -42,6 +43,7 @@ pub struct Metrics {
     log: Option<Recorder>,
     backends: Arc<BackendTable>,
     rows: Option<Arc<RowsMailbox>>,
+    queue: Arc<Queue>,
     intercept: Arc<Status>,
     routes: Arc<route_metrics::Status>,
 }
@@ -64,6 +66,7 @@ impl Metrics {
             log: None,
             backends: Arc::default(),
             rows: None,
+            queue: Arc::default(),
             intercept: Arc::default(),
             routes: Arc::default(),
         }
@@ -120,6 +123,11 @@ impl Metrics {
         Self { rows, ..self }
     }
 
+    /// Adds the clients that wait for a place.
+    pub(crate) fn with_queue(self, queue: Arc<Queue>) -> Self {
+        Self { queue, ..self }
+    }
+
     /// Adds the conditions that are broken.
     pub(crate) fn with_conditions(self, conditions: Arc<Mutex<Tracker>>) -> Self {
         Self { conditions, ..self }
@@ -147,6 +155,11 @@ impl Metrics {
     /// Returns the number of open sessions.
     pub fn sessions(&self) -> u64 {
         self.sum(|w| &w.sessions)
+    }
+
+    /// Returns the number of clients that wait for a place.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
     }
 
     /// Returns the number of open pipes.

@@ -11,7 +11,7 @@ use super::StartError;
 use super::assemble::{check_mesh_legs, legs_of, names_of};
 use super::at_once::at_once;
 use super::bind::listen_problem;
-use super::descriptors::session_ceiling;
+use super::descriptors::ceilings;
 use super::kernel_tls::TlsPlace;
 use super::look_ups::{dialled_by, is_required, named_relays};
 use super::mesh::{Identity, MeshError};
@@ -47,7 +47,7 @@ pub fn check(config: &Config) -> Findings {
     let mut errors = Vec::new();
     let mut note = |error: StartError| errors.push(error.to_string());
     let workers = config.workers.map_or_else(available_cpus, usize::from);
-    session_ceiling(config, workers)
+    ceilings(config, workers)
         .map(drop)
         .unwrap_or_else(&mut note);
     legs_of(config).map(drop).unwrap_or_else(&mut note);

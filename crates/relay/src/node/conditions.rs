@@ -96,6 +96,11 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
             NextHop::Mesh { .. } => None,
         };
         all.extend(condition.map(|condition| (condition, reached(&route.stats))));
+        let queued = [("full", route.stats.sum(|c| &c.queued))].into_iter();
+        let queue = Condition::Queue {
+            forward: forward.clone(),
+        };
+        all.push((queue, only_failures(queued)));
         all.push((Condition::Refused { forward }, refused(&route.stats)));
         all.extend(route.targets().filter_map(|targets| look_ups(targets)));
     }

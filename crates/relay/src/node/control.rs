@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -339,7 +338,8 @@ impl SharedHandle {
             draining: !self.accepts(),
             workers: self.mailboxes.len(),
             sessions: metrics.sessions(),
-            max_sessions: self.shared.max_sessions.load(Ordering::Relaxed),
+            max_sessions: self.shared.places.max(),
+            queued: self.shared.queue.len(),
             max_sessions_per_source: limit(self.shared.sources.limit()),
             max_connects_per_source: limit(self.shared.arrivals.rate()),
             forwards,

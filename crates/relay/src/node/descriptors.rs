@@ -14,7 +14,7 @@ use crate::net::addr::Destination;
 use crate::net::devices::devices_up;
 use crate::net::names::cache::MAX_LOOK_UPS;
 use crate::rows::MAX_PROBES;
-use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_WAITING};
+use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_QUEUED, MAX_WAITING};
 
 /// The maximum number of sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -41,14 +41,28 @@ const OF_A_PROGRAM: u64 = 32;
 /// Devices that may be added while a program is attached to all of them.
 const NEW_DEVICES: u64 = 32;
 
-/// Returns the number of sessions that the limit of open descriptors allows, or `max_sessions` if
-/// it is set.
-pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
+/// The numbers that the limit of open descriptors allows.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Ceilings {
+    /// Sessions; `max_sessions` if it is set.
+    pub(super) sessions: u32,
+    /// Clients that wait for the place of a session.
+    pub(super) queued: usize,
+}
+
+/// Returns how many sessions the node may have, and how many clients may wait for one.
+pub(super) fn ceilings(config: &Config, workers: usize) -> Result<Ceilings, StartError> {
     let limit = raise_open_file_limit().unwrap_or(0);
-    let fixed = fixed(config, workers);
-    let sessions = match config.max_sessions {
+    ceilings_of(config.max_sessions, fixed(config, workers), limit)
+}
+
+fn ceilings_of(asked: Option<u32>, fixed: u64, limit: u64) -> Result<Ceilings, StartError> {
+    let left = limit.saturating_sub(fixed);
+    let most = MAX_QUEUED as u64;
+    let sessions = match asked {
         Some(asked) => u64::from(asked),
-        None => (limit.saturating_sub(fixed) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
+        // Where descriptors are few, a quarter of them is for clients that wait.
+        None => ((left - most.min(left / 4)) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
     };
     let needed = fixed + 2 * sessions;
     if needed > limit {
@@ -58,7 +72,11 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
             limit,
         });
     }
-    Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
+    let queued = most.min(limit - needed);
+    Ok(Ceilings {
+        sessions: u32::try_from(sessions).unwrap_or(u32::MAX),
+        queued: usize::try_from(queued).unwrap_or(MAX_QUEUED),
+    })
 }
 
 /// Returns the maximum number of descriptors that are open besides those of sessions.
@@ -194,6 +212,21 @@ fn early_legs(config: &Config) -> u64 {
 mod tests {
     use super::*;
     use crate::config::{Handover, HealthCheck};
+
+    #[test]
+    fn clients_that_wait_have_the_descriptors_that_sessions_leave() {
+        let of = |asked, limit| {
+            let ceilings = ceilings_of(asked, 100, limit).ok()?;
+            Some((ceilings.sessions, ceilings.queued))
+        };
+        assert_eq!(of(None, 1 << 20), Some((65_536, MAX_QUEUED)));
+        assert_eq!(of(None, 1100), Some((375, 250)));
+        assert_eq!(of(Some(450), 1100), Some((450, 100)));
+        assert_eq!(of(Some(500), 1100), Some((500, 0)));
+        assert_eq!(of(Some(501), 1100), None);
+        assert_eq!(of(None, 102), Some((1, 0)));
+        assert_eq!(of(None, 101), None);
+    }
 
     #[test]
     fn legs_of_early_syn_have_descriptors_of_their_own() {

@@ -4,13 +4,12 @@
 //! that fails changes nothing. Then the workers are notified. Sessions keep the configuration that
 //! they started with.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::StartError;
 use super::assemble::{Assembly, Names, assemble};
 use super::control::without;
-use super::descriptors::session_ceiling;
+use super::descriptors::{Ceilings, ceilings};
 use super::handle::{Present, SharedHandle};
 use super::kernel_tls::TlsPlace;
 use super::look_ups::look_up_ahead;
@@ -84,12 +83,15 @@ impl SharedHandle {
             ));
         }
         let workers = self.mailboxes.len();
-        let max_sessions = match session_ceiling(&config, workers) {
-            Ok(max_sessions) => max_sessions,
+        let ceilings = match ceilings(&config, workers) {
+            Ok(ceilings) => ceilings,
             Err(error) => {
                 note(format!("{error}; keeping the former max_sessions"));
                 config.max_sessions = present.config.max_sessions;
-                self.shared.max_sessions.load(Ordering::Relaxed)
+                Ceilings {
+                    sessions: self.shared.places.max(),
+                    queued: self.shared.queue.max(),
+                }
             }
         };
         let wanted = config;
@@ -124,10 +126,9 @@ impl SharedHandle {
             return Ok(notes);
         }
         holdings.setup = Some(setup.clone());
-        self.shared
-            .max_sessions
-            .store(max_sessions, Ordering::Relaxed);
-        let per_source = config.per_source(max_sessions);
+        self.shared.places.set_max(ceilings.sessions);
+        self.shared.queue.set_max(ceilings.queued);
+        let per_source = config.per_source(ceilings.sessions);
         let per_shared = config.per_shared_source();
         self.shared.sources.set_limits(per_source, per_shared);
         self.shared

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::{Notify, mpsc};
 
 use super::assemble::{Assembly, Names, assemble};
-use super::descriptors::session_ceiling;
+use super::descriptors::{Ceilings, ceilings};
 use super::ended::{Ended, Report};
 use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
@@ -32,7 +32,7 @@ use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::{self, SessionLog};
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
-use crate::worker::{Shared, Worker};
+use crate::worker::{Queue, Shared, Worker};
 use taut_mesh::members::MemberName;
 use taut_sys::socket::can_limit_windows;
 
@@ -57,7 +57,10 @@ impl Node {
             interception,
         } = inherited;
         let workers = config.workers.map_or_else(available_cpus, usize::from);
-        let max_sessions = session_ceiling(config, workers)?;
+        let Ceilings {
+            sessions: max_sessions,
+            queued,
+        } = ceilings(config, workers)?;
 
         let turbo = Arc::new(TurboStart::begin(config.mesh.as_ref()));
         let leg = config.mesh.as_ref().map(MeshConfig::leg);
@@ -108,6 +111,9 @@ impl Node {
             .with_backends(holdings.backends.clone())
             .with_registry(registry.clone())
             .with_conditions(tracker.clone());
+        let queue = Arc::new(Queue::default());
+        queue.set_max(queued);
+        let metrics = metrics.with_queue(queue.clone());
         let relays = metrics.route_segments().map(|_| Arc::default());
         let rows = match &config.mesh {
             Some(_) => Some(Arc::new(
@@ -129,7 +135,8 @@ impl Node {
         )
         .with_rate(config.max_connects_per_source)
         .with_backends(holdings.backends.clone())
-        .with_rows(rows.clone());
+        .with_rows(rows.clone())
+        .with_queue(queue);
         let shared = Arc::new(shared);
         let setup = shared.setup();
         let mut ready = Vec::with_capacity(workers);

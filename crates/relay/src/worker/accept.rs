@@ -2,7 +2,8 @@
 //!
 //! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and
 //! continues at [`Worker::enter`]. A connection whose destination depends on its TLS server name
-//! waits in [`super::client_hello`] and continues at [`Worker::start`]. A connection from another
+//! waits in [`super::client_hello`] and continues at [`Worker::start`]. A client for whom there is no place waits in
+//! [`super::queue`] and continues at [`Worker::begin_session`]. A connection from another
 //! relay waits in [`super::mesh`] for its hello and continues at [`Worker::open`].
 
 use std::net::{IpAddr, SocketAddr};
@@ -15,8 +16,10 @@ use super::client::Client;
 use super::dial_plan::{DialPlan, NoPlan};
 use super::listeners::{OpenListener, Streak};
 use super::pending_record::Origin;
+use super::sessions::Admission;
 use super::slots::slot;
 use crate::access;
+use crate::access::places::SessionPlace;
 use crate::access::session_quota::Permit;
 use crate::counters::forward::ForwardStats;
 use crate::forwarding::leg::TcpLeg;
@@ -143,14 +146,15 @@ impl Worker {
 
     // === plan ===
 
-    /// Starts the session of a client, or resets the client if its destination is not allowed.
-    pub(super) fn start(&mut self, mut client: Client) {
-        self.io.metrics.accepted.add(1);
+    /// Begins the session of a client, or resets the client if its destination is not allowed.
+    pub(super) fn begin_session(&mut self, mut client: Client, place: SessionPlace) {
         let to = || client.connected_to();
         let pick = self.pick();
         let plan = match DialPlan::for_client(&client.route, client.addr, to, &self.setup, pick) {
             Ok(plan) => plan,
             Err(no_plan) => {
+                // Its place is free again.
+                self.has_ended = true;
                 let counters = client.route.stats.worker(self.io.worker);
                 counters.last_refused.set(client.addr.0.ip());
                 let cause = match no_plan {
@@ -181,7 +185,12 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let client = (stream.into(), permit);
+        let admission = Admission {
+            permit,
+            member: None,
+            _place: place,
+        };
+        let client = (stream.into(), admission);
         self.open(client, addr, plan, &origin, introduction, read);
     }
 
@@ -191,7 +200,7 @@ impl Worker {
     /// first, and then what has been `read` from the client.
     pub(super) fn open(
         &mut self,
-        client: (TcpLeg, Permit),
+        client: (TcpLeg, Admission),
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,

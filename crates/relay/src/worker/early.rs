@@ -11,6 +11,7 @@ use super::client::Client;
 use super::dial_plan::DialPlan;
 use super::mailbox::Message;
 use super::pending_record::Origin;
+use super::sessions::Admission;
 use super::sessions::Close;
 use super::slots::slot;
 use crate::early_syn::{FourTuple, PendingTable};
@@ -244,6 +245,11 @@ impl Worker {
             // The connection is ready by now, or this worker's pool dials it.
             Upstream::Awaited => return self.start(client),
         };
+        // The leg does not wait with its client.
+        let Ok(place) = self.place_for(&client) else {
+            self.io.metrics.early_unused.add(1);
+            return self.start(client);
+        };
         self.io.metrics.accepted.add(1);
         self.io.metrics.early_joined.add(1);
         self.io.metrics.fall_backs.add(leg.passed_over);
@@ -257,9 +263,13 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let client = (stream.into(), permit);
+        let admission = Admission {
+            permit,
+            member: None,
+            _place: place,
+        };
+        let client = (stream.into(), admission);
         let Some(key) = self.register(client, addr, leg.plan, &origin) else {
-            // The client was refused and has been reset.
             return;
         };
         let slot = slot(key);

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use super::Worker;
 use super::sessions::Close;
 use super::slots::slot;
+use crate::access::places::SessionPlace;
 use crate::access::session_quota::Permit;
+use crate::access::source::Source;
 use crate::event::token::{Generation, Slot};
 use crate::outcome::session_end::End;
 
@@ -43,8 +45,35 @@ impl Evictable {
 }
 
 impl Worker {
-    /// Ends an idle session for a new one with this permit. Returns `false` if there is none.
-    pub(super) fn make_room(&mut self, new: &Permit) -> bool {
+    /// Takes a place for a session with this permit. An idle session ends for it if all are taken.
+    pub(super) fn place(&mut self, new: &Permit) -> Option<SessionPlace> {
+        let places = self.shared.places.clone();
+        if let Some(place) = places.take() {
+            return Some(place);
+        }
+        if !self.may_make_room() {
+            return None;
+        }
+        let sessions_of = self.sessions_of();
+        // It counts already.
+        let sessions = sessions_of(new.source());
+        self.make_room(new.source(), sessions, &sessions_of)
+            .then(|| places.take())?
+    }
+
+    /// Whether a search is due, or the last one has found sessions that may be ended.
+    pub(super) fn may_make_room(&self) -> bool {
+        !self.evictable.found.is_empty() || self.evictable.is_out_of_date(self.io.now)
+    }
+
+    /// Ends an idle session for a new one of this source, which would have `sessions` with it. Returns `false` if there
+    /// is none.
+    pub(super) fn make_room(
+        &mut self,
+        source: Source,
+        sessions: u32,
+        sessions_of: &impl Fn(Source) -> u32,
+    ) -> bool {
         let now = self.io.now;
         if self.evictable.is_out_of_date(now) {
             self.search();
@@ -55,7 +84,8 @@ impl Worker {
                 && let Some(time) = entry.timeouts.evict
                 && entry.session.has_been_idle(time, now)
             {
-                if !(entry.permit.is_of_source_of(new) || entry.permit.open() > new.open()) {
+                let of = entry.admission.permit.source();
+                if !(of == source || sessions_of(of) > sessions) {
                     return false;
                 }
                 self.evictable.found.pop();
@@ -68,12 +98,22 @@ impl Worker {
         false
     }
 
+    /// Returns a function that counts the sessions of a source. Its clients that wait for a place are none.
+    pub(super) fn sessions_of(&self) -> impl Fn(Source) -> u32 + use<> {
+        let (all, waiting) = (self.shared.sources.clone(), self.shared.queue.by_source());
+        move |source| {
+            let waiting = waiting.get(&source).copied().unwrap_or(0);
+            all.open_of(source).saturating_sub(waiting)
+        }
+    }
+
     fn search(&mut self) {
         let now = self.io.now;
+        let sessions_of = self.sessions_of();
         let idle = self.sessions.entries.iter().filter_map(|(key, entry)| {
             let since = entry.session.idle_since()?;
             (now >= since + entry.timeouts.evict?).then(|| {
-                let order = (Reverse(entry.permit.open()), since);
+                let order = (Reverse(sessions_of(entry.admission.permit.source())), since);
                 (order, (slot(key), entry.generation))
             })
         });

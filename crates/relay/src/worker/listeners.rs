@@ -83,6 +83,7 @@ impl Worker {
         for listener in listeners {
             self.open_listener(listener);
         }
+        self.shared.queue.reload(&setup);
         self.setup = setup;
         self.reload_mesh();
     }

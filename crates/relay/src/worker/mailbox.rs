@@ -1,5 +1,6 @@
 //! Messages from other threads to a worker.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,6 +20,8 @@ use crate::worker::client::Client;
 /// A worker's mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
+    /// The worker has been told that clients wait for a place, and has not looked since.
+    told_of_queue: AtomicBool,
     /// The queued messages; `None` once the worker has ended.
     messages: Mutex<Option<Vec<Message>>>,
     waker: Waker,
@@ -59,6 +62,8 @@ pub(crate) enum Message {
     Syn { connection: FourTuple, forward: u32 },
     /// The client of an early SYN has not come in time.
     NoClient { connection: FourTuple },
+    /// Clients wait for a place.
+    Queued,
     /// Another worker has accepted the client of an early SYN.
     Client {
         client: Box<Client>,
@@ -71,6 +76,7 @@ impl Mailbox {
     /// The kernel's error when it has no descriptor left.
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
+            told_of_queue: AtomicBool::new(false),
             messages: Mutex::new(Some(Vec::new())),
             waker: Waker::new()?,
         })
@@ -92,6 +98,24 @@ impl Mailbox {
         }
         self.waker.wake();
         Ok(())
+    }
+
+    /// Tells the worker that clients wait for a place.
+    pub(crate) fn tell_of_queue(&self) {
+        if !self.told_of_queue.swap(true, Ordering::SeqCst) {
+            // A worker that has ended has no sessions.
+            let _ = self.post(Message::Queued);
+        }
+    }
+
+    /// Whether the worker has been told that clients wait for a place, since it looked last.
+    pub(crate) fn is_told_of_queue(&self) -> bool {
+        self.told_of_queue.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the worker looks at those who wait for a place.
+    pub(crate) fn looks_at_queue(&self) {
+        self.told_of_queue.store(false, Ordering::SeqCst);
     }
 
     /// Takes all messages.

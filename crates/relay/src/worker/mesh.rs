@@ -1,7 +1,7 @@
 //! A worker's part in the mesh: its pools of connections to other relays, and the connections that
 //! other relays make to it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use taut_mesh::members::MemberName;
 use taut_sys::epoll::Readiness;
@@ -9,8 +9,9 @@ use taut_sys::socket::Stream;
 
 use super::dial_plan::DialPlan;
 use super::pending_record::Origin;
+use super::sessions::Admission;
 use super::{Shared, Worker};
-use crate::config::{PoolLimits, Removed};
+use crate::config::{InboundLimits, PoolLimits, Removed};
 use crate::event::token::{Generation, Slot};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::TcpLeg;
@@ -234,7 +235,6 @@ impl Worker {
         self.io.metrics.mesh_hellos.add(1);
         let origin = Origin::Mesh {
             relay: from.ip(),
-            member: member.clone(),
             session: hello.session,
             stats: &mesh.stats,
             // Only the session log needs the name.
@@ -247,13 +247,12 @@ impl Worker {
             Ok((client, plan)) => {
                 let leg = TcpLeg::new(stream, channel, &self.io.metrics);
                 let ip = client.0.ip();
-                // The first relay has counted the rate of the client's connections.
-                match self.shared.sources.admit_shared(ip) {
-                    Some(permit) => {
+                match self.admit_session(ip, &member, &mesh.inbound) {
+                    Ok(admission) => {
                         let header = Vec::new();
-                        self.open((leg, permit), client, plan, &origin, header, early);
+                        self.open((leg, admission), client, plan, &origin, header, early);
                     }
-                    None => self.refuse(leg, ip, ClientRefusal::SourceLimit, &mesh.stats),
+                    Err(cause) => self.refuse(leg, ip, cause, &mesh.stats),
                 }
             }
             Err(refusal) => {
@@ -265,5 +264,27 @@ impl Worker {
                 stream.abort();
             }
         }
+    }
+    /// Takes the places of a session that a relay asks for.
+    fn admit_session(
+        &mut self,
+        client: IpAddr,
+        member: &MemberName,
+        limits: &InboundLimits,
+    ) -> Result<Admission, ClientRefusal> {
+        // The first relay has counted the rate of the client's connections.
+        let permit = self.shared.sources.admit_shared(client);
+        let permit = permit.ok_or(ClientRefusal::SourceLimit)?;
+        // Before anybody makes room for it.
+        let Some(of_member) = self.shared.admit_member(member, limits) else {
+            self.io.metrics.mesh_member_limit.add(member);
+            return Err(ClientRefusal::MemberLimit);
+        };
+        let place = self.place(&permit).ok_or(ClientRefusal::Full)?;
+        Ok(Admission {
+            permit,
+            member: Some(of_member),
+            _place: place,
+        })
     }
 }

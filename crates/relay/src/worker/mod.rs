@@ -38,6 +38,7 @@ mod mesh;
 mod path_samples;
 mod pending_record;
 mod proxy_header;
+mod queue;
 mod sessions;
 mod shared;
 mod slots;
@@ -48,6 +49,7 @@ pub(crate) use attempts::MAX_EXTRA;
 pub(crate) use client_hello::MAX_HELLOS;
 pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
+pub(crate) use queue::{MAX_QUEUED, Queue};
 pub(crate) use shared::{Order, Shared};
 
 use attempts::Attempts;
@@ -68,6 +70,12 @@ pub(crate) struct Worker {
     /// Idle sessions that may be ended for new ones.
     evictable: Evictable,
     attempts: Attempts,
+    /// Whether clients waited for a place when the worker looked last.
+    has_seen_queue: bool,
+    /// Whether sessions have ended since the queue was served.
+    has_ended: bool,
+    /// The time of the last look at the queue.
+    looked_at: Instant,
     /// The number of sessions planned so far, which decides between equal destinations.
     turn: usize,
     /// The session whose connections are sampled next.
@@ -130,6 +138,9 @@ impl Worker {
             sessions: Sessions::default(),
             evictable: Evictable::default(),
             attempts: Attempts::default(),
+            has_seen_queue: false,
+            has_ended: false,
+            looked_at: now,
             turn: index,
             sample_from: 0,
             round: 0,
@@ -167,6 +178,7 @@ impl Worker {
             self.poll_proxy_headers();
             self.poll_client_hellos();
             self.drive_sessions();
+            self.poll_queue();
             self.wake_listeners();
             match self.shared.ordered() {
                 Order::Run => {}
@@ -175,6 +187,7 @@ impl Worker {
                     // The worker waits for hellos that are on their way; everything else at the
                     // mesh port has a deadline.
                     if self.sessions.entries.is_empty()
+                        && !self.has_seen_queue
                         && self.mesh.inbound.is_empty()
                         && self.proxy_headers.is_empty()
                         && self.client_hellos.is_empty()
@@ -186,6 +199,7 @@ impl Worker {
                 Order::Stop => {
                     self.close_listeners();
                     self.stop_sessions();
+                    self.stop_queue();
                     return Ok(());
                 }
             }
@@ -204,6 +218,7 @@ impl Worker {
             .min();
         let next = [
             self.sessions.next(),
+            self.watches_queue().then(|| self.next_look()),
             resting,
             self.mesh.pools.next(),
             self.mesh.inbound.next(),
@@ -268,6 +283,8 @@ impl Worker {
             Message::PeerFault(fault) => {
                 self.with_pools(|pools, terms| pools.adopt_fault(fault, terms));
             }
+            // The worker looks at the queue each second from now on.
+            Message::Queued => {}
             Message::Sample => self.sample_paths(),
             Message::End { filter, reply } => self.end_sessions(&filter, &reply),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),

@@ -48,7 +48,7 @@ impl Worker {
                 };
                 let [of_client, of_upstream] = &entry.segment_counts;
                 samples.extend(of(upstream, of_upstream, path));
-                if entry.member.is_none() {
+                if entry.admission.member.is_none() {
                     let from = outside(entry.client.0.ip());
                     samples.extend(of(Some(client), of_client, from));
                 }

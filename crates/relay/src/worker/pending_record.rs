@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use taut_mesh::hello;
-use taut_mesh::members::MemberName;
 use taut_sys::random;
 use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
@@ -45,7 +44,6 @@ pub(super) enum Origin<'a> {
     /// Another relay.
     Mesh {
         relay: IpAddr,
-        member: MemberName,
         session: hello::SessionId,
         destination: String,
         /// The counters of sessions that other relays request.

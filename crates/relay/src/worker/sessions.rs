@@ -14,6 +14,7 @@ use super::dial_plan::DialPlan;
 use super::pending_record::{Origin, PendingRecord, Timeline};
 use super::slots::slot;
 use crate::access::member_quota::MemberPermit;
+use crate::access::places::SessionPlace;
 use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;
@@ -24,7 +25,6 @@ use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::leg::TcpLeg;
 use crate::forwarding::session::{RelayFault, Session, Step};
 use crate::net::addr::ClientAddr;
-use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::{End, Side};
 use crate::turbo::route_metrics::Visit;
 
@@ -48,8 +48,7 @@ pub(super) struct SessionEntry {
     pub(super) session: Session<TcpLeg>,
     pub(super) generation: Generation,
     pub(super) client: ClientAddr,
-    /// The session's place in the quota of the relay that it comes from, if it comes from one.
-    pub(super) member: Option<MemberPermit>,
+    pub(super) admission: Admission,
     pub(super) plan: DialPlan,
     pub(super) timeouts: Arc<Timeouts>,
     pub(super) timeline: Timeline,
@@ -63,12 +62,20 @@ pub(super) struct SessionEntry {
     /// The time to enable keepalive on the upstream leg.
     pub(super) keep_alive_at: Option<Instant>,
     pub(super) queued: bool,
-    /// The session's place in the quota of its source.
-    pub(super) permit: Permit,
     /// The segments of the client's leg, and of the upstream leg, that samples have counted.
     pub(super) segment_counts: [SegmentCounts; 2],
     /// Keeps the relay that the session comes from remembered.
     pub(super) _visit: Option<Visit>,
+}
+
+/// The places that a session takes, given back when dropped.
+pub(super) struct Admission {
+    /// That in the quota of its source.
+    pub(super) permit: Permit,
+    /// That in the quota of the relay that it comes from, if it comes from one.
+    pub(super) member: Option<MemberPermit>,
+    /// That among `max_sessions`.
+    pub(super) _place: SessionPlace,
 }
 
 /// How the legs of a session are closed.
@@ -179,37 +186,14 @@ impl Worker {
         self.sessions.set_deadline(slot, race);
     }
 
-    /// Registers a session without an upstream leg, or resets its client if there is no room.
+    /// Registers a session without an upstream leg. Returns `None` if the poller cannot watch its client.
     pub(super) fn register(
         &mut self,
-        (client, permit): (TcpLeg, Permit),
+        (client, admission): (TcpLeg, Admission),
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
-        // Before anybody makes room for it.
-        let member = match self.admit_member(origin) {
-            Ok(member) => member,
-            Err(refused) => {
-                drop(permit);
-                self.refuse(client, addr.0.ip(), refused, origin.stats());
-                return None;
-            }
-        };
-        let forward_is_full = matches!(origin, Origin::Forward(route) if route.is_full());
-        let refusal = match () {
-            () if forward_is_full => Some(ClientRefusal::ForwardFull),
-            () if self.shared.admit() => None,
-            () if self.make_room(&permit) && self.shared.admit() => None,
-            () => Some(ClientRefusal::Full),
-        };
-        if let Some(cause) = refusal {
-            // Dropped first, so that a client that sees the reset and retries does not meet its own
-            // permit.
-            drop((permit, member));
-            self.refuse(client, addr.0.ip(), cause, origin.stats());
-            return None;
-        }
         let log = self.shared.log.is_some();
         let record = log.then(|| Box::new(PendingRecord::new(origin, client.stream(), &plan)));
         let visit = match (&self.shared.relays, origin) {
@@ -237,7 +221,7 @@ impl Worker {
             session: Session::new(client, self.io.now),
             generation,
             client: addr,
-            member,
+            admission,
             plan,
             timeouts: match origin {
                 Origin::Forward(route) => route.timeouts(&self.setup.timeouts),
@@ -250,7 +234,6 @@ impl Worker {
             deadline: None,
             keep_alive_at: None,
             queued: false,
-            permit,
             segment_counts: Default::default(),
             _visit: visit,
         });
@@ -260,20 +243,6 @@ impl Worker {
             Err(e) => {
                 self.end(slot(key), End::of_connect(e), Close::Reset);
                 None
-            }
-        }
-    }
-
-    /// Takes a place in the quota of the relay that a session comes from, if it comes from one.
-    fn admit_member(&self, origin: &Origin<'_>) -> Result<Option<MemberPermit>, ClientRefusal> {
-        let (Origin::Mesh { member, .. }, Some(mesh)) = (origin, &self.setup.mesh) else {
-            return Ok(None);
-        };
-        match self.shared.admit_member(member, &mesh.inbound) {
-            Some(permit) => Ok(Some(permit)),
-            None => {
-                self.io.metrics.mesh_member_limit.add(member);
-                Err(ClientRefusal::MemberLimit)
             }
         }
     }
@@ -389,7 +358,7 @@ impl Worker {
                 DialPlan::Ask { peer, .. } => Some(&peer.name),
                 DialPlan::Dial { .. } | DialPlan::LookUp { .. } => None,
             };
-            let from = entry.member.as_ref().map(MemberPermit::member);
+            let from = entry.admission.member.as_ref().map(MemberPermit::member);
             from.is_some_and(&is_former) || to.is_some_and(&is_former)
         };
         let entries = self.sessions.entries.iter();
@@ -446,14 +415,14 @@ impl Worker {
         let (client, upstream) = entry.session.into_legs();
         // Released before the legs close, so that a client that sees the end of its connection also
         // finds it counted and its place free.
-        drop(entry.permit);
         drop(entry.plan);
-        self.shared.release();
         self.io.metrics.sessions.sub(1);
         self.io.metrics.ended[end.index()].add(1);
         let counters = entry.stats.worker(self.io.worker);
         counters.sessions.sub(1);
         counters.ended[end.index()].add(1);
+        drop(entry.admission);
+        self.has_ended = true;
         if let Some(peer) = &entry.peer {
             let counters = peer.worker(self.io.worker);
             counters.sessions.sub(1);

@@ -1,6 +1,6 @@
 //! State that all workers of a node share.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -8,6 +8,7 @@ use taut_mesh::members::MemberName;
 
 use crate::access::arrival_rate::ArrivalRate;
 use crate::access::member_quota::{MemberPermit, MemberQuota, default_limit};
+use crate::access::places::SessionPlaces;
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
 use crate::config::InboundLimits;
 use crate::early_syn::PendingTable;
@@ -17,6 +18,7 @@ use crate::rows_mailbox::RowsMailbox;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;
 use crate::worker::mailbox::Mailbox;
+use crate::worker::queue::Queue;
 
 /// An order to all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +35,9 @@ pub(crate) enum Order {
 /// State that all workers of a node share.
 pub(crate) struct Shared {
     order: AtomicU8,
-    open: AtomicU32,
-    pub(crate) max_sessions: AtomicU32,
+    pub(crate) places: Arc<SessionPlaces>,
+    /// Clients that wait for a place.
+    pub(crate) queue: Arc<Queue>,
     /// Open sessions by source.
     pub(crate) sources: Arc<SessionQuota>,
     /// Open sessions by the member that they come from.
@@ -76,8 +79,8 @@ impl Shared {
         let order = AtomicU8::new(Order::Run as u8);
         Self {
             order,
-            open: AtomicU32::new(0),
-            max_sessions: AtomicU32::new(max_sessions),
+            places: SessionPlaces::new(max_sessions),
+            queue: Arc::default(),
             sources,
             members: Arc::default(),
             arrivals: ArrivalRate::new(UNLIMITED),
@@ -107,6 +110,11 @@ impl Shared {
     /// Sets the thread that exchanges rows.
     pub(crate) fn with_rows(self, rows: Option<Arc<RowsMailbox>>) -> Self {
         Self { rows, ..self }
+    }
+
+    /// Sets where clients wait for a place.
+    pub(crate) fn with_queue(self, queue: Arc<Queue>) -> Self {
+        Self { queue, ..self }
     }
 
     /// Makes the workers' mailboxes known to each other.
@@ -154,29 +162,16 @@ impl Shared {
         }
     }
 
-    pub(super) fn admit(&self) -> bool {
-        let max = self.max_sessions.load(Ordering::Relaxed);
-        let admitted = self.open.fetch_add(1, Ordering::Relaxed) < max;
-        if !admitted {
-            self.release();
-        }
-        admitted
-    }
-
     /// Takes a place for a session of `member`. Returns `None` if it has its share of the sessions open.
     pub(super) fn admit_member(
         &self,
         member: &MemberName,
         limits: &InboundLimits,
     ) -> Option<MemberPermit> {
-        let max = self.max_sessions.load(Ordering::Relaxed);
+        let max = self.places.max();
         let limit = limits.max_sessions_per_member;
         self.members
             .admit(member, limit.unwrap_or_else(|| default_limit(max)))
-    }
-
-    pub(super) fn release(&self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

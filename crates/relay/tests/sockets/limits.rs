@@ -63,6 +63,7 @@ fn a_client_that_is_refused_because_the_node_is_full_does_not_count_for_its_sour
     let rig = Rig::with(Path::Both, |config| {
         config.max_sessions = Some(1);
         config.max_sessions_per_source = Some(2);
+        config.timeouts.queue = None;
     });
     let pair = rig.pair();
     for refused in 0..3 {
@@ -77,6 +78,7 @@ fn a_client_that_is_refused_because_the_node_is_full_does_not_count_for_its_sour
 fn a_forward_has_no_more_sessions_than_its_own_limit() {
     let rig = Rig::with(Path::Both, |config| {
         config.forwards[0].max_sessions = Some(1);
+        config.timeouts.queue = None;
     });
     let pair = rig.pair();
     expect_refusal(&rig, ClientRefusal::ForwardFull, 0);
@@ -91,6 +93,7 @@ fn when_the_node_is_full_an_idle_session_of_the_source_with_the_most_makes_room(
         config.max_sessions = Some(3);
         config.workers = Some(1);
         config.timeouts.evict = Some(Duration::from_millis(1));
+        config.timeouts.queue = None;
     });
     let metrics = rig.node.metrics();
     let connect = |source: &str| connect_from(source.parse::<IpAddr>().unwrap(), rig.relay_addr());

@@ -23,6 +23,7 @@ mod peer;
 #[path = "../shared/poll.rs"]
 mod poll;
 mod proxy;
+mod queue;
 mod reload;
 mod rig;
 mod server_names;

@@ -37,8 +37,11 @@ fn a_slow_reader_holds_the_writer_back() {
 }
 
 #[test]
-fn the_client_after_the_last_that_fits_is_reset() {
-    let rig = Rig::with(Path::Both, |config| config.max_sessions = Some(2));
+fn the_client_after_the_last_that_fits_is_reset_if_none_may_wait() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.max_sessions = Some(2);
+        config.timeouts.queue = None;
+    });
     let _pairs = [rig.pair(), rig.pair()];
     let mut third = TcpStream::connect(rig.relay_addr()).unwrap();
     third.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -85,6 +85,7 @@ fn a_failed_dial_is_logged_and_a_refused_client_is_not() {
     let rig = Rig::with(DataPath::Both, |config| {
         log_to(&path)(config);
         config.max_sessions = Some(1);
+        config.timeouts.queue = None;
     });
     let held = rig.pair();
     let mut refused = TcpStream::connect(rig.relay_addr()).unwrap();

@@ -169,7 +169,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
     let answer = control::ask(&socket.control, &request).map_err(|e| run(&e))?;
     let text = match socket.json {
         true => Versioned::new(&answer).pretty().map_err(|e| run(&e))?,
-        false => plain(&in_words(&answer)),
+        false => super::plain(&in_words(&answer)),
     };
     crate::print(&text)
 }
@@ -189,8 +189,13 @@ fn in_words(answer: &Answer) -> String {
 fn status_in_words(status: &Status) -> String {
     let per_source = status.max_sessions_per_source;
     let per_source = per_source.map_or_else(String::new, |n| format!(", {n} per source"));
+    let queued = match status.queued {
+        0 => String::new(),
+        1 => ", 1 client waits for a place".to_owned(),
+        n => format!(", {n} clients wait for a place"),
+    };
     let mut text = format!(
-        "taut relay {}, process {}, up {}{}\n{} of {} sessions{per_source}; {} workers\n",
+        "taut relay {}, process {}, up {}{}\n{} of {} sessions{per_source}{queued}; {} workers\n",
         status.version,
         status.pid,
         duration(status.uptime),
@@ -399,12 +404,6 @@ fn duration(seconds: f64) -> String {
     humantime::format_duration(Duration::from_secs(seconds.as_secs())).to_string()
 }
 
-/// Removes characters that could control the terminal: names come from another process.
-pub(super) fn plain(text: &str) -> String {
-    let is_plain = |c: &char| !c.is_control() || *c == '\n';
-    text.chars().filter(is_plain).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -414,6 +413,6 @@ mod tests {
         let answer = Answer::Done {
             notes: vec!["a\u{1b}[2Jb\rc".to_owned()],
         };
-        assert_eq!(plain(&in_words(&answer)), "a[2Jbc\n");
+        assert_eq!(super::super::plain(&in_words(&answer)), "a[2Jbc\n");
     }
 }

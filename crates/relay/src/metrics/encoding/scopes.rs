@@ -65,6 +65,24 @@ impl Metrics {
         for (forward, sessions) in values(|c| &c.sessions) {
             Level(sessions).encode(family.encode_family(&[("forward", forward)])?)?;
         }
+        let counters: [(&str, &str, Of); 2] = [
+            (
+                "taut_relay_forward_queued",
+                "Clients that had to wait for a place, by forward",
+                |c| &c.queued,
+            ),
+            (
+                "taut_relay_forward_queue_left",
+                "Clients that reset their connection while they waited for a place, by forward",
+                |c| &c.queue_left,
+            ),
+        ];
+        for (name, help, of) in counters {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (forward, count) in values(of) {
+                Count(count).encode(family.encode_family(&[("forward", forward)])?)?;
+            }
+        }
         let help = "Bytes forwarded, by forward and by the leg that they were written to";
         let name = "taut_relay_forward_bytes";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
