@@ -185,12 +185,7 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let admission = Admission {
-            permit,
-            member: None,
-            _place: place,
-        };
-        let client = (stream.into(), admission);
+        let client = (stream.into(), Admission::of_client(permit, place));
         self.open(client, addr, plan, &origin, introduction, read);
     }
 

@@ -263,12 +263,7 @@ impl Worker {
             ..
         } = client;
         let origin = Origin::Forward(&route);
-        let admission = Admission {
-            permit,
-            member: None,
-            _place: place,
-        };
-        let client = (stream.into(), admission);
+        let client = (stream.into(), Admission::of_client(permit, place));
         let Some(key) = self.register(client, addr, leg.plan, &origin) else {
             return;
         };

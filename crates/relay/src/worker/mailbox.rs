@@ -62,8 +62,6 @@ pub(crate) enum Message {
     Syn { connection: FourTuple, forward: u32 },
     /// The client of an early SYN has not come in time.
     NoClient { connection: FourTuple },
-    /// Clients wait for a place.
-    Queued,
     /// Another worker has accepted the client of an early SYN.
     Client {
         client: Box<Client>,
@@ -103,8 +101,7 @@ impl Mailbox {
     /// Tells the worker that clients wait for a place.
     pub(crate) fn tell_of_queue(&self) {
         if !self.told_of_queue.swap(true, Ordering::SeqCst) {
-            // A worker that has ended has no sessions.
-            let _ = self.post(Message::Queued);
+            self.waker.wake();
         }
     }
 

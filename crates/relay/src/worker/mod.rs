@@ -283,8 +283,6 @@ impl Worker {
             Message::PeerFault(fault) => {
                 self.with_pools(|pools, terms| pools.adopt_fault(fault, terms));
             }
-            // The worker looks at the queue each second from now on.
-            Message::Queued => {}
             Message::Sample => self.sample_paths(),
             Message::End { filter, reply } => self.end_sessions(&filter, &reply),
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),

@@ -78,6 +78,19 @@ pub(super) struct Admission {
     pub(super) _place: SessionPlace,
 }
 
+// === impl Admission ===
+
+impl Admission {
+    /// Returns the places of a session of a forward's client.
+    pub(super) fn of_client(permit: Permit, place: SessionPlace) -> Self {
+        Self {
+            permit,
+            member: None,
+            _place: place,
+        }
+    }
+}
+
 /// How the legs of a session are closed.
 #[derive(Clone, Copy)]
 pub(super) enum Close {

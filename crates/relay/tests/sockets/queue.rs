@@ -17,6 +17,19 @@ fn with_places(places: u32) -> impl Fn(&mut Config) {
     move |config| config.max_sessions = Some(places)
 }
 
+/// A relay with a forward for one session, and another one.
+fn beside_a_small_forward(adjust: impl Fn(&mut Forward)) -> Rig {
+    Rig::with(Path::Both, |config| {
+        let mut other = Forward {
+            name: Some("other".into()),
+            ..config.forwards[0].clone()
+        };
+        adjust(&mut other);
+        config.forwards.push(other);
+        config.forwards[0].max_sessions = Some(1);
+    })
+}
+
 /// A client that has to wait, as the `nth` one of those that wait.
 fn queue(rig: &Rig, at: SocketAddr, nth: usize) -> TcpStream {
     let mut client = TcpStream::connect(at).unwrap();
@@ -64,25 +77,12 @@ fn clients_beyond_the_last_place_wait_and_are_served_in_their_order() {
         (metrics.queued(), metrics.refused(ClientRefusal::Full)),
         (0, 0)
     );
-    let text = metrics.encode().unwrap();
-    let mut lines = text.lines();
-    let queued = lines.find(|line| line.starts_with("taut_relay_forward_queued_total{"));
-    assert!(
-        queued.is_some_and(|line| line.ends_with(" 3")),
-        "{queued:?}"
-    );
+    assert_eq!(counted(&metrics, "taut_relay_forward_queued_total"), 3);
 }
 
 #[test]
 fn a_full_forward_holds_up_no_other() {
-    let rig = Rig::with(Path::Both, |config| {
-        let other = Forward {
-            name: Some("other".into()),
-            ..config.forwards[0].clone()
-        };
-        config.forwards.push(other);
-        config.forwards[0].max_sessions = Some(1);
-    });
+    let rig = beside_a_small_forward(|_| {});
     let at = rig.node.listen_addrs()[1].0;
     let pair = rig.pair();
     let _waiting = queue(&rig, rig.relay_addr(), 1);
@@ -186,15 +186,7 @@ fn more_places(before: impl Fn(&mut Config), after: impl Fn(&mut Config)) {
 
 #[test]
 fn a_forward_without_a_queue_is_served_while_others_wait() {
-    let rig = Rig::with(Path::Both, |config| {
-        let other = Forward {
-            name: Some("other".into()),
-            ..config.forwards[0].clone()
-        };
-        config.forwards.push(other);
-        config.forwards[0].max_sessions = Some(1);
-        config.forwards[1].timeouts.queue = Some(None);
-    });
+    let rig = beside_a_small_forward(|other| other.timeouts.queue = Some(None));
     let _pair = rig.pair();
     let _waiting = queue(&rig, rig.relay_addr(), 1);
     let mut client = TcpStream::connect(rig.node.listen_addrs()[1].0).unwrap();

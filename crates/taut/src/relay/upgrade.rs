@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal};
+use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Request, Status};
-use taut_relay::control::{self, AskError};
 use taut_relay::handover::START;
 
 use crate::{Cli, Failure};
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let Some(control) = control_of(args, main)? else {
         return hang_up(main, "relay.control is \"off\"");
     };
-    let status = match ask(&control, &Request::Status) {
+    let status = match control::ask(&control, &Request::Status) {
         Ok(Answer::Status(status)) => *status,
         Ok(_) => return Err(Failure::Run("the answer is not understood".to_owned())),
         Err(error) if main.is_some() => return hang_up(main, &error.to_string()),
@@ -140,16 +140,13 @@ fn hang_up(main: Option<u32>, why: &str) -> Result<(), Failure> {
 }
 
 fn reload(control: &Path) -> Result<(), Failure> {
-    let answer = ask(control, &Request::Reload).map_err(|e| Failure::Run(e.to_string()))?;
+    let answer =
+        control::ask(control, &Request::Reload).map_err(|e| Failure::Run(e.to_string()))?;
     let Answer::Done { notes } = answer else {
         return Err(Failure::Run("the answer is not understood".to_owned()));
     };
     let notes: String = notes.iter().map(|note| format!("{note}\n")).collect();
     crate::print(&super::plain(&notes))
-}
-
-fn ask(control: &Path, request: &Request) -> Result<Answer, AskError> {
-    control::ask(control, request)
 }
 
 /// Returns whether a process runs the program that this one runs.
@@ -368,14 +365,14 @@ fn wait_for(control: &Path, pid: u32, ended: &Receiver<()>) -> Result<u32, Failu
     let deadline = Instant::now() + PATIENCE;
     loop {
         let has_ended = ended.recv_timeout(ASK_EVERY) == Err(RecvTimeoutError::Disconnected);
-        if let Ok(Answer::Status(status)) = ask(control, &Request::Status)
+        if let Ok(Answer::Status(status)) = control::ask(control, &Request::Status)
             && status.pid != pid
         {
             return Ok(status.pid);
         }
         if has_ended {
             let goes_on = matches!(
-                ask(control, &Request::Status),
+                control::ask(control, &Request::Status),
                 Ok(Answer::Status(status)) if status.pid == pid && !status.draining
             );
             return Err(Failure::Run(match goes_on {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use taut_relay::config::Config;
 use taut_relay::control::protocol::{Answer, Request, Status};
+use taut_relay::intercept::Method;
 use taut_relay::node::Node;
 use taut_relay::{control, handover, serve};
 use taut_sys::netns::Netns;
@@ -32,6 +33,10 @@ fn asked() -> Option<(Netns, PathBuf)> {
     let asked = std::env::var(ASKED).ok()?;
     let (netns, file) = asked.split_once(' ').unwrap();
     Some((Netns::open(netns).unwrap(), file.into()))
+}
+
+fn intercepted_by(method: Method) -> String {
+    format!("intercept_by = \"{method:?}\"").to_lowercase()
 }
 
 /// Runs a relay until it is told to stop.
@@ -310,10 +315,7 @@ fn clients_are_intercepted_while_processes_take_over_from_each_other() {
         for borrows in [false, true] {
             let net = Net::new();
             let files = Files::new();
-            let method = format!(
-                "intercept_by = \"{}\"",
-                format!("{method:?}").to_lowercase()
-            );
+            let method = intercepted_by(method);
             let ports = format!("ports = [{PORT}, {SESSION_PORT}]");
             let more = if borrows { "source = \"client\"\n" } else { "" };
             let forward = intercepts(more).replace(&format!("ports = [{PORT}]"), &ports);
@@ -341,13 +343,12 @@ fn clients_are_intercepted_while_processes_take_over_from_each_other() {
 fn the_method_and_the_mark_may_change_in_a_handover() {
     let net = Net::new();
     let files = Files::new();
-    let method = |method| format!("intercept_by = \"{method:?}\"").to_lowercase();
     let forward = intercepts("");
     files.write("", &forward);
     let mut serving = Relay::start(&net, &files).serves();
     in_a_storm(&net, false, |storm| {
         for next in methods().into_iter().rev().chain(methods()) {
-            files.write(&method(next), &forward);
+            files.write(&intercepted_by(next), &forward);
             let next = Relay::start(&net, &files).serves();
             assert_eq!(std::mem::replace(&mut serving, next).result(), "Ok(())");
             storm.go_on();
@@ -367,10 +368,7 @@ fn sessions_go_on_although_the_next_process_intercepts_less() {
     for method in methods() {
         let net = Net::new();
         let files = Files::new();
-        let method = format!(
-            "intercept_by = \"{}\"",
-            format!("{method:?}").to_lowercase()
-        );
+        let method = intercepted_by(method);
         let ports = format!("ports = [{SESSION_PORT}]");
         let forward = intercepts("source = \"client\"\n");
         files.write(
@@ -397,10 +395,7 @@ fn a_new_process_that_dies_before_it_serves_changes_nothing() {
     for method in methods() {
         let net = Net::new();
         let files = Files::new();
-        let method = format!(
-            "intercept_by = \"{}\"",
-            format!("{method:?}").to_lowercase()
-        );
+        let method = intercepted_by(method);
         files.write(&method, &intercepts("source = \"client\"\n"));
         let first = Relay::start(&net, &files).serves();
         let mut session = open_session(&net, PORT);
