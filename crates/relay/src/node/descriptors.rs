@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use taut_exposition::CONNECTIONS;
+use taut_mesh::name_cache::MAX_LOOK_UPS;
 use taut_mesh::rows::MAX_LINKS;
 use taut_sys::limits::raise_open_file_limit;
 
@@ -12,7 +13,6 @@ use crate::config::{Config, Control, Forward, MeshConfig};
 use crate::control::ASKERS;
 use crate::net::addr::Destination;
 use crate::net::devices::devices_up;
-use crate::net::names::cache::MAX_LOOK_UPS;
 use crate::rows::MAX_PROBES;
 use crate::worker::{MAX_EXTRA, MAX_HELLOS, MAX_QUEUED, MAX_WAITING};
 

@@ -8,6 +8,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use taut_mesh::places::SessionPlace;
 use taut_sys::Errno;
 use taut_sys::socket::Stream;
 
@@ -19,7 +20,6 @@ use super::pending_record::Origin;
 use super::sessions::Admission;
 use super::slots::slot;
 use crate::access;
-use crate::access::places::SessionPlace;
 use crate::access::session_quota::Permit;
 use crate::counters::forward::ForwardStats;
 use crate::forwarding::leg::TcpLeg;

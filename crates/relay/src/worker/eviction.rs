@@ -12,10 +12,11 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
+use taut_mesh::places::SessionPlace;
+
 use super::Worker;
 use super::sessions::Close;
 use super::slots::slot;
-use crate::access::places::SessionPlace;
 use crate::access::session_quota::Permit;
 use crate::access::source::Source;
 use crate::event::token::{Generation, Slot};

@@ -16,10 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use taut_mesh::places::SessionPlace;
+
 use self::lines::{Lines, NoRoom, Room, Waiting};
 use super::Worker;
 use super::client::Client;
-use crate::access::places::SessionPlace;
 use crate::access::source::Source;
 use crate::counters::forward::ForwardStats;
 use crate::outcome::refusal::ClientRefusal;

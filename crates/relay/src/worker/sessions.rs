@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
+use taut_mesh::member_quota::MemberPermit;
 use taut_mesh::members::MemberName;
+use taut_mesh::places::SessionPlace;
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 
@@ -13,8 +15,6 @@ use super::Worker;
 use super::dial_plan::DialPlan;
 use super::pending_record::{Origin, PendingRecord, Timeline};
 use super::slots::slot;
-use crate::access::member_quota::MemberPermit;
-use crate::access::places::SessionPlace;
 use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
+use taut_mesh::member_quota::{MemberPermit, MemberQuota, default_limit};
 use taut_mesh::members::MemberName;
+use taut_mesh::places::SessionPlaces;
 
 use crate::access::arrival_rate::ArrivalRate;
-use crate::access::member_quota::{MemberPermit, MemberQuota, default_limit};
-use crate::access::places::SessionPlaces;
 use crate::access::session_quota::{SessionQuota, UNLIMITED};
 use crate::config::InboundLimits;
 use crate::early_syn::PendingTable;

@@ -1,9 +1,8 @@
-//! Looks names up: one asynchronous resolver for all destinations and relays, with a [cache].
+//! Looks names up: one asynchronous resolver for all destinations and relays, with a
+//! [cache](taut_mesh::name_cache).
 //!
 //! Names are found in `/etc/hosts` and asked of the servers in `/etc/resolv.conf`, which are read again when
 //! they change. Other sources of nsswitch.conf(5) are not used.
-
-pub(crate) mod cache;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -24,11 +23,11 @@ use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, TokioResolver};
 use taut_mesh::members::MemberName;
+use taut_mesh::name_cache::{Addresses, Answer, Failure, MAX_LOOK_UPS, NameCache, Refused, Want};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::timeout;
 
-use self::cache::{Addresses, Answer, Failure, MAX_LOOK_UPS, NameCache, Refused, Want};
 use super::addr::{Destination, UpstreamAddr};
 
 /// The time limit of a look-up.
@@ -189,7 +188,7 @@ impl Names {
         told.recv()
             .unwrap_or_else(|_| Err(io::Error::other(ENDED)))?;
         let names = NAMES.get_or_init(|| Self {
-            cache: Mutex::new(NameCache::new()),
+            cache: Mutex::new(NameCache::default()),
             starts,
             refused: Default::default(),
         });

@@ -4,22 +4,22 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use taut_mesh::members::MemberName;
+use crate::members::MemberName;
 
 /// Returns the limit of a member without `max_sessions_per_member`: three quarters of what the node may have.
-pub(crate) fn default_limit(max_sessions: u32) -> u32 {
+pub fn default_limit(max_sessions: u32) -> u32 {
     max_sessions - max_sessions / 4
 }
 
 /// Open sessions by the member that they come from. All workers share one table, which is locked for one
 /// operation at a time.
 #[derive(Debug, Default)]
-pub(crate) struct MemberQuota(Mutex<HashMap<MemberName, u32>>);
+pub struct MemberQuota(Mutex<HashMap<MemberName, u32>>);
 
 /// A session's place in the quota, released when dropped.
 #[derive(Debug)]
 #[must_use = "the place is given back when this is dropped"]
-pub(crate) struct MemberPermit {
+pub struct MemberPermit {
     quota: Arc<MemberQuota>,
     member: MemberName,
 }
@@ -28,7 +28,7 @@ pub(crate) struct MemberPermit {
 
 impl MemberQuota {
     /// Takes a place for a new session of `member`. Returns `None` if it has `limit` or more open.
-    pub(crate) fn admit(self: &Arc<Self>, member: &MemberName, limit: u32) -> Option<MemberPermit> {
+    pub fn admit(self: &Arc<Self>, member: &MemberName, limit: u32) -> Option<MemberPermit> {
         let mut open = self.open();
         let count = open.entry(member.clone()).or_default();
         if *count >= limit {
@@ -51,7 +51,7 @@ impl MemberQuota {
 
 impl MemberPermit {
     /// Returns the member that the session comes from.
-    pub(crate) fn member(&self) -> &MemberName {
+    pub fn member(&self) -> &MemberName {
         &self.member
     }
 }

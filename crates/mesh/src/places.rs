@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The places of a node's sessions.
 #[derive(Debug)]
-pub(crate) struct SessionPlaces {
+pub struct SessionPlaces {
     taken: AtomicU32,
     max: AtomicU32,
 }
@@ -13,12 +13,13 @@ pub(crate) struct SessionPlaces {
 /// A session's place, given back when dropped.
 #[derive(Debug)]
 #[must_use = "the place is given back when this is dropped"]
-pub(crate) struct SessionPlace(Arc<SessionPlaces>);
+pub struct SessionPlace(Arc<SessionPlaces>);
 
 // === impl SessionPlaces ===
 
 impl SessionPlaces {
-    pub(crate) fn new(max: u32) -> Arc<Self> {
+    /// Returns `max` free places.
+    pub fn new(max: u32) -> Arc<Self> {
         Arc::new(Self {
             taken: AtomicU32::new(0),
             max: AtomicU32::new(max),
@@ -26,17 +27,17 @@ impl SessionPlaces {
     }
 
     /// Returns the number of places.
-    pub(crate) fn max(&self) -> u32 {
+    pub fn max(&self) -> u32 {
         self.max.load(Ordering::Relaxed)
     }
 
     /// Changes the number of places. Sessions beyond it stay open.
-    pub(crate) fn set_max(&self, max: u32) {
+    pub fn set_max(&self, max: u32) {
         self.max.store(max, Ordering::Relaxed);
     }
 
     /// Takes a place, if one is free.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<SessionPlace> {
+    pub fn take(self: &Arc<Self>) -> Option<SessionPlace> {
         let max = self.max();
         let more = |taken: u32| (taken < max).then_some(taken + 1);
         let taken = { &self.taken }.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);

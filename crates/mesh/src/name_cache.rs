@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The maximum number of names.
-pub(crate) const MAX_NAMES: usize = 4096;
+pub const MAX_NAMES: usize = 4096;
 /// The maximum number of look-ups at the same time.
-pub(crate) const MAX_LOOK_UPS: usize = 256;
+pub const MAX_LOOK_UPS: usize = 256;
 /// The maximum number of look-ups of one party at the same time.
-pub(crate) const MAX_OF_PARTY: usize = MAX_LOOK_UPS / 4;
+pub const MAX_OF_PARTY: usize = MAX_LOOK_UPS / 4;
 /// How long an answer is used without being renewed. Shorter times to live apply.
 const FRESH: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long an answer that is out of date is used while it is renewed.
@@ -30,27 +30,27 @@ const RENEWED: Duration = Duration::from_secs(60);
 /// The maximum number of those who wait for a look-up.
 const MAX_WAITING: usize = 4096;
 /// How long an answer is used while it cannot be renewed.
-pub(crate) const STALE: Duration = Duration::from_secs(24 * 3600);
+pub const STALE: Duration = Duration::from_secs(24 * 3600);
 /// How long a failure is remembered. Shorter times to live apply.
 const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// The addresses of a name, in the order in which they are to be tried.
-pub(crate) type Addresses = Arc<[IpAddr]>;
+pub type Addresses = Arc<[IpAddr]>;
 
 /// Why a name has no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// The reason.
-    pub(crate) text: Arc<str>,
+    pub text: Arc<str>,
     /// Whether a server has said that there is none. Otherwise none has answered.
-    pub(crate) is_answer: bool,
+    pub is_answer: bool,
     /// How long that holds, as the server says.
-    pub(crate) ttl: Option<Duration>,
+    pub ttl: Option<Duration>,
 }
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
+pub enum Want {
     /// What is known, also if it is out of date.
     Known,
     /// The result of a look-up that has not ended yet.
@@ -59,7 +59,7 @@ pub(crate) enum Want {
 
 /// What is known of a name, and what is to be done.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// The result. `starts`: a look-up is to be started, for which nobody waits.
     Known {
         /// The result.
@@ -78,7 +78,7 @@ pub(crate) enum Answer {
 
 /// Why a look-up is not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub enum Refused {
     /// There are [`MAX_LOOK_UPS`].
     All,
     /// The party has [`MAX_OF_PARTY`].
@@ -87,7 +87,7 @@ pub(crate) enum Refused {
 
 /// The names, the parties `P` that have asked, and those who wait, `W`.
 #[derive(Debug)]
-pub(crate) struct NameCache<P, W> {
+pub struct NameCache<P, W> {
     names: HashMap<Arc<str>, Name<P, W>>,
     /// The number of running look-ups of each party.
     running: HashMap<P, usize>,
@@ -120,18 +120,20 @@ struct LookUp<P, W> {
 
 // === impl NameCache ===
 
-impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
-    pub(crate) fn new() -> Self {
+impl<P, W> Default for NameCache<P, W> {
+    fn default() -> Self {
         Self {
             names: HashMap::new(),
             running: HashMap::new(),
             questions: 0,
         }
     }
+}
 
+impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
     /// Asks for a name on behalf of a party. `waiter` is kept until [`finish`](Self::finish) if the answer
     /// is [`Answer::Waits`]; otherwise it is returned.
-    pub(crate) fn ask(
+    pub fn ask(
         &mut self,
         name: &Arc<str>,
         party: &P,
@@ -169,7 +171,7 @@ impl<P: Clone + Eq + Hash, W> NameCache<P, W> {
 
     /// Ends the look-up of a name: with addresses and how long they hold, or without. Returns those who
     /// have waited, with what they get.
-    pub(crate) fn finish(
+    pub fn finish(
         &mut self,
         name: &str,
         result: Result<(Addresses, Duration), Failure>,
@@ -333,7 +335,7 @@ mod tests {
 
     /// Returns a cache that has just found the first address of a name.
     fn knows_web(now: Instant) -> (Cache, Arc<str>) {
-        let (mut cache, web) = (Cache::new(), name("web.example"));
+        let (mut cache, web) = (Cache::default(), name("web.example"));
         cache.asked(&web, 1, Want::Known, now, 0);
         let _ = cache.finish(&web, Ok((addresses(1), MINUTE)), now);
         (cache, web)
@@ -341,7 +343,7 @@ mod tests {
 
     #[test]
     fn all_who_ask_for_a_name_wait_for_one_look_up() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
+        let (mut cache, now) = (Cache::default(), Instant::now());
         let dead = name("dead.example");
         for waiter in 0..3 {
             let answer = cache.asked(&dead, 1, Want::Known, now, waiter);
@@ -354,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_remembered_for_seconds() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
+        let (mut cache, now) = (Cache::default(), Instant::now());
         let dead = name("dead.example");
         cache.asked(&dead, 1, Want::Known, now, 0);
         let _ = cache.finish("dead.example", Err(silence()), now);
@@ -469,7 +471,7 @@ mod tests {
 
     #[test]
     fn the_name_that_nobody_has_asked_for_the_longest_is_forgotten() {
-        let (mut cache, now) = (Cache::new(), Instant::now());
+        let (mut cache, now) = (Cache::default(), Instant::now());
         let learn = |cache: &mut Cache, text: &str| {
             cache.asked(&name(text), 1, Want::Known, now, 0);
             let _ = cache.finish(text, Ok((addresses(1), MINUTE)), now);
@@ -490,7 +492,7 @@ mod tests {
         fn every_waiter_gets_one_result(
             steps in proptest::collection::vec((0u8..6, 0u32..3, 0u8..4, 0u64..40), 1..200),
         ) {
-            let (mut cache, mut now) = (Cache::new(), Instant::now());
+            let (mut cache, mut now) = (Cache::default(), Instant::now());
             let mut waiting = std::collections::HashSet::new();
             for (number, (of, party, kind, seconds)) in steps.into_iter().enumerate() {
                 now += Duration::from_secs(seconds);
