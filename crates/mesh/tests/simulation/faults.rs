@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use taut_mesh::early_syn::Limiter;
+use taut_mesh::name_cache::NameCache;
 
 use crate::connection::{AcceptEnd, Connection, DialEnd, End, Packet};
 use crate::early;
@@ -20,6 +21,9 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const OUTSIDERS: usize = 3;
 const OUTSIDERS_AT_ONCE: usize = 40;
 
+/// The number of sessions for which a greedy member asks each time.
+const ASKED_AT_ONCE: usize = 8;
+
 /// The number of SYNs that are forged each time.
 const SYNS_AT_ONCE: usize = 5;
 
@@ -29,7 +33,7 @@ pub(crate) struct Fault {
     pub(crate) kind: Kind,
     pub(crate) node: Node,
     /// Another relay that it concerns.
-    other: Node,
+    pub(crate) other: Node,
     pub(crate) begins: Time,
     pub(crate) lasts: Duration,
     /// The cut that it has made.
@@ -70,10 +74,14 @@ pub(crate) enum Kind {
     HostileMember,
     /// Somebody forges SYNs of clients.
     ForgedSyns,
+    /// The other relay is a member that takes as many sessions of this one as it gets.
+    TakesAll,
+    /// The other relay is a member that asks this one for names that nobody answers for.
+    DeadNames,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Killed,
         Self::Vanished,
         Self::Stopped,
@@ -88,7 +96,14 @@ impl Kind {
         Self::Outsiders,
         Self::HostileMember,
         Self::ForgedSyns,
+        Self::TakesAll,
+        Self::DeadNames,
     ];
+
+    /// Returns whether the other relay is a member that uses up what it may.
+    pub(crate) fn is_greedy(self) -> bool {
+        matches!(self, Self::TakesAll | Self::DeadNames)
+    }
 
     /// Returns the least and the longest time that it lasts.
     fn lasts(self) -> (Duration, Duration) {
@@ -96,7 +111,11 @@ impl Kind {
             Self::Stopped => (200, 6_000),
             Self::NewKey => (8_000, 8_001),
             Self::Removed => (4_000, 8_000),
-            Self::Outsiders | Self::HostileMember | Self::ForgedSyns => (2_000, 3_000),
+            Self::Outsiders
+            | Self::HostileMember
+            | Self::ForgedSyns
+            | Self::TakesAll
+            | Self::DeadNames => (2_000, 3_000),
             _ => (500, 8_000),
         };
         (Duration::from_millis(least), Duration::from_millis(most))
@@ -129,6 +148,15 @@ impl World {
                 Some(forward) => *self.random.pick(&forward.routes[0]),
                 None => 0,
             };
+            // Two of these together may leave the others nothing.
+            if kind.is_greedy()
+                && self
+                    .faults
+                    .iter()
+                    .any(|it| it.kind.is_greedy() && it.node == node)
+            {
+                kind = Kind::Killed;
+            }
             let peers = &self.relays[usize::from(node)].peers;
             let other = peers[self.random.below(peers.len())].node;
             let (least, most) = kind.lasts();
@@ -200,6 +228,10 @@ impl World {
             (Some((from, to)), _) => Some(Location::Path(from, to)),
             // These cost nobody a session.
             (_, Kind::HandedOver | Kind::NewKey | Kind::Outsiders | Kind::ForgedSyns) => None,
+            // The sessions of its own clients find nothing left for them at this relay.
+            (_, Kind::TakesAll | Kind::DeadNames) => {
+                Some(Location::Path(Group::One(other), Group::One(node)))
+            }
             // A hostile member may use up what a relay keeps ready for all.
             _ => Some(Location::Relay(node)),
         };
@@ -226,7 +258,12 @@ impl World {
             }
             Kind::HandedOver => self.hand_over(node),
             Kind::Removed => self.publish(node, Vec::new()),
-            Kind::NewKey | Kind::Outsiders | Kind::HostileMember | Kind::ForgedSyns => {
+            Kind::NewKey
+            | Kind::Outsiders
+            | Kind::HostileMember
+            | Kind::ForgedSyns
+            | Kind::TakesAll
+            | Kind::DeadNames => {
                 self.queue.after(Duration::ZERO, Event::Attacks(number));
             }
             Kind::OnePathCut | Kind::Mute | Kind::Deaf | Kind::Split => {}
@@ -258,7 +295,7 @@ impl World {
                 self.publish(node, keys);
                 works_at += ADOPTION;
             }
-            Kind::HostileMember => {
+            Kind::HostileMember | Kind::TakesAll | Kind::DeadNames => {
                 let its = |c: &Connection| c.dialler == other && c.dial == DialEnd::Hostile;
                 for key in self.connections_where(its) {
                     self.close(key, End::Dialler);
@@ -290,6 +327,7 @@ impl World {
         relay.missed.clear();
         relay.early.clear();
         relay.limiter = Limiter::new(early::limits());
+        relay.names = NameCache::default();
         let legs: Vec<Key> = {
             let all = self.legs.iter();
             all.filter(|(_, leg)| leg.relay == node)
@@ -431,6 +469,15 @@ impl World {
                     self.attack(other, to, acts);
                 }
                 Some(Duration::from_millis(60))
+            }
+            Kind::TakesAll | Kind::DeadNames => {
+                if self.relay(other).state != State::Running {
+                    return;
+                }
+                for _ in 0..ASKED_AT_ONCE {
+                    self.asks_for_all(other, node, kind == Kind::DeadNames);
+                }
+                Some(Duration::from_millis(30))
             }
             Kind::ForgedSyns => {
                 if let Some(forward) = self.early_forward(node)

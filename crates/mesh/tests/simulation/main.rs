@@ -22,6 +22,7 @@ mod row_faults;
 mod rows;
 mod serving;
 mod session;
+mod shares;
 mod trace;
 mod world;
 
@@ -212,6 +213,7 @@ struct Total {
     rejected: u64,
     evicted: u64,
     expired: u64,
+    unshared: [u64; 2],
     detours: [Duration; 2],
     recoveries: [(u32, Duration); Kind::ALL.len()],
     most: (usize, usize),
@@ -228,6 +230,9 @@ impl Total {
         self.rejected += oracle.rejected;
         self.evicted += oracle.evicted;
         self.expired += oracle.expired;
+        for (all, one) in self.unshared.iter_mut().zip(oracle.unshared) {
+            *all += one;
+        }
         for (all, one) in self.detours.iter_mut().zip(oracle.detours) {
             *all = (*all).max(one);
         }
@@ -252,6 +257,11 @@ impl fmt::Display for Total {
             f,
             "{} connections made room for others at a mesh port; {} legs were begun at SYNs that no client followed",
             self.evicted, self.expired
+        )?;
+        let [sessions, names] = self.unshared;
+        writeln!(
+            f,
+            "members that take all were refused {sessions} sessions and {names} look-ups beyond their shares"
         )?;
         let [hello, dial] = self.detours;
         writeln!(

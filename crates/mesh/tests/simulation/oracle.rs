@@ -41,6 +41,8 @@ pub(crate) enum Rule {
     EarlySyn,
     Eviction,
     Detour,
+    Places,
+    Names,
 }
 
 /// A rule that was broken.
@@ -68,6 +70,8 @@ pub(crate) struct Oracle {
     /// Connections that made room for others at a mesh port, and legs that were begun at SYNs and never used.
     pub(crate) evicted: u64,
     pub(crate) expired: u64,
+    /// Sessions and look-ups that members were refused which had taken all they may.
+    pub(crate) unshared: [u64; 2],
     /// For how long sessions were sent to a dead relay, since a first hello and since a first dial.
     pub(crate) detours: [Duration; 2],
     /// The most connections and legs at one time.
@@ -97,7 +101,7 @@ pub(crate) enum Location {
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Destinations,
         Self::Members,
         Self::Loop,
@@ -108,6 +112,8 @@ impl Rule {
         Self::EarlySyn,
         Self::Eviction,
         Self::Detour,
+        Self::Places,
+        Self::Names,
     ];
 
     pub(crate) fn text(self) -> &'static str {
@@ -132,6 +138,10 @@ impl Rule {
                 "a full mesh port closes a connection of the source that has the most"
             }
             Self::Detour => "new sessions go around a dead relay within the bound",
+            Self::Places => "a member that takes all it may costs no other session its place",
+            Self::Names => {
+                "a member whose names are not answered costs no other session its look-up"
+            }
         }
     }
 }

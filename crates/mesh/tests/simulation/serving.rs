@@ -1,21 +1,22 @@
 //! Sessions that another relay requests: the real [`Acceptor`] reads the hello, and [`onward`] decides where the
 //! session goes.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use taut_mesh::acceptor::{self, Acceptor};
 use taut_mesh::hello::{Hello, Target};
 use taut_mesh::members::MemberName;
-use taut_mesh::onward::{Onward, Policy, SessionRefusal, onward};
+use taut_mesh::onward::{Onward, onward};
 use taut_mesh::ways::Ways;
 
 use crate::accepting::limits;
 use crate::connection::{AcceptEnd, End, Packet};
-use crate::destination::{Permissions, look_up, session_number};
+use crate::destination::{Permissions, session_number};
 use crate::engine::Key;
 use crate::network::Node;
 use crate::oracle::Rule;
-use crate::session::Leg;
+use crate::session::{Admission, Leg};
 use crate::world::{Event, World, node_of};
 
 impl World {
@@ -83,38 +84,32 @@ impl World {
             allows_all: self.broken == Some(Rule::Destinations),
         };
         let decision = onward(member, hello, &policy);
-        // The addresses that a name leads to are somebody else's to choose.
-        let decision = match decision {
-            Ok(Onward::LookUp(found)) => {
-                let address = look_up(&found);
-                match policy.may_reach(member, address) {
-                    true => Ok(Onward::Address(address)),
-                    false => Err(SessionRefusal::Destination),
-                }
-            }
-            other => other,
+        let admitted = decision.ok().zip(self.admit_session(node, member));
+        let Some((onward, admission)) = admitted else {
+            self.oracle.refused += 1;
+            self.close(key, End::Acceptor);
+            return;
         };
-        match decision {
-            Ok(Onward::Relay(next)) => {
-                let leg = self.new_leg(number, node, key);
+        let leg = self.new_leg(number, node, key, admission);
+        match onward {
+            Onward::Relay(next) => {
                 let to = node_of(&next.receiver);
                 self.ask_peer(leg, node, to, next, Ways::default());
             }
-            Ok(Onward::Address(address)) => {
-                let leg = self.new_leg(number, node, key);
-                self.check_destination(node, address);
-                self.connect(leg, &Target::Addr(address));
-            }
-            Ok(Onward::LookUp(_)) => unreachable!("looked up above"),
-            Err(_) => {
-                self.oracle.refused += 1;
-                self.close(key, End::Acceptor);
-            }
+            Onward::Address(address) => self.reach(leg, node, address),
+            Onward::LookUp(name) => self.ask_for_name(leg, node, member, &name),
         }
     }
 
-    fn new_leg(&mut self, session: usize, node: Node, inbound: Key) -> Key {
-        let leg = Leg::new(session, node, Some(inbound));
+    /// Connects a leg to an address that its relay may reach.
+    pub(crate) fn reach(&mut self, leg: Key, node: Node, address: SocketAddr) {
+        self.check_destination(node, address);
+        self.connect(leg, &Target::Addr(address));
+    }
+
+    fn new_leg(&mut self, session: usize, node: Node, inbound: Key, admission: Admission) -> Key {
+        let mut leg = Leg::new(session, node, Some(inbound));
+        leg.admission = Some(admission);
         let leg = self.legs.insert(leg);
         if let Some(connection) = self.connections.get_mut(inbound) {
             connection.accept = AcceptEnd::Used(leg);

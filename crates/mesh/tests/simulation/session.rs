@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use taut_mesh::hello::{DEFAULT_HOPS, Hello, Target};
+use taut_mesh::member_quota::MemberPermit;
 use taut_mesh::members::MemberName;
+use taut_mesh::places::SessionPlace;
 use taut_mesh::ways::{Alternative, Attempt, Ways};
 
 use crate::connection::{DialEnd, End, Packet};
@@ -69,6 +71,8 @@ pub(crate) struct Leg {
     pub(crate) relay: Node,
     /// From the relay before; `None` at the first.
     pub(crate) inbound: Option<Key>,
+    /// Given back when the leg ends. Legs that were begun at SYNs have none.
+    pub(crate) admission: Option<Admission>,
     pub(crate) upstream: Option<Key>,
     pub(crate) plan: Plan,
     /// Counts the waits for a connection.
@@ -78,6 +82,13 @@ pub(crate) struct Leg {
     pub(crate) answered: bool,
     /// The upstream connection has broken before the client came.
     pub(crate) lost: bool,
+}
+
+/// The places of a leg.
+pub(crate) struct Admission {
+    pub(crate) _place: SessionPlace,
+    /// If another relay requests it.
+    pub(crate) _of_member: Option<MemberPermit>,
 }
 
 /// How a leg gets its upstream connection.
@@ -146,7 +157,9 @@ impl World {
         let Session { first, forward, .. } = self.sessions[session];
         let known = &self.forwards[forward];
         let ways = Ways::new(known.routes.clone(), known.direct.then_some(()));
-        let leg = self.legs.insert(Leg::new(session, first, None));
+        let mut leg = Leg::new(session, first, None);
+        leg.admission = self.admit_client(first);
+        let leg = self.legs.insert(leg);
         self.sessions[session].leg = Some(leg);
         let hello = self.hello(session, &[]);
         self.take_way(leg, hello, ways);
@@ -210,7 +223,7 @@ impl World {
         let node = place.relay;
         let number = match destination {
             Target::Addr(address) => destination_number(*address),
-            name => destination_number(look_up(name)),
+            Target::Name { host, .. } => destination_number(look_up(host)),
         };
         let place = (self.size.relays + number.unwrap_or(0)) as Node;
         let wait = 4 * self.network.delay(node, place);
@@ -340,6 +353,7 @@ impl Leg {
             session,
             relay,
             inbound,
+            admission: None,
             upstream: None,
             plan: Plan::Connect,
             waits: 0,

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use taut_mesh::acceptor::Local;
 use taut_mesh::early_syn::Limiter;
 use taut_mesh::identity::{PrivateKey, PublicKey};
+use taut_mesh::member_quota::MemberQuota;
 use taut_mesh::members::{Member, MemberName, Members};
+use taut_mesh::name_cache::NameCache;
+use taut_mesh::places::SessionPlaces;
 use taut_mesh::pool::{Bounds, Pool};
 use taut_mesh::tls::AcceptTls;
 use taut_mesh::unproven::Unproven;
@@ -36,6 +39,9 @@ pub(crate) const MAX_READY: usize = 96;
 
 /// Connections that have not proven a key, at each relay.
 pub(crate) const MAX_UNPROVEN: usize = 64;
+
+/// Sessions at each relay.
+pub(crate) const MAX_SESSIONS: u32 = 256;
 
 /// The time from a dial to the end of its handshake, and of a session's connecting.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
@@ -79,6 +85,8 @@ pub(crate) enum Event {
     Accepts(usize),
     /// Clients whose SYN has begun a leg may not have come, if the relay still is this process.
     EarlyExpires(Node, u32),
+    /// The look-up of a name ends, if the relay still is this process.
+    LookedUp(Node, u32, Arc<str>),
     /// The destination of a leg has answered.
     Answers(Key),
     /// A session's client leaves.
@@ -122,6 +130,11 @@ pub(crate) struct Relay {
     pub(crate) ready: Unused<Key>,
     /// Those that have not proven a key.
     pub(crate) unproven: Unproven<Key>,
+    /// The places of its sessions, and how many the sessions of each member have.
+    pub(crate) places: Arc<SessionPlaces>,
+    pub(crate) quota: Arc<MemberQuota>,
+    /// What it knows of names, and which legs wait for which.
+    pub(crate) names: NameCache<MemberName, Key>,
     /// What SYNs may begin, and the legs that they have begun.
     pub(crate) limiter: Limiter,
     pub(crate) early: EarlyLegs,
@@ -289,6 +302,7 @@ impl World {
             Event::Connects(forward) => self.connects(forward),
             Event::Accepts(session) => self.accepts(session),
             Event::EarlyExpires(node, process) => self.early_expires(node, process),
+            Event::LookedUp(node, process, name) => self.on_looked_up(node, process, &name),
             Event::Answers(leg) => self.pass_reply(leg),
             Event::Leaves(session) => self.leaves(session),
             Event::Adopts(node, list) => self.adopts(node, list),
@@ -306,9 +320,10 @@ impl World {
         match event {
             Event::DialTimer(key) => self.connections.get(*key).map(|c| c.dialler),
             Event::AcceptTimer(key) => self.connections.get(*key).map(|c| c.acceptor),
-            Event::Polls(node, _) | Event::Adopts(node, _) | Event::EarlyExpires(node, _) => {
-                Some(*node)
-            }
+            Event::Polls(node, _)
+            | Event::Adopts(node, _)
+            | Event::EarlyExpires(node, _)
+            | Event::LookedUp(node, ..) => Some(*node),
             Event::Patience(leg, _) | Event::WaitEnds(leg, _) | Event::Answers(leg) => {
                 self.legs.get(*leg).map(|leg| leg.relay)
             }
@@ -411,6 +426,9 @@ impl World {
             peers: Vec::new(),
             ready: Unused::default(),
             unproven: Unproven::default(),
+            places: SessionPlaces::new(MAX_SESSIONS),
+            quota: Arc::default(),
+            names: NameCache::default(),
             limiter: Limiter::new(early::limits()),
             early: EarlyLegs::new(),
             stopped_until: None,
