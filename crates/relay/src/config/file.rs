@@ -1,7 +1,7 @@
 //! The configuration file as written, and its conversion to a [`Config`].
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use taut_mesh::members::MemberName;
 use taut_mesh::rows::MAX_WANTED;
-use taut_sys::socket::{PathOptions, SourcePool};
 use toml::Spanned;
 
 use super::field::{
     CountOrOff, OneOrMany, TIME, Time, TimeOrOff, at_least_one, limit, parse, set_time,
     set_time_or_off, sources,
 };
+use super::path::PathKeys;
 use super::{
     Config, Control, Forward, ForwardTimeouts, Handover, HealthCheck, Named, ResolveRequired,
     ServerName, mesh, transparent,
@@ -126,8 +126,6 @@ const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
 /// The range of both `user_timeout`. The kernel counts it in milliseconds, in 31 bits.
 const USER_TIMEOUT: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 86_400);
-/// The largest differentiated services code point.
-const MAX_DSCP: u8 = 63;
 /// The maximum length of a forward's name.
 const MAX_NAME: usize = 64;
 /// The name that metrics and logs use for the mesh port.
@@ -401,17 +399,14 @@ impl ForwardSection {
             allow: self.allow,
             deny: self.deny,
         };
-        let path = PathOptions {
-            mark: mark(self.upstream_mark, i)?,
-            dscp: dscp(self.upstream_dscp, i)?,
+        let path = PathKeys {
+            mark: self.upstream_mark,
+            dscp: self.upstream_dscp,
             device: self.upstream_device,
-            sources: match self.upstream_address {
-                Some(addresses) => source_pool(addresses, i)?,
-                None => SourcePool::default(),
-            },
+            address: self.upstream_address,
         };
         let forward = Forward {
-            path,
+            path: path.check(&format!("relay.forward[{i}]"))?,
             name: self.name.map(|name| forward_name(name, i)).transpose()?,
             transparent: transparent.check(i, listen_at, &listen)?,
             listen,
@@ -588,49 +583,6 @@ impl Taken {
         }
         Ok(())
     }
-}
-
-fn mark(mark: Option<Spanned<u32>>, i: usize) -> Result<Option<u32>, (usize, String)> {
-    match mark {
-        Some(mark) if *mark.get_ref() == 0 => {
-            let message = "must not be 0, which means no mark";
-            Err((
-                mark.span().start,
-                format!("relay.forward[{i}].upstream_mark: {message}"),
-            ))
-        }
-        mark => Ok(mark.map(Spanned::into_inner)),
-    }
-}
-
-fn dscp(dscp: Option<Spanned<u8>>, i: usize) -> Result<Option<u8>, (usize, String)> {
-    match dscp {
-        Some(dscp) if *dscp.get_ref() > MAX_DSCP => {
-            let message =
-                format!("must be from 0 to {MAX_DSCP}, such as 46 for expedited forwarding");
-            Err((
-                dscp.span().start,
-                format!("relay.forward[{i}].upstream_dscp: {message}"),
-            ))
-        }
-        dscp => Ok(dscp.map(Spanned::into_inner)),
-    }
-}
-
-/// Parses `forward[i].upstream_address`.
-fn source_pool(addresses: Spanned<OneOrMany>, i: usize) -> Result<SourcePool, (usize, String)> {
-    let at = addresses.span().start;
-    let texts = addresses.into_inner().into_vec();
-    let addresses = texts.iter().map(|text| {
-        text.parse::<IpAddr>().map_err(|_| {
-            let field = format!("relay.forward[{i}].upstream_address");
-            (
-                at,
-                format!("{field}: `{text}` is not an IP address, such as 192.0.2.5"),
-            )
-        })
-    });
-    Ok(SourcePool::new(addresses.collect::<Result<_, _>>()?))
 }
 
 /// Checks the name of `forward[i]`. It is a label in metrics and an argument of commands.

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::{MAX_MESH_KEYS, MemberName};
+use taut_sys::socket::PathOptions;
 use toml::Spanned;
 
 use super::etcd::{EtcdConfig, EtcdSection};
@@ -15,6 +16,7 @@ use super::field::{
     CountOrOff, OneOrMany, TIME, Time, at_least_one, limit, parse, set_time, sources,
 };
 use super::limits::{InboundLimits, PoolLimits};
+use super::path::PathKeys;
 use crate::access::identity::ProxyVersion;
 use crate::access::{Pattern, Rule, SourcePrefix, Sources};
 use crate::net::addr::Listen;
@@ -72,6 +74,8 @@ pub struct MeshConfig {
     pub send_proxy: Vec<(ProxyVersion, Vec<Rule>)>,
     /// Congestion control of legs to destinations; `None`: the kernel's default.
     pub upstream_congestion: Option<String>,
+    /// How packets to destinations are sent.
+    pub path: PathOptions,
     /// Turbo start of legs between relays; `None`: off.
     pub turbo: Option<Turbo>,
     /// The keys of protected legs go to the kernel where it has TLS.
@@ -179,6 +183,7 @@ impl MeshConfig {
             borrow: false,
             send_proxy: Vec::new(),
             upstream_congestion: None,
+            path: PathOptions::default(),
             turbo: Some(Turbo::default()),
             congestion: None,
             max_rate: None,
@@ -266,6 +271,10 @@ pub(super) struct MeshSection {
     send_proxy: Option<Spanned<OneOrMany>>,
     send_proxy_v1: Option<Spanned<OneOrMany>>,
     upstream_congestion: Option<String>,
+    upstream_mark: Option<Spanned<u32>>,
+    upstream_dscp: Option<Spanned<u8>>,
+    upstream_device: Option<String>,
+    upstream_address: Option<Spanned<OneOrMany>>,
     turbo: Option<bool>,
     congestion_control: Option<Spanned<String>>,
     rate: Option<Spanned<String>>,
@@ -374,6 +383,13 @@ impl MeshSection {
         mesh.kernel_tls = self.kernel_tls.unwrap_or(mesh.kernel_tls);
         mesh.removed = self.removed_members.unwrap_or_default();
         mesh.upstream_congestion = self.upstream_congestion;
+        let path = PathKeys {
+            mark: self.upstream_mark,
+            dscp: self.upstream_dscp,
+            device: self.upstream_device,
+            address: self.upstream_address,
+        };
+        mesh.path = path.check("relay.mesh")?;
         let keys = LegKeys {
             turbo: self.turbo,
             congestion_control: self.congestion_control,
@@ -403,6 +419,13 @@ impl MeshSection {
         }
 
         mesh.borrow = super::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
+        if let Some(source) = self
+            .source
+            .filter(|_| mesh.borrow && !mesh.path.sources.addrs().is_empty())
+        {
+            let message = "relay.mesh.source: `\"client\"` excludes `upstream_address`; remove one";
+            return Err((source.span().start, message.into()));
+        }
         mesh.send_proxy = vec![
             (ProxyVersion::V2, addresses(self.send_proxy, "send_proxy")?),
             (

@@ -20,6 +20,7 @@ mod field;
 mod file;
 mod limits;
 mod mesh;
+mod path;
 mod server_name;
 mod transparent;
 
@@ -309,7 +310,7 @@ impl Forward {
             }
             _ if self.uses_mesh() && self.path != PathOptions::default() => {
                 ".via: `upstream_mark`, `upstream_dscp`, `upstream_device` and `upstream_address` are for \
-                 connections to the destination itself"
+                 connections of forwards without `via`; write them into [relay.mesh] of the last relay"
             }
             _ if *borrow && !self.path.sources.addrs().is_empty() => {
                 ".upstream_address: excludes `source = \"client\"`; remove one"

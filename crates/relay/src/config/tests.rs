@@ -537,3 +537,38 @@ fn with_via_the_last_relay_chooses_the_congestion_control_towards_the_destinatio
     let chosen = config.mesh.unwrap().upstream_congestion;
     assert_eq!(chosen.as_deref(), Some("bbr"));
 }
+
+#[test]
+fn with_via_the_last_relay_chooses_the_way_to_the_destination() {
+    let mesh = "[relay.mesh]\nprivate_key_file = \"/k\"\nmembers_file = \"/m\"\nlisten = \":1\"\n";
+    let way = "upstream_mark = 7\nupstream_dscp = 46\nupstream_device = \"eth1\"\nupstream_address = \"192.0.2.5\"\n";
+    let path = parse(&format!("{mesh}{way}")).unwrap().mesh.unwrap().path;
+    assert_eq!((path.mark, path.dscp), (Some(7), Some(46)));
+    assert_eq!(path.device.as_deref(), Some("eth1"));
+    assert_eq!(path.sources.addrs().len(), 1);
+    for (more, part) in [
+        (
+            "upstream_mark = 0\n",
+            "relay.mesh.upstream_mark: must not be 0",
+        ),
+        (
+            "upstream_dscp = 64\n",
+            "relay.mesh.upstream_dscp: must be from 0 to 63",
+        ),
+        (
+            "upstream_address = \"x\"\n",
+            "relay.mesh.upstream_address: `x`",
+        ),
+        (
+            "source = \"client\"\nupstream_address = \"192.0.2.5\"\n",
+            "excludes `upstream_address`",
+        ),
+        (
+            "[[relay.forward]]\nlisten = \":2\"\nto = \"a:1\"\nvia = \"x\"\nupstream_mark = 1\n",
+            "write them into [relay.mesh] of the last relay",
+        ),
+    ] {
+        let error = parse(&format!("{mesh}{more}")).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}

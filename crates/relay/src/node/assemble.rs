@@ -235,7 +235,7 @@ pub(super) fn assemble(
                 access,
                 rules,
                 removed: mesh.removed,
-                upstream: Arc::new(outer_leg(config, mesh.upstream_congestion.as_ref())?),
+                upstream: Arc::new(mesh_upstream(config, mesh)?),
                 turbo: turbo.clone(),
                 sizes_window: mesh_legs.sizes_window,
                 legs: mesh_legs.of_members,
@@ -382,12 +382,22 @@ fn planned_legs(mesh: &MeshConfig) -> HashMap<MemberName, LegSettings> {
         .collect()
 }
 
-/// Checks that the kernel has the congestion controls of `[relay.mesh]`.
+/// Returns the socket options of legs to destinations of sessions from the mesh, after checking that the kernel accepts
+/// them.
+fn mesh_upstream(config: &Config, mesh: &MeshConfig) -> Result<LegOptions, StartError> {
+    check_path("relay.mesh", &mesh.path, &plain_leg(config))?;
+    Ok(LegOptions {
+        path: mesh.path.clone(),
+        ..outer_leg(config, mesh.upstream_congestion.as_ref())?
+    })
+}
+
+/// Checks that the kernel accepts the legs of `[relay.mesh]`.
 pub(super) fn check_mesh_legs(config: &Config) -> Result<(), StartError> {
     let Some(mesh) = &config.mesh else {
         return Ok(());
     };
-    outer_leg(config, mesh.upstream_congestion.as_ref())?;
+    mesh_upstream(config, mesh)?;
     let named = mesh.legs().filter_map(|leg| leg.congestion);
     named
         .into_iter()
@@ -402,19 +412,28 @@ pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, 
             path: f.path.clone(),
             ..leg(&f.upstream_congestion)?
         };
-        check_path(&f.path, &plain_leg(config))?;
+        check_path("relay.forward", &f.path, &plain_leg(config))?;
         Ok((leg(&f.client_congestion)?, upstream))
     };
     config.forwards.iter().map(legs).collect()
 }
 
 /// Checks that the kernel accepts the way in which packets to a destination are sent.
-fn check_path(path: &PathOptions, plain: &LegOptions) -> Result<(), StartError> {
+fn check_path(
+    section: &'static str,
+    path: &PathOptions,
+    plain: &LegOptions,
+) -> Result<(), StartError> {
     let refused = |what, hint: fn(&std::io::Error) -> String| {
         move |source: Errno| {
             let source = source.into();
             let hint = hint(&source);
-            StartError::Path { what, source, hint }
+            StartError::Path {
+                section,
+                what,
+                source,
+                hint,
+            }
         }
     };
     let only = |path: PathOptions| LegOptions {

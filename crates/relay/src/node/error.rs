@@ -60,8 +60,10 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The kernel refuses the mark, the device or the source address of upstream legs.
-    #[error("cannot use relay.forward, {what}: {source}{hint}")]
+    #[error("cannot use {section}.{what}: {source}{hint}")]
     Path {
+        /// The section of the configuration.
+        section: &'static str,
         /// The setting.
         what: &'static str,
         /// The kernel's error.

@@ -112,7 +112,10 @@ impl Work {
 
     pub(super) fn begin(&mut self, target: ProbeTarget, to: SocketAddr) {
         self.counts.probes += 1;
-        let options = self.options();
+        let mut options = self.options();
+        if let ProbeTarget::Destination(_) = target {
+            options.path = self.mesh.upstream.path.clone();
+        }
         let token = |place: usize| PROBE | place as u64;
         let begun = self
             .probes

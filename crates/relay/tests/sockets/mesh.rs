@@ -13,6 +13,7 @@ use taut_relay::access::identity::ProxyVersion;
 use taut_relay::node::Node;
 use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
+use taut_sys::socket::SourcePool;
 
 use crate::mesh_rig::*;
 use crate::rig::*;
@@ -81,6 +82,26 @@ fn the_last_relay_tells_destinations_of_its_list_the_clients_address() {
         let (mut client, mut server) = mesh.pair();
         exchange(&mut client, &mut server, 10);
     }
+}
+
+#[test]
+fn sessions_of_other_relays_leave_by_the_configured_way() {
+    let mesh = Mesh::with(
+        |_| {},
+        |far| {
+            let path = &mut far.mesh.as_mut().unwrap().path;
+            path.sources = SourcePool::new(
+                ["127.0.0.8", "127.0.0.9"]
+                    .map(|ip| ip.parse().unwrap())
+                    .into(),
+            );
+        },
+    );
+    let mut from: Vec<_> = (0..2)
+        .map(|_| mesh.pair().1.peer_addr().unwrap().ip().to_string())
+        .collect();
+    from.sort();
+    assert_eq!(from, ["127.0.0.8", "127.0.0.9"]);
 }
 
 #[test]

@@ -199,11 +199,11 @@ fn a_device_or_source_address_that_does_not_exist_is_one_message() {
     for (setting, part) in [
         (
             "upstream_device = \"no-such\"",
-            "cannot use relay.forward, upstream_device",
+            "cannot use relay.forward.upstream_device",
         ),
         (
             "upstream_address = \"192.0.2.1\"",
-            "cannot use relay.forward, upstream_address",
+            "cannot use relay.forward.upstream_address",
         ),
     ] {
         let (output, said) = refused(&format!("{FORWARD}{setting}\n"));
