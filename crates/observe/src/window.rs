@@ -61,6 +61,9 @@ pub struct Shares {
     pub network: f64,
 }
 
+/// The unit in which a receiver measures round trips: that of TCP timestamps (the kernel's TCP_TS_HZ).
+const TICK: Duration = Duration::from_millis(1);
+
 /// Sums over pairs of figures, each minus its mean: the sum of the products, and the sums of the
 /// squares.
 #[derive(Default)]
@@ -68,6 +71,15 @@ struct Moments {
     both: f64,
     first: f64,
     second: f64,
+}
+
+/// Returns the round trip that a receiver has measured. By timestamps it may be a tick too short, which on a short path
+/// is most of it: then it is the shortest that this end has measured by acknowledgements, in microseconds.
+pub fn receiver_rtt(info: &TcpInfo) -> Option<Duration> {
+    let measured = info.rcv_rtt?;
+    let in_doubt = measured..=measured + TICK;
+    let exact = { info.min_rtt }.filter(|rtt| info.timestamps && in_doubt.contains(rtt));
+    Some(exact.unwrap_or(measured))
 }
 
 // === impl Sample ===

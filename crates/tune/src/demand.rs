@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use taut_observe::tcp_settings::TcpSettings;
-use taut_observe::window::Window;
+use taut_observe::window::{Window, receiver_rtt};
 use taut_sys::sock_diag::Connection;
 use taut_sys::tcp_info::TcpInfo;
 
@@ -210,7 +210,7 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let cap = cap.within(buffer.widest);
     // A host that only receives measures a round trip from the data that arrives one window later.
     // Without timestamps, the measurement includes the time to fill the window.
-    let round_trip = match (info.rcv_rtt, info.min_rtt) {
+    let round_trip = match (receiver_rtt(info), info.min_rtt) {
         (Some(measured), Some(minimum)) => measured.min(minimum),
         (measured, minimum) => measured.or(minimum).unwrap_or_default(),
     };
@@ -442,6 +442,28 @@ mod tests {
         let demand = demand_of(&samples, Direction::Receive);
         assert!(demand.is_limiting && demand.is_fixed == Some(true));
         assert_eq!(demand.wanted, 4 * 64_000 * 3 / 2);
+    }
+
+    #[test]
+    fn a_round_trip_in_ticks_does_not_hide_that_a_short_path_is_limited() {
+        let samples = |measured: u64, has_timestamps: bool| {
+            samples(|index, _, info| {
+                info.min_rtt = Some(Duration::from_micros(1240));
+                info.rcv_rtt = Some(Duration::from_micros(measured));
+                info.timestamps = has_timestamps;
+                info.bytes_received = Some(u64::from(index) * 53_000_000);
+                info.rcv_wnd = Some(80_000);
+            })
+        };
+        for measured in [1000, 1240, 3000] {
+            assert!(
+                demand_of(&samples(measured, true), Direction::Receive).is_limiting,
+                "{measured}"
+            );
+        }
+        // The host answered late when the connection was opened: more than a tick, or there are no ticks.
+        assert!(!demand_of(&samples(500, false), Direction::Receive).is_limiting);
+        assert!(!demand_of(&samples(200, true), Direction::Receive).is_limiting);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use taut_sys::sock_diag::{Connection, State};
 
 use super::{Cause, Context, Factor, Finding, LIKELY_MOST, NEAR_SCALE, Sizing, widest_window};
-use crate::window::{SampleRef, Window};
+use crate::window::{SampleRef, Window, receiver_rtt};
 
 /// A receive buffer counts as nearly full above this share, overhead included: the window cannot
 /// fill much more of it.
@@ -130,7 +130,7 @@ fn application(window: &Window<'_>, share: f64, weight: f64) -> Finding {
 /// Returns the share of the window that is used in a round trip, if it is large enough that the
 /// window must limit the sender.
 fn used(window: &Window<'_>) -> Option<f64> {
-    let rtt = window.mean_seconds(|info| info.rcv_rtt)?;
+    let rtt = window.mean_seconds(receiver_rtt)?;
     let offered = window.mean(|info| info.rcv_wnd.map(f64::from))?;
     let used = window.received_rate() * rtt / offered.max(1.0);
     (used >= WINDOW_USED).then_some(used.min(1.0))
@@ -147,7 +147,7 @@ fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
     let bound = widest_window(window.last().window_scales.map(|(_, own)| own));
     let cause = Cause::WindowUsed {
         window: offered,
-        rtt: window.mean_seconds(|info| info.rcv_rtt).unwrap_or_default(),
+        rtt: window.mean_seconds(receiver_rtt).unwrap_or_default(),
         rate: window.received_rate(),
         has_scaling: window.last().window_scales.is_some(),
         scale_bound: (offered >= bound * NEAR_SCALE).then_some(bound),
