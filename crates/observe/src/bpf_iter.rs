@@ -38,7 +38,7 @@ const WALK: &str = "taut_connections";
 const SLOTS: &str = "taut_slots";
 const SLOTS_MAP: &str = "slots";
 const FIGURES_MAP: &str = "figures";
-const HANDSHAKES_MAP: &str = "handshakes";
+const TO_WALK_MAP: &str = "to_walk";
 /// The sections of the programs' variables.
 const SCAN: &str = ".bss";
 const COUNTED_SECTION: &str = ".data.counted";
@@ -95,12 +95,12 @@ struct Counting {
     writes_ends: bool,
     /// Inode of the pid namespace in which the programs report processes.
     pidns: u32,
-    /// Lists the connections that have a slot, and the figures that it writes.
-    slots: Link,
+    /// Lists the connections that have a slot, and the figures that it writes. `None`: the kernel does not allow it.
+    slots: Option<Link>,
     figures: Arc<MapHandle>,
-    /// Inodes of namespaces with handshakes that a peer has begun, and how many were not noted when they were read
-    /// last.
-    handshakes: Map<u32, u8>,
+    /// Inodes of namespaces to walk: those with handshakes that a peer has begun, and without `slots` those in which
+    /// a connection was opened. And how many were not noted when they were read last.
+    to_walk: Map<u32, u8>,
     unnoted_before: AtomicU64,
     /// The length of a tick, in which figures count.
     clock: Mutex<Clock>,
@@ -133,11 +133,11 @@ impl TcpIter {
             return Self::load_with(wants, None);
         }
         let mut problem = None;
-        for accept in ACCEPT {
-            match Self::load_with(wants, Some(accept)) {
+        for (accept, slots) in ACCEPT.iter().flat_map(|one| [(one, true), (one, false)]) {
+            match Self::load_with(wants, Some((accept, slots))) {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => {
-                    tracing::debug!(%error, accept, "events between scans are not counted this way");
+                    tracing::debug!(%error, accept, slots, "events between scans are not counted this way");
                     problem = Some(error.to_string());
                 }
             }
@@ -151,31 +151,31 @@ impl TcpIter {
         self.problem.as_deref()
     }
 
-    /// Loads the walk, and with `accept` also the programs that count events, of which `accept`
-    /// notes the process that accepts a connection.
-    fn load_with(wants: Wants, accept: Option<&str>) -> Result<Self, Error> {
+    /// Loads the walk, and with `counts` also the programs that count events: the one of this name notes the process
+    /// that accepts a connection, and if the kernel allows it, one lists the connections with a slot.
+    fn load_with(wants: Wants, counts: Option<(&str, bool)>) -> Result<Self, Error> {
         let mut open = Open::new("taut_observe", PROGRAM)?;
         for mut program in open.programs() {
             let name = program.name().to_owned();
             let is_accept = ACCEPT.iter().any(|one| name == *one);
-            let loads = match accept {
-                Some(accept) => !is_accept || name == accept,
+            let loads = match counts {
+                Some((accept, slots)) => (!is_accept || name == accept) && (slots || name != SLOTS),
                 None => name == WALK,
             };
             program.set_autoload(loads);
         }
-        if accept.is_none() {
+        if counts.is_none_or(|(_, slots)| !slots) {
             let set = open.map(FIGURES_MAP)?.set_max_entries(1);
             set.map_err(Error::during("size a BPF map"))?;
         }
-        let wants_ends = wants.ends && accept.is_some();
+        let wants_ends = wants.ends && counts.is_some();
         ends::reserve(&mut open, wants_ends)?;
         let object = open.load()?;
         let walk = object.program(WALK)?.attach();
         Ok(Self {
             walk: walk.map_err(Error::during("attach a BPF iterator"))?,
-            events: accept
-                .map(|accept| Counting::begin(&object, accept, wants_ends))
+            events: counts
+                .map(|(accept, slots)| Counting::begin(&object, accept, slots, wants_ends))
                 .transpose()?,
             problem: None,
             object,
@@ -219,15 +219,21 @@ impl TcpIter {
         (missed == events.missed_before.load(Relaxed)).then_some(scan.has_activity != 0)
     }
 
-    /// Returns the inodes of the namespaces in which a handshake that a peer has begun has lasted for a second or more
-    /// since the last call. `None` if events are not counted, or there were too many.
-    pub(crate) fn take_handshakes(&self) -> Option<Vec<u32>> {
+    /// Whether connections with a slot can be [listed](Self::slots) without a walk.
+    pub(crate) fn lists_slots(&self) -> bool {
+        { self.events.as_ref() }.is_some_and(|events| events.slots.is_some())
+    }
+
+    /// Returns the inodes of the namespaces in which, since the last call, a handshake that a peer has begun has lasted
+    /// for a second or more; or, if slots cannot be listed, a connection was opened. `None` if events are not counted,
+    /// or there were too many.
+    pub(crate) fn take_to_walk(&self) -> Option<Vec<u32>> {
         let events = self.events.as_ref()?;
-        let noted: Vec<_> = events.handshakes.keys().collect();
+        let noted: Vec<_> = events.to_walk.keys().collect();
         for netns in &noted {
-            events.handshakes.remove(netns).ok()?;
+            events.to_walk.remove(netns).ok()?;
         }
-        let unnoted = events.counted.get(&0).ok()??.handshakes_missed;
+        let unnoted = events.counted.get(&0).ok()??.namespaces_missed;
         (unnoted == events.unnoted_before.swap(unnoted, Relaxed)).then_some(noted)
     }
 
@@ -240,20 +246,28 @@ impl TcpIter {
     }
 
     /// Lists the connections with a slot in all network namespaces. A connection has a slot if a
-    /// walk has found it, or if it was opened since. `None` if events are not counted.
+    /// walk has found it, or if it was opened since. `None` if events are not counted, or the kernel does not allow it.
     ///
     /// # Errors
     /// The program cannot run.
     pub(crate) fn slots(&self) -> Option<Result<List, Error>> {
         let events = self.events.as_ref()?;
+        let slots = events.slots.as_ref()?;
         let rate = events.clock.lock().ok()?.rate;
         let pages = rate.map(|rate| Pages::new(Arc::clone(&events.figures), rate));
-        Some(list(&events.slots, pages))
+        Some(list(slots, pages))
     }
 }
 
 #[cfg(test)]
 impl TcpIter {
+    /// Loads the programs that count events as for a kernel that does not allow to list slots.
+    pub(crate) fn load_without_slots() -> Self {
+        let mut ways = ACCEPT.iter();
+        let loaded = ways.find_map(|one| Self::load_with(Wants::EVENTS, Some((one, false))).ok());
+        loaded.unwrap()
+    }
+
     /// Returns how many more connections may get a slot.
     pub(crate) fn room(&self) -> i64 {
         let scan = &self.events.as_ref().unwrap().scan;
@@ -281,7 +295,7 @@ impl std::fmt::Debug for TcpIter {
 // === impl Counting ===
 
 impl Counting {
-    fn begin(object: &Object, accept: &str, wants_ends: bool) -> Result<Self, Error> {
+    fn begin(object: &Object, accept: &str, slots: bool, wants_ends: bool) -> Result<Self, Error> {
         let attached = || Error::during("attach a BPF program");
         let mut links = Vec::new();
         for program in object.programs() {
@@ -291,17 +305,20 @@ impl Counting {
                 links.push(program.attach().map_err(attached())?);
             }
         }
-        let map = object.handle(SLOTS_MAP)?;
-        let slots = object.program(SLOTS)?.attach_iter(map.as_fd());
+        let attach_slots = || -> Result<Link, Error> {
+            let map = object.handle(SLOTS_MAP)?;
+            let link = object.program(SLOTS)?.attach_iter(map.as_fd());
+            link.map_err(attached())
+        };
         Ok(Self {
             scan: object.map(SCAN)?,
             counted: object.map(COUNTED_SECTION)?,
             missed_before: AtomicU64::default(),
             writes_ends: wants_ends,
             pidns: ends::pid_namespace(),
-            slots: slots.map_err(attached())?,
+            slots: slots.then(attach_slots).transpose()?,
             figures: Arc::new(object.handle(FIGURES_MAP)?),
-            handshakes: object.map(HANDSHAKES_MAP)?,
+            to_walk: object.map(TO_WALK_MAP)?,
             unnoted_before: AtomicU64::default(),
             clock: Mutex::default(),
             _links: links,
@@ -324,6 +341,7 @@ impl Counting {
             writes_ends: self.writes_ends.into(),
             pidns: self.pidns,
             places: if has_clock { PLACES } else { 0 },
+            notes_opened: self.slots.is_none().into(),
             ..raw::ConnectionScan::default()
         };
         self.scan.insert(&0, &scan)?;

@@ -44,7 +44,11 @@ impl<M: Copy> Collector<'_, M> {
                     Walk::Some(walked) => &walked.inodes,
                     _ => &none,
                 };
-                match (self.quick_scan(scanner, walked), walk) {
+                let quick = match scanner.lists_slots() {
+                    true => self.quick_scan(scanner, walked),
+                    false => Some(0),
+                };
+                match (quick, walk) {
                     (Some(connections), Walk::None(last)) => {
                         self.find_missing(scanner, false);
                         return Ok(ScanSummary {
@@ -199,7 +203,7 @@ impl<M: Copy> Collector<'_, M> {
         if self.filter.is_none_or(matches) {
             self.table.add(netns, at, connection);
         } else {
-            self.table.skip(connection.cookie);
+            self.table.skip(netns, connection.cookie);
         }
     }
 }

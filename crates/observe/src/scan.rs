@@ -3,7 +3,8 @@
 //! A full scan walks the kernel's table of connections in each namespace, which costs the same for
 //! an idle one. A quick scan lists only the connections that have a slot in the BPF programs, in all
 //! namespaces at once. Most scans are quick, and every few seconds one also walks the namespaces in
-//! which there may be connections without a slot ([`Walk`]). The programs report when each
+//! which there may be connections without a slot ([`Walk`]). Where the kernel refuses the
+//! program that lists slots, each scan walks the namespaces with connections. The programs report when each
 //! connection changed last. The caller decides which connections it knows already; only the others
 //! are read with sock_diag.
 //!
@@ -73,6 +74,9 @@ pub struct Scanner {
     walked_at: Option<Instant>,
     /// Inodes of the namespaces that a walk has entered.
     walked: FxHashSet<u64>,
+    /// Inodes of the namespaces that the programs have noted since the scan before the last one. A connection is noted
+    /// just before a walk finds it.
+    noted: FxHashSet<u64>,
     /// When a quick scan last failed.
     quick_failed: Option<Instant>,
     /// Inodes of namespaces that the caller may not enter.
@@ -138,8 +142,11 @@ pub(crate) enum Walk {
 /// The namespaces that a scan walks if it does not walk all.
 #[derive(Debug)]
 pub(crate) struct Walked {
-    /// Their inodes: the first, new ones, and those in which a peer is opening a connection.
+    /// Their inodes: the first, new ones, and those in which a peer is opening a connection. If slots cannot be listed,
+    /// also those with connections; none is left for the quick part of the scan.
     pub(crate) inodes: FxHashSet<u64>,
+    /// The last walk that was due is [`WALK_EVERY`] old.
+    is_due: bool,
     /// Those with connections are among them, and unchanged ones are read, too.
     reads_all: bool,
     began: Instant,
@@ -151,6 +158,7 @@ pub(crate) struct WalkScan<'a> {
     scanner: &'a mut Scanner,
     /// `None`: all namespaces.
     only: Option<FxHashSet<u64>>,
+    is_due: bool,
     began: Instant,
     /// The BPF programs know the number of this scan, so later scans can rely on them for changes.
     is_tracked: bool,
@@ -203,6 +211,7 @@ impl Scanner {
             last_walk: None,
             walked_at: None,
             walked: FxHashSet::default(),
+            noted: FxHashSet::default(),
             quick_failed: None,
             denied: HashSet::new(),
             read_all: None,
@@ -218,7 +227,7 @@ impl Scanner {
     /// Returns the namespaces to walk now. `without_slot` is the result of [`Scanner::begin`]. `used` returns the names of
     /// namespaces with connections, and whether a peer is opening one of them.
     pub(crate) fn walk<'a>(
-        &self,
+        &mut self,
         without_slot: Option<u64>,
         used: impl FnOnce() -> FxHashMap<&'a str, bool>,
     ) -> Walk {
@@ -230,32 +239,44 @@ impl Scanner {
         if without_slot != Some(0) || self.quick_failed.is_some_and(is_recent) {
             return Walk::All;
         }
-        if self.walked_at.is_some_and(is_recent) {
+        let lists_slots = self.lists_slots();
+        let is_due = !self.walked_at.is_some_and(is_recent);
+        if lists_slots && !is_due {
             return Walk::None(last);
         }
-        let Some(opening) = self.bpf.as_ref().and_then(TcpIter::take_handshakes) else {
+        let Some(noted) = self.bpf.as_ref().and_then(TcpIter::take_to_walk) else {
             return Walk::All;
         };
-        let opening: FxHashSet<_> = opening.into_iter().map(u64::from).collect();
+        let noted: FxHashSet<_> = noted.into_iter().map(u64::from).collect();
+        let noted_before = std::mem::replace(&mut self.noted, noted);
         let (used, reads_all) = (used(), self.reads_all());
         let names: FxHashSet<&str> = self.namespaces.iter().map(|ns| &*ns.name).collect();
-        let is_renamed = |(name, is_opening): (&&str, &bool)| *is_opening && !names.contains(name);
+        let is_renamed = |(name, is_opening): (&&str, &bool)| {
+            (*is_opening || !lists_slots) && !names.contains(name)
+        };
         if used.iter().any(is_renamed) {
             return Walk::All;
         }
         let all = self.namespaces.iter().map(|ns| (ns.id.inode(), ns));
         let walked = all.enumerate().filter(|(index, (inode, namespace))| {
             let is_used = || used.get(&*namespace.name);
-            *index == 0
-                || !self.walked.contains(inode)
-                || opening.contains(inode)
-                || is_used().is_some_and(|is_opening| *is_opening || reads_all)
+            (is_due && (*index == 0 || self.denied.contains(inode)))
+                || !(self.walked.contains(inode) || self.denied.contains(inode))
+                || self.noted.contains(inode)
+                || noted_before.contains(inode)
+                || is_used().is_some_and(|is_opening| *is_opening || reads_all || !lists_slots)
         });
         Walk::Some(Walked {
             inodes: walked.map(|(_, (inode, _))| inode).collect(),
             reads_all,
+            is_due,
             began,
         })
+    }
+
+    /// Whether connections can be listed without a walk.
+    pub(crate) fn lists_slots(&self) -> bool {
+        self.bpf.as_ref().is_some_and(TcpIter::lists_slots)
     }
 
     /// Lists the connections of all namespaces that have a slot. Returns `None` if a full scan is
@@ -284,15 +305,21 @@ impl Scanner {
         without_slot: Option<u64>,
     ) -> WalkScan<'_> {
         let is_tracked = without_slot.is_some();
-        let (only, reads_all, began) = match walked {
-            Some(walked) => (Some(walked.inodes), walked.reads_all, walked.began),
+        let (only, reads_all, is_due, began) = match walked {
+            Some(walked) => (
+                Some(walked.inodes),
+                walked.reads_all,
+                walked.is_due,
+                walked.began,
+            ),
             None => {
                 self.denied.clear();
-                (None, self.reads_all(), Instant::now())
+                (None, self.reads_all(), true, Instant::now())
             }
         };
         WalkScan {
             only,
+            is_due,
             began,
             is_tracked,
             // Programs that do not know this scan's number cannot report what has changed.
@@ -448,6 +475,11 @@ impl Scanner {
         self.bpf.as_ref().unwrap()
     }
 
+    /// Scans as on a kernel that refuses the program that lists slots.
+    pub(crate) fn forbid_lists_of_slots(&mut self) {
+        self.bpf = Some(TcpIter::load_without_slots());
+    }
+
     pub(crate) fn has_quick_failed(&self) -> bool {
         self.quick_failed.is_some()
     }
@@ -573,12 +605,14 @@ impl WalkScan<'_> {
             summary.without_slot = 0;
         }
         if self.only.is_some() {
-            // The quick part of the scan has read the others.
+            // The others were read before, or have no connections.
             summary.namespaces = scanner.namespaces.len().saturating_sub(summary.denied);
         }
         let is_complete = self.is_tracked && summary.incomplete == 0;
         scanner.last_walk = is_complete.then_some(summary);
-        scanner.walked_at = Some(self.began);
+        if self.is_due {
+            scanner.walked_at = Some(self.began);
+        }
         if self.reads_all {
             scanner.read_all = Some(self.began);
         }
@@ -669,9 +703,16 @@ mod tests {
 
     #[test]
     fn an_idle_namespace_is_entered_once() {
+        enters_once(Scanner::new(Scope::Machine, Wants::EVENTS));
+        let mut scanner = Scanner::new(Scope::Machine, Wants::EVENTS);
+        scanner.forbid_lists_of_slots();
+        enters_once(scanner);
+    }
+
+    fn enters_once(mut scanner: Scanner) {
         let [idle, new] =
             [0, 1].map(|n| Space::new(&format!("taut-idle-{n}-{}", std::process::id())));
-        let mut scanner = Scanner::new(Scope::Machine, Wants::EVENTS);
+        let lists_slots = scanner.lists_slots();
         assert!(matches!(
             scanner.walk(Some(0), FxHashMap::default),
             Walk::All
@@ -681,21 +722,21 @@ mod tests {
         scanner.found = Some(Instant::now());
         scan(&mut scanner).unwrap();
         let [own, first] = [0, 1].map(|n| scanner.namespaces[n].id.inode());
-        assert!(matches!(
-            scanner.walk(Some(0), FxHashMap::default),
-            Walk::None(_)
-        ));
+        match scanner.walk(Some(0), FxHashMap::default) {
+            Walk::None(_) if lists_slots => {}
+            // A walk is not due, and no namespace has connections.
+            Walk::Some(walked) if !lists_slots => assert_eq!(walked.inodes, FxHashSet::default()),
+            other => panic!("{other:?}"),
+        }
         assert_eq!(walks(&mut scanner, &[]), FxHashSet::from_iter([own]));
-        // Those with a handshake are walked, and those with connections when all are read.
+        // Those with a handshake are walked, and those with connections when all are read, or if they have no other list.
         let name = idle.0.as_str();
         assert_eq!(
             walks(&mut scanner, &[(name, true)]),
             FxHashSet::from_iter([own, first])
         );
-        assert_eq!(
-            walks(&mut scanner, &[(name, false)]),
-            FxHashSet::from_iter([own])
-        );
+        let used = walks(&mut scanner, &[(name, false)]);
+        assert_eq!(used.contains(&first), !lists_slots);
         scanner.read_all = None;
         assert_eq!(
             walks(&mut scanner, &[(name, false)]),

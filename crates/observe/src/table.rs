@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use taut_sys::sock_diag::{Connection, SocketId, State};
 use taut_sys::tcp_info::TcpInfo;
 
@@ -33,6 +33,9 @@ pub struct Table<M: Copy> {
     tracked: FxHashMap<u64, Tracked<M>>,
     /// Connections that are not kept, by cookie.
     skipped: FxHashMap<u64, Skipped>,
+    /// The names of the namespaces in which this scan, and the last one, have found connections.
+    found_in: FxHashSet<Arc<str>>,
+    found_in_before: FxHashSet<Arc<str>>,
     scan: u64,
     /// The scan that this one replaces.
     replaces: Option<u64>,
@@ -94,6 +97,8 @@ impl<M: Copy> Table<M> {
             keep,
             tracked: FxHashMap::default(),
             skipped: FxHashMap::default(),
+            found_in: FxHashSet::default(),
+            found_in_before: FxHashSet::default(),
             scan: 0,
             replaces: None,
             found: 0,
@@ -109,6 +114,9 @@ impl<M: Copy> Table<M> {
     /// Begins a scan and returns its number. `again`: the scan replaces the last one.
     pub fn begin(&mut self, again: bool) -> NonZeroU64 {
         self.replaces = again.then_some(self.scan);
+        if !again {
+            self.found_in_before = std::mem::take(&mut self.found_in);
+        }
         self.scan += 1;
         self.found = 0;
         self.left_out = 0;
@@ -124,6 +132,7 @@ impl<M: Copy> Table<M> {
         cookie: u64,
         since: NonZeroU64,
     ) -> bool {
+        self.note(netns);
         if let Some(skipped) = self.skipped.get_mut(&cookie) {
             let has_room = self.found < self.keep.connections;
             let is_known = skipped.read >= since.get() && !(skipped.is_left_out && has_room);
@@ -154,8 +163,16 @@ impl<M: Copy> Table<M> {
     }
 
     /// Skips a connection in later scans until it changes.
-    pub fn skip(&mut self, cookie: u64) {
+    pub fn skip(&mut self, netns: &Arc<str>, cookie: u64) {
+        self.note(netns);
         self.set_skipped(cookie, false);
+    }
+
+    /// Notes that a namespace has a connection.
+    fn note(&mut self, netns: &Arc<str>) {
+        if !self.found_in.contains(netns) {
+            self.found_in.insert(netns.clone());
+        }
     }
 
     fn set_skipped(&mut self, cookie: u64, is_left_out: bool) {
@@ -182,10 +199,11 @@ impl<M: Copy> Table<M> {
         }
     }
 
-    /// Returns the names of the namespaces with connections, and whether there is a handshake that is not complete
-    /// among them.
+    /// Returns the names of the namespaces with connections, kept or not, and whether there is a handshake that is not
+    /// complete among those that are kept.
     pub fn namespaces(&self) -> FxHashMap<&str, bool> {
-        let mut all = FxHashMap::default();
+        let found = self.found_in_before.iter();
+        let mut all: FxHashMap<&str, bool> = found.map(|netns| (&**netns, false)).collect();
         for tracked in self.tracked.values() {
             *all.entry(&*tracked.netns).or_default() |= tracked.last().info().is_none();
         }
@@ -204,6 +222,7 @@ impl<M: Copy> Table<M> {
 
     /// Adds a sample. `at`: the time since the observation began.
     pub fn add(&mut self, netns: &Arc<str>, at: Duration, mut connection: Connection) {
+        self.note(netns);
         let cookie = connection.cookie;
         let skipped = self.skipped.remove(&cookie);
         // Connections that have ended do not count: they are removed at the end of the scan.
@@ -660,10 +679,31 @@ mod tests {
     }
 
     #[test]
+    fn namespaces_are_those_in_which_the_last_scan_has_found_a_connection_kept_or_not() {
+        let mut table = table(1);
+        table.begin(false);
+        table.skip(&"skipped".into(), 7);
+        assert_eq!(table.begin(false).get(), 2);
+        assert_eq!(
+            table.namespaces(),
+            FxHashMap::from_iter([("skipped", false)])
+        );
+        let since = NonZeroU64::MIN;
+        assert!(table.reuse(&"renamed".into(), Duration::ZERO, 7, since));
+        table.begin(false);
+        assert_eq!(
+            table.namespaces(),
+            FxHashMap::from_iter([("renamed", false)])
+        );
+        table.begin(false);
+        assert!(table.namespaces().is_empty());
+    }
+
+    #[test]
     fn a_skipped_connection_is_not_read_again_until_it_changes() {
         let mut table = table(10);
         let first = table.begin(false);
-        table.skip(7);
+        table.skip(&"-".into(), 7);
         table.end(|_, _| {});
         for _ in 0..2 {
             table.begin(false);
@@ -681,7 +721,7 @@ mod tests {
         assert!(table.get(7).is_some() && table.skipped.is_empty());
         // A skipped connection is forgotten once a scan does not find it.
         table.begin(false);
-        table.skip(8);
+        table.skip(&"-".into(), 8);
         table.end(|_, _| {});
         table.begin(false);
         table.end(|_, _| {});

@@ -5,11 +5,13 @@
  *
  * The events of a connection are stored in a slot in socket storage, which
  * disappears with the socket. A connection gets its slot when it is opened
- * (taut_opened), or from a walk over all connections (taut_connections). A walk
+ * (taut_state), or from a walk over all connections (taut_connections). A walk
  * takes long even with few connections, because the kernel's hash table is
  * large; so most scans visit only the slots (taut_slots). Handshakes that a peer
  * has begun have no slot; taut_handshake tells in which namespaces a walk finds
- * some. Two programs count events. They run with the socket locked and ignore connections without a slot.
+ * some. Where no iterator over slots can be loaded, taut_state tells in which ones a
+ * connection was opened. Two programs count events. They run with the socket locked and
+ * ignore connections without a slot.
  *
  * The slot also has the life of a connection (life.h): the process that connected or
  * accepted, and the times of the handshake and of losses. When the connection ends,
@@ -384,16 +386,17 @@ struct {
 	__type(value, struct connection_page);
 } figures SEC(".maps");
 
-/* The namespaces in which a connection that a peer opens has waited for its
- * acknowledgement for long enough to be sent the SYN-ACK again, since user space
- * removed them. Keys are inodes.
+/* The namespaces that are to be walked, until user space removes them: those in which a
+ * connection that a peer opens has waited for its acknowledgement for long enough to be
+ * sent the SYN-ACK again, and if there is no iterator over slots, those in which one was
+ * opened. Keys are inodes.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
 	__type(key, __u32);
 	__type(value, __u8);
-} handshakes SEC(".maps");
+} to_walk SEC(".maps");
 
 struct connection_scan this_scan;
 struct connection_counted counted SEC(".data.counted");
@@ -921,6 +924,16 @@ head:
 	return 0;
 }
 
+/* Notes a namespace in which a walk finds connections. */
+static __always_inline void note_namespace(__u32 netns)
+{
+	__u8 seen = 1;
+
+	if (!bpf_map_lookup_elem(&to_walk, &netns) &&
+	    bpf_map_update_elem(&to_walk, &netns, &seen, BPF_ANY))
+		__sync_fetch_and_add(&counted.namespaces_missed, 1);
+}
+
 /* Runs when the state of a connection changes. */
 SEC("tp_btf/inet_sock_set_state")
 int taut_state(__u64 *ctx)
@@ -930,6 +943,7 @@ int taut_state(__u64 *ctx)
 	int from = ctx[1], state = ctx[2];
 	struct tcp_sock *tp;
 	struct slot *slot;
+	__u32 netns;
 
 	switch (state) {
 	case STATE_SYN_SENT:
@@ -954,9 +968,12 @@ int taut_state(__u64 *ctx)
 	default:
 		return 0;
 	}
-	if (this_scan.netns && this_scan.netns != common->skc_net.net->ns.inum)
+	netns = common->skc_net.net->ns.inum;
+	if (this_scan.netns && this_scan.netns != netns)
 		return 0;
 	note_activity();
+	if (this_scan.notes_opened)
+		note_namespace(netns);
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
@@ -980,13 +997,9 @@ int taut_handshake(__u64 *ctx)
 {
 	struct sock_common *listener = (struct sock_common *)ctx[0];
 	__u32 netns = listener->skc_net.net->ns.inum;
-	__u8 seen = 1;
 
-	if (this_scan.netns && this_scan.netns != netns)
-		return 0;
-	if (!bpf_map_lookup_elem(&handshakes, &netns) &&
-	    bpf_map_update_elem(&handshakes, &netns, &seen, BPF_ANY))
-		__sync_fetch_and_add(&counted.handshakes_missed, 1);
+	if (!this_scan.netns || this_scan.netns == netns)
+		note_namespace(netns);
 	return 0;
 }
 

@@ -222,7 +222,7 @@ struct connection_scan {
 	__u32 writes_ends;	/* user space reads the ring buffer */
 	__u32 pidns;	/* inode of the pid namespace to which reported pids belong */
 	__u32 places;	/* how many more connections may have their figures written */
-	__u32 pad;
+	__u32 notes_opened;	/* no iterator lists slots: the namespaces are to be walked */
 };
 
 /* Only the programs write it, so that the beginning of a scan loses no count. The
@@ -231,7 +231,7 @@ struct connection_scan {
 struct connection_counted {
 	__u64 missed;	/* connections without a slot, each time that one was wanted */
 	__u64 ends_missed;	/* ends for which the ring buffer had no room */
-	__u64 handshakes_missed;	/* handshakes whose namespace was not noted */
+	__u64 namespaces_missed;	/* to walk, but not noted */
 	__u64 at;	/* when an iterator ended last, in ns (CLOCK_MONOTONIC) ... */
 	__u64 ticks;	/* ... and in ticks */
 };

@@ -73,12 +73,24 @@ pub fn tcp_congestion_ops() -> Answer {
 
 /// Probes for programs that iterate over all TCP sockets.
 pub fn tcp_iterator() -> Answer {
+    iterator(c"tcp")
+}
+
+/// Probes for programs that iterate over the sockets with an entry in a map. Some kernels refuse iterators over maps.
+pub fn socket_storage_iterator() -> Answer {
+    iterator(c"bpf_sk_storage_map")
+}
+
+fn iterator(over: &CStr) -> Answer {
     when_permitted(|| {
-        // SAFETY: the name is a static C string.
-        let id = unsafe { sys::libbpf_find_vmlinux_btf_id(c"tcp".as_ptr(), sys::BPF_TRACE_ITER) };
+        // SAFETY: the name is a C string.
+        let id = unsafe { sys::libbpf_find_vmlinux_btf_id(over.as_ptr(), sys::BPF_TRACE_ITER) };
         match u32::try_from(id) {
             Ok(id) => loaded(sys::BPF_PROG_TYPE_TRACING, sys::BPF_TRACE_ITER, id),
-            Err(_) => Answer::No("the kernel's BTF has no bpf_iter_tcp".to_owned()),
+            Err(_) => Answer::No(format!(
+                "the kernel's BTF has no bpf_iter_{}",
+                over.to_string_lossy()
+            )),
         }
     })
 }

@@ -121,6 +121,8 @@ pub(crate) const FEATURES: &[Feature] = &[
         Fine, ALL, bpf::tcp_congestion_ops)),
     of(Bpf, ("iter_tcp", "BPF iterator over TCP sockets", "scanning all connections at low cost", "sock_diag is used",
         Fine, ALL, bpf::tcp_iterator)),
+    of(Bpf, ("iter_sk_storage", "BPF iterator over socket storage", "scanning without a walk through the table of sockets", "each scan walks the namespaces with connections",
+        Fine, ALL, bpf::socket_storage_iterator)),
     of(Bpf, ("kprobes", "kprobes", "tracing without tracepoints", "tracepoints only",
         Fine, ALL, process::kprobes)),
 
