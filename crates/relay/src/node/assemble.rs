@@ -106,7 +106,7 @@ pub(super) fn assemble(
         false => Vec::new(),
     };
     let resolved = resolve_all(config, relays, &needed, names.checked, before)?;
-    let legs = legs_of(config)?;
+    let legs = legs_of(config, names.checked)?;
     let mesh_legs = mesh_legs_of(config, turbo)?;
     let peers = match &identity {
         Some(identity) => peers_of(
@@ -235,7 +235,7 @@ pub(super) fn assemble(
                 access,
                 rules,
                 removed: mesh.removed,
-                upstream: Arc::new(mesh_upstream(config, mesh)?),
+                upstream: Arc::new(mesh_upstream(config, mesh, names.checked)?),
                 turbo: turbo.clone(),
                 sizes_window: mesh_legs.sizes_window,
                 legs: mesh_legs.of_members,
@@ -382,10 +382,16 @@ fn planned_legs(mesh: &MeshConfig) -> HashMap<MemberName, LegSettings> {
         .collect()
 }
 
-/// Returns the socket options of legs to destinations of sessions from the mesh, after checking that the kernel accepts
-/// them.
-fn mesh_upstream(config: &Config, mesh: &MeshConfig) -> Result<LegOptions, StartError> {
-    check_path("relay.mesh", &mesh.path, &plain_leg(config))?;
+/// Returns the socket options of legs to destinations of sessions from the mesh. `checked`: after checking that the
+/// kernel accepts them.
+fn mesh_upstream(
+    config: &Config,
+    mesh: &MeshConfig,
+    checked: bool,
+) -> Result<LegOptions, StartError> {
+    if checked {
+        check_path("relay.mesh", &mesh.path, &plain_leg(config))?;
+    }
     Ok(LegOptions {
         path: mesh.path.clone(),
         ..outer_leg(config, mesh.upstream_congestion.as_ref())?
@@ -397,22 +403,27 @@ pub(super) fn check_mesh_legs(config: &Config) -> Result<(), StartError> {
     let Some(mesh) = &config.mesh else {
         return Ok(());
     };
-    mesh_upstream(config, mesh)?;
+    mesh_upstream(config, mesh, true)?;
     let named = mesh.legs().filter_map(|leg| leg.congestion);
     named
         .into_iter()
         .try_for_each(|name| outer_leg(config, Some(&name)).map(drop))
 }
 
-/// Returns the socket options of each forward's legs, after checking that the kernel accepts them.
-pub(super) fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
+/// Returns the socket options of each forward's legs. `checked`: after checking that the kernel accepts them.
+pub(super) fn legs_of(
+    config: &Config,
+    checked: bool,
+) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
     let leg = |congestion: &Option<String>| outer_leg(config, congestion.as_ref());
     let legs = |f: &Forward| {
         let upstream = LegOptions {
             path: f.path.clone(),
             ..leg(&f.upstream_congestion)?
         };
-        check_path("relay.forward", &f.path, &plain_leg(config))?;
+        if checked {
+            check_path("relay.forward", &f.path, &plain_leg(config))?;
+        }
         Ok((leg(&f.client_congestion)?, upstream))
     };
     config.forwards.iter().map(legs).collect()

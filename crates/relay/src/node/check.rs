@@ -50,7 +50,7 @@ pub fn check(config: &Config) -> Findings {
     ceilings(config, workers)
         .map(drop)
         .unwrap_or_else(&mut note);
-    legs_of(config).map(drop).unwrap_or_else(&mut note);
+    legs_of(config, true).map(drop).unwrap_or_else(&mut note);
     check_mesh_legs(config).unwrap_or_else(&mut note);
     let of_mesh = config.mesh.iter().map(|mesh| (&mesh.allow, &mesh.deny));
     let transparent = config

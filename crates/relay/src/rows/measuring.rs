@@ -113,7 +113,9 @@ impl Work {
     pub(super) fn begin(&mut self, target: ProbeTarget, to: SocketAddr) {
         self.counts.probes += 1;
         let mut options = self.options();
-        if let ProbeTarget::Destination(_) = target {
+        if let ProbeTarget::Destination(key) = target
+            && !self.reaches_directly(key)
+        {
             options.path = self.mesh.upstream.path.clone();
         }
         let token = |place: usize| PROBE | place as u64;
@@ -127,6 +129,13 @@ impl Work {
                 outcome: Err(error),
             });
         }
+    }
+
+    /// Whether a destination is one that a forward of this relay reaches directly, not as the last relay of a mesh.
+    fn reaches_directly(&self, key: Key) -> bool {
+        let own = &self.mesh.local.name;
+        let mut direct = self.setup.autos().into_iter().filter(|auto| auto.direct);
+        direct.any(|auto| Key::destination(&auto.route.destination, Some(own)) == key)
     }
 
     pub(super) fn on_measured(&mut self, measured: ProbeResult) {
