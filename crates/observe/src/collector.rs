@@ -36,7 +36,8 @@ impl<M: Copy> Collector<'_, M> {
         scanner.find()?;
         let mut without_slot = scanner.begin(self.table.begin(false));
         let mut quickly = 0;
-        let walked = match scanner.walk(without_slot, || self.table.namespaces()) {
+        let walks_used = !scanner.lists_slots();
+        let walked = match scanner.walk(without_slot, || self.table.namespaces(walks_used)) {
             Walk::All => None,
             walk => {
                 let none = FxHashSet::default();

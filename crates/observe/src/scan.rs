@@ -251,9 +251,7 @@ impl Scanner {
         let noted_before = std::mem::replace(&mut self.noted, noted);
         let (used, reads_all) = (used(), self.reads_all());
         let names: FxHashSet<&str> = self.namespaces.iter().map(|ns| &*ns.name).collect();
-        let is_renamed = |(name, is_opening): (&&str, &bool)| {
-            (*is_opening || !lists_slots) && !names.contains(name)
-        };
+        let is_renamed = |(name, is_opening): (&&str, &bool)| *is_opening && !names.contains(name);
         if used.iter().any(is_renamed) {
             return Walk::All;
         }
@@ -451,6 +449,16 @@ impl Scanner {
             Scope::Machine if self.found.is_some_and(|found| found.elapsed() < FIND_EVERY) => {}
             Scope::Machine => {
                 let found = namespaces::all()?;
+                // What is known of one by its former name has to be found again.
+                let former: FxHashMap<_, _> = self.entered().collect();
+                let all = found.namespaces.iter().map(|ns| (ns.id.inode(), ns));
+                let renamed = all.filter(|(inode, ns)| {
+                    former
+                        .get(inode)
+                        .is_some_and(|former| former.name != ns.name)
+                });
+                let renamed: Vec<_> = renamed.map(|(inode, _)| inode).collect();
+                self.walked.retain(|inode| !renamed.contains(inode));
                 self.namespaces = found.namespaces;
                 self.left_out = found.left_out;
                 self.hidden = found.hidden;

@@ -199,10 +199,10 @@ impl<M: Copy> Table<M> {
         }
     }
 
-    /// Returns the names of the namespaces with connections, kept or not, and whether there is a handshake that is not
-    /// complete among those that are kept.
-    pub fn namespaces(&self) -> FxHashMap<&str, bool> {
-        let found = self.found_in_before.iter();
+    /// Returns the names of the namespaces with connections, and whether there is a handshake that is not complete
+    /// among them. `also_skipped`: also with connections that are not kept.
+    pub fn namespaces(&self, also_skipped: bool) -> FxHashMap<&str, bool> {
+        let found = self.found_in_before.iter().filter(|_| also_skipped);
         let mut all: FxHashMap<&str, bool> = found.map(|netns| (&**netns, false)).collect();
         for tracked in self.tracked.values() {
             *all.entry(&*tracked.netns).or_default() |= tracked.last().info().is_none();
@@ -685,18 +685,19 @@ mod tests {
         table.skip(&"skipped".into(), 7);
         assert_eq!(table.begin(false).get(), 2);
         assert_eq!(
-            table.namespaces(),
+            table.namespaces(true),
             FxHashMap::from_iter([("skipped", false)])
         );
         let since = NonZeroU64::MIN;
         assert!(table.reuse(&"renamed".into(), Duration::ZERO, 7, since));
         table.begin(false);
         assert_eq!(
-            table.namespaces(),
+            table.namespaces(true),
             FxHashMap::from_iter([("renamed", false)])
         );
+        assert!(table.namespaces(false).is_empty());
         table.begin(false);
-        assert!(table.namespaces().is_empty());
+        assert!(table.namespaces(true).is_empty());
     }
 
     #[test]
