@@ -226,16 +226,18 @@ impl Explanation<'_> {
             "{} -> {}{process}{ended}\n",
             connection.local, connection.remote
         );
-        let Some(verdict) = &self.verdict else {
-            let state = connection.state.name();
-            text.push_str(&format!(
-                "  was found only once, or is not open yet ({state})\n"
-            ));
-            return text;
-        };
-        match self.other.and_then(|other| Some((other, other.joint?))) {
-            Some((other, joint)) => text.push_str(&self.joint_text(verdict, other, joint)),
-            None => {
+        let joint = self.other.and_then(|other| Some((other, other.joint?)));
+        match (&self.verdict, joint) {
+            (None, _) => {
+                let state = connection.state.name();
+                text.push_str(&format!(
+                    "  was found only once, or is not open yet ({state})\n"
+                ));
+            }
+            (Some(verdict), Some((other, joint))) => {
+                text.push_str(&self.joint_text(verdict, other, joint));
+            }
+            (Some(verdict), None) => {
                 text.push_str(&verdict_text(verdict));
                 if let Some(other) = self.other {
                     text.push_str(&format!(

@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let progress = progress(args.time);
     let mut missing = Missing::default();
     let began = Instant::now();
-    // Drops on this host are kept from the second scan on.
+    // A verdict needs two scans, however long they take. Drops on this host are kept from the second one on.
     let mut is_first = true;
     loop {
         let scan = Instant::now();
@@ -105,11 +105,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         progress.suspend(|| missing.report(observation.observer(), &summary));
         progress.set_position(began.elapsed().as_millis() as u64);
         let left = args.time.saturating_sub(began.elapsed());
-        if left.is_zero() {
-            break;
-        }
         let pause = match std::mem::take(&mut is_first) {
             true => Duration::ZERO,
+            false if left.is_zero() => break,
             false => between.max(cost * 10).saturating_sub(cost).min(left),
         };
         wait_until(Instant::now() + pause, || observation.poll());

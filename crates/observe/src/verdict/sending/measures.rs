@@ -45,9 +45,10 @@ pub(super) const DELAYED_SECONDS: f64 = 0.065;
 /// the window stays as it is.
 pub(super) const UNREAD_LITTLE: f64 = 0.02;
 
-/// Returns the share of the samples in which a retransmitted segment was not acknowledged yet.
+/// Returns the share of the samples in which a retransmitted segment was not acknowledged yet. (Probes of a closed
+/// window back off, too, with nothing in flight.)
 pub(super) fn unanswered(window: &Window<'_>) -> f64 {
-    window.often(|info| info.retransmits > 0 || info.backoff > 0)
+    window.often(|info| info.retransmits > 0 || (info.backoff > 0 && info.unacked > 0))
 }
 
 /// Returns the shortest and the mean round trip, in seconds. The shortest, of all connections to

@@ -48,6 +48,17 @@ fn unanswered_retransmissions_are_timeouts() {
 }
 
 #[test]
+fn probes_of_a_closed_window_are_no_timeouts() {
+    let backs_off = |unacked| {
+        found(&sender(|_, info| {
+            (info.backoff, info.unacked) = (4, unacked);
+        }))
+    };
+    assert_eq!(backs_off(1).factor, Factor::Timeouts);
+    assert_ne!(backs_off(0).factor, Factor::Timeouts);
+}
+
+#[test]
 fn unanswered_full_segments_are_a_path_mtu() {
     let stuck = |acked, queued| {
         let mut samples = sender(|scan, info| {
