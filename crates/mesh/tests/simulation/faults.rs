@@ -17,6 +17,9 @@ use crate::world::{Event, State, World, key};
 /// When the kernel of a peer gives up a connection with a session to a machine that is gone.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// When it does so with one that is ready: it probes such connections after this time of silence.
+const PROBED_AFTER: Duration = Duration::from_secs(15);
+
 /// The number of outsiders, and how many connections they open each time.
 const OUTSIDERS: usize = 3;
 const OUTSIDERS_AT_ONCE: usize = 40;
@@ -375,10 +378,9 @@ impl World {
             return;
         }
         self.close_silently(key, end);
-        if has_session {
-            let event = Event::Arrives(key, other, Packet::Reset, 0);
-            self.queue.after(KEEPALIVE, event);
-        }
+        let wait = if has_session { KEEPALIVE } else { PROBED_AFTER };
+        let event = Event::Arrives(key, other, Packet::Reset, 0);
+        self.queue.after(wait, event);
     }
 
     /// Starts a relay, with this list of members.

@@ -213,8 +213,12 @@ impl World {
         }
         let from = known.began.saturating_sub(RECOVERY);
         let first = known.first;
-        let well = known
-            .tried
+        // It may have left another route because a packet was lost.
+        let judged = match how {
+            Failure::Removed => known.tried.len().saturating_sub(1),
+            _ => 0,
+        };
+        let well = known.tried[judged..]
             .iter()
             .find(|route| !self.is_in_trouble(first, route, from, now));
         if let Some(route) = well {
