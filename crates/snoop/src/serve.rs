@@ -480,7 +480,10 @@ fn more_descriptors() {
         maximum: limit.maximum,
     };
     if let Err(error) = setrlimit(Resource::Nofile, all) {
-        tracing::warn!(%error, "cannot raise the limit of file descriptors; {:?} suffice for few taps", limit.current);
+        let current = limit
+            .current
+            .map_or_else(|| "no limit".to_owned(), |n| n.to_string());
+        tracing::warn!(%error, "cannot raise the limit of file descriptors; {current} suffice for few taps");
     }
 }
 

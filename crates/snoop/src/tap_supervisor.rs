@@ -3,9 +3,11 @@
 mod served;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::CString;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use taut_sys::interface;
 use taut_sys::packet::PacketSocket;
 use taut_sys::privileges::{self, Capability};
 
@@ -437,8 +439,9 @@ impl TapSupervisor {
     /// Returns the interface index of the tap with this name now, if it is served. The name of a tap
     /// may change, and another tap may get it.
     pub fn index_of(&self, name: &str) -> Option<u32> {
-        let found = self.taps.iter().find(|(_, s)| s.device.name == name);
-        found.map(|(index, _)| *index)
+        // The kernel knows a new name at once; those of the served taps are read again from time to time.
+        let index = interface::index(&CString::new(name).ok()?).ok()??;
+        self.taps.contains_key(&index).then_some(index)
     }
 
     /// Stops early ACKs at the tap with this name until [`TapSupervisor::turn_on`]. A later tap of
@@ -479,28 +482,27 @@ impl TapSupervisor {
     pub fn turn_on(&mut self, name: &str) -> Result<bool, TapError> {
         let config = self.options.config;
         let devices = tap::devices()?;
-        let mut found = false;
-        for served in self.taps.values_mut().filter(|s| s.device.name == name) {
-            found = true;
-            let device = devices.iter().find(|d| d.index == served.device.index);
-            if let Some(device) = device {
-                if device.has_queue() {
-                    return Err(TapError::Queued(name.to_owned()));
-                }
-                let mut hooks = self.hook_scanner.scan(&[device], FILTER_PRIORITY)?;
-                if let Some(hook) = hooks.take(device, served.program.links())? {
-                    let name = name.to_owned();
-                    return Err(TapError::Filtered { name, hook });
-                }
+        let index = self.index_of(name);
+        let Some((index, served)) = index.and_then(|at| Some((at, self.taps.get_mut(&at)?))) else {
+            return Ok(false);
+        };
+        if let Some(device) = devices.iter().find(|device| device.index == index) {
+            if device.has_queue() {
+                return Err(TapError::Queued(name.to_owned()));
             }
-            (served.turned_off, served.hold, served.unheard) = (false, None, None);
-            served.trust.restore();
-            if let Err(error) = served.program.forget_source() {
-                tracing::warn!(tap = %name, "{error}");
+            let mut hooks = self.hook_scanner.scan(&[device], FILTER_PRIORITY)?;
+            if let Some(hook) = hooks.take(device, served.program.links())? {
+                let name = name.to_owned();
+                return Err(TapError::Filtered { name, hook });
             }
-            served.set(config, State::On);
         }
-        Ok(found)
+        (served.turned_off, served.hold, served.unheard) = (false, None, None);
+        served.trust.restore();
+        if let Err(error) = served.program.forget_source() {
+            tracing::warn!(tap = %name, "{error}");
+        }
+        served.set(config, State::On);
+        Ok(true)
     }
 
     /// Applies the restriction that follows from the machine's state to the tap with this name.

@@ -187,8 +187,8 @@ fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
-    assert!(supervisor.turn_off("guest").is_some());
-    assert_eq!(supervisor.turn_off("nobody"), None);
+    assert!(rig.within(|| supervisor.turn_off("guest")).is_some());
+    assert_eq!(rig.within(|| supervisor.turn_off("nobody")), None);
     assert!(!is_drained(&supervisor));
     scan(&rig, &mut supervisor);
     assert_eq!(states(&supervisor)[0].1, State::Draining);
@@ -425,13 +425,15 @@ fn a_tap_whose_copies_fill_its_part_of_the_memory_gets_no_early_acks() {
 fn a_tap_that_is_renamed_goes_by_its_new_name() {
     let rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
-    let index = supervisor.index_of("guest").unwrap();
+    let index = rig.within(|| supervisor.turn_off("guest")).unwrap();
     rig.ip("link set guest down");
     rig.ip("link set guest name guest-new");
     rig.ip("link set guest-new up");
+    // Before the next scan, too.
+    assert_eq!(rig.within(|| supervisor.turn_off("guest")), None);
+    assert_eq!(rig.within(|| supervisor.turn_off("guest-new")), Some(index));
     scan(&rig, &mut supervisor);
-    assert_eq!(supervisor.turn_off("guest"), None);
-    assert_eq!(supervisor.turn_off("guest-new"), Some(index));
+    assert_eq!(states(&supervisor)[0].0, "guest-new");
 }
 
 #[test]
@@ -621,7 +623,7 @@ fn xdp_object(path: &Path) -> Option<String> {
 fn a_tap_is_not_turned_on_over_a_queue() {
     let rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
-    supervisor.turn_off("guest");
+    rig.within(|| supervisor.turn_off("guest"));
     rig.tc("qdisc replace dev guest root pfifo limit 5");
     let said = rig.within(|| supervisor.turn_on("guest")).unwrap_err();
     assert!(said.to_string().contains("root noqueue"), "{said}");
