@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hickory_proto::rr::Name;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use taut_mesh::members::MemberName;
@@ -276,13 +276,28 @@ fn unlimited(written: Option<Spanned<OneOrMany>>) -> Result<Vec<IpNet>, Mistake>
         OneOrMany::Many(texts) => texts,
     };
     let prefix = |text: &String| {
-        text.parse::<IpNet>().map_err(|_| {
+        text.parse().map(canonical).map_err(|_| {
             let text = text.escape_default();
             let e = format!("mesh.dns.unlimited: `{text}` is not a prefix, such as 10.0.0.0/8");
             (at, e)
         })
     };
     texts.iter().map(prefix).collect()
+}
+
+/// Returns the IPv4 prefix that an IPv4-mapped one stands for: a source is compared by its IPv4 address.
+fn canonical(prefix: IpNet) -> IpNet {
+    let mapped = |net: Ipv6Net| {
+        let (ip, bits) = (
+            net.addr().to_ipv4_mapped()?,
+            net.prefix_len().checked_sub(96)?,
+        );
+        Ipv4Net::new(ip, bits).ok()
+    };
+    match prefix {
+        IpNet::V6(net) => mapped(net).map_or(prefix, IpNet::V4),
+        IpNet::V4(_) => prefix,
+    }
 }
 
 fn name_servers(

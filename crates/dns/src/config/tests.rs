@@ -40,6 +40,17 @@ fn parse(text: &str) -> Result<Config, String> {
 }
 
 #[test]
+fn a_prefix_of_ipv4_mapped_addresses_is_that_of_ipv4() {
+    let unlimited = r#"unlimited = ["::ffff:10.0.0.0/104", "2001:db8::/32", "::/0"]"#;
+    let config = parse(&GOOD.replace("ttl = ", &format!("{unlimited}\nttl = "))).unwrap();
+    let written = config.unlimited.iter().map(ToString::to_string);
+    assert_eq!(
+        written.collect::<Vec<_>>(),
+        ["10.0.0.0/8", "2001:db8::/32", "::/0"]
+    );
+}
+
+#[test]
 fn a_section_is_read_with_its_defaults() {
     let config = parse(GOOD).unwrap();
     assert_eq!(config.listen, [Listen::All(5353)]);
