@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::Condition;
+use super::{Condition, THIS_RELAY};
 
 /// Returns the warning at the beginning of a condition: what is broken, how many are affected, and
 /// what to do. `example` is one of the affected clients or relays.
@@ -42,6 +42,21 @@ pub(crate) fn broken(
                 _ => "its former addresses stay in use",
             };
             format!("cannot look up {name}: {now}; check the name and /etc/resolv.conf")
+        }
+        Condition::LookUpLimit { party } => {
+            let of = match cause {
+                "party" => format!("for {party}"),
+                _ => "by this node".to_owned(),
+            };
+            let now = match party.as_str() {
+                THIS_RELAY => "addresses are renewed later",
+                _ => "their sessions are reset",
+            };
+            format!(
+                "too many names are being looked up at once {of}: {} for {party} refused so far, {now}; check the \
+                 servers in /etc/resolv.conf, and which names sessions ask for: `taut relay sessions`",
+                many(affected, "look-up")
+            )
         }
         Condition::MaxSessions => format!(
             "relay.max_sessions are open; {clients} reset so far{example}; raise relay.max_sessions, or find \
@@ -129,6 +144,10 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
             were(affected, "new session")
         ),
         Condition::LookUp { name } => format!("{name} can be looked up again after {lasted}"),
+        Condition::LookUpLimit { party } => format!(
+            "names are looked up for {party} again; {} refused in {lasted}",
+            were(affected, "look-up")
+        ),
         Condition::MaxSessions => {
             format!("relay.max_sessions are no longer open; {clients} reset in {lasted}")
         }
@@ -314,6 +333,22 @@ mod tests {
         assert!(said.contains("no TLS ClientHello"), "{said}");
         let said = broken(&refused, "destination", 2, None);
         assert!(said.contains("`allow`"), "{said}");
+    }
+
+    #[test]
+    fn whose_names_are_not_looked_up_is_said() {
+        let limit = Condition::LookUpLimit {
+            party: "relay fra1".to_owned(),
+        };
+        let said = broken(&limit, "party", 3, None);
+        assert!(
+            said.contains("at once for relay fra1: 3 look-ups for relay fra1 refused"),
+            "{said}"
+        );
+        assert_eq!(
+            (limit.label(), limit.subject()),
+            ("look_up_limit", "relay fra1")
+        );
     }
 
     #[test]

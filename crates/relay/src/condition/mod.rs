@@ -19,6 +19,9 @@ use crate::counters::forward::MESH;
 
 pub(crate) use tracker::{Broken, Change, Observation, Tracker};
 
+/// The party of look-ups that no member asks for.
+pub(crate) const THIS_RELAY: &str = "this relay";
+
 /// The maximum number of tracked conditions.
 pub(crate) const MAX_CONDITIONS: usize = 4096;
 
@@ -44,6 +47,8 @@ pub(crate) enum Condition {
     Peer { peer: String },
     /// The look-up of a name fails.
     LookUp { name: String },
+    /// Names are not looked up because too many are, in all or for this party: a member, or this relay.
+    LookUpLimit { party: String },
     /// Clients are reset because `max_sessions` are open.
     MaxSessions,
     /// Clients are reset because their source has `max_sessions_per_source` open.
@@ -94,6 +99,7 @@ impl Condition {
             Self::Destinations { .. } => "destinations",
             Self::Peer { .. } => "peer",
             Self::LookUp { .. } => "look_up",
+            Self::LookUpLimit { .. } => "look_up_limit",
             Self::MaxSessions => "max_sessions",
             Self::SourceLimit => "source_limit",
             Self::SourceRate => "source_rate",
@@ -123,6 +129,7 @@ impl Condition {
             Self::Peer { peer } => peer,
             Self::MemberLimit { member } | Self::MaxReady { member } => member,
             Self::LookUp { name } => name,
+            Self::LookUpLimit { party } => party,
             Self::Expiry { what } => what,
             Self::MaxSessions
             | Self::SourceLimit
@@ -154,7 +161,8 @@ impl Condition {
             | Self::Etcd
             | Self::MembersList
             | Self::DuplicateName => Recovery::Success,
-            Self::MaxSessions
+            Self::LookUpLimit { .. }
+            | Self::MaxSessions
             | Self::SourceLimit
             | Self::SourceRate
             | Self::UnprovenRate

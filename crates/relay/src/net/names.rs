@@ -4,12 +4,12 @@
 //! Names are found in `/etc/hosts` and asked of the servers in `/etc/resolv.conf`, which are read again when
 //! they change. Other sources of nsswitch.conf(5) are not used.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -73,8 +73,8 @@ pub(crate) type Party = Option<MemberName>;
 struct Names {
     cache: Mutex<NameCache<Party, Waiter>>,
     starts: Sender<Arc<str>>,
-    /// Look-ups that were refused: there were too many in all, or of the party.
-    refused: [AtomicU64; 2],
+    /// Look-ups that were refused to each party: there were too many in all, or of the party.
+    refused: Mutex<BTreeMap<Party, [u64; 2]>>,
 }
 
 /// Where names are found.
@@ -126,12 +126,15 @@ pub(crate) async fn look_up_again(destination: &Destination) -> Result<Addrs, Re
 
 /// Returns the numbers of look-ups that were refused: there were too many in all, or of the party.
 pub(crate) fn refused() -> [u64; 2] {
-    let count = |at: usize| {
-        NAMES
-            .get()
-            .map_or(0, |names| names.refused[at].load(Ordering::Relaxed))
-    };
-    [count(0), count(1)]
+    let all = refused_by_party();
+    all.iter()
+        .fold([0, 0], |[all, party], (_, [a, p])| [all + a, party + p])
+}
+
+/// Returns these numbers for each party to which a look-up was refused.
+pub(crate) fn refused_by_party() -> Vec<(Party, [u64; 2])> {
+    let all = NAMES.get().map(|names| lock(&names.refused).clone());
+    all.into_iter().flatten().collect()
 }
 
 fn ask_for(
@@ -202,7 +205,7 @@ impl Names {
             Answer::Known { result, starts } => (Some(result), starts),
             Answer::Waits { starts } => (None, starts),
             Answer::Refused(why) => {
-                self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
+                lock(&self.refused).entry(party.clone()).or_default()[why as usize] += 1;
                 let whose = match why {
                     Refused::All => "in all",
                     Refused::Party => "for the same relay",
@@ -229,8 +232,13 @@ impl Names {
     }
 
     fn lock(&self) -> MutexGuard<'_, NameCache<Party, Waiter>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cache)
     }
+}
+
+/// A poisoned lock is usable: no operation leaves what it guards half changed.
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Looks up each name that is ordered.

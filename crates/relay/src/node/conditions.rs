@@ -10,11 +10,12 @@ use std::time::{Duration, Instant, SystemTime};
 use taut_mesh::acceptor::Rejection;
 
 use super::handle::SharedHandle;
-use crate::condition::{Broken, Change, Condition, Observation, Tracker, message};
+use crate::condition::{Broken, Change, Condition, Observation, THIS_RELAY, Tracker, message};
 use crate::counters::forward::{ForwardStats, MESH};
 use crate::etcd::ListState;
 use crate::metrics::Metrics;
 use crate::net::backend::Backend;
+use crate::net::names;
 use crate::outcome::peer::PeerFailure;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
@@ -139,6 +140,11 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
             let targets = peer.targets.iter();
             all.extend(targets.filter_map(|targets| look_ups(targets)));
         }
+    }
+    for (party, [in_all, of_party]) in names::refused_by_party() {
+        let party = party.map_or_else(|| THIS_RELAY.to_owned(), |name| format!("relay {name}"));
+        let seen = only_failures([("all", in_all), ("party", of_party)].into_iter());
+        all.push((Condition::LookUpLimit { party }, seen));
     }
     let limit = |cause: ClientRefusal| [(cause.label(), metrics.refused(cause))];
     let evicted = (End::Evicted.label(), metrics.ended(End::Evicted));
