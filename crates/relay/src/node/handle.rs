@@ -1,6 +1,6 @@
 //! Stops, reconfigures and refreshes a running node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -289,13 +289,10 @@ impl SharedHandle {
 /// Returns the destinations that are names, each once: forwards with the same destination may share its
 /// addresses.
 fn names_in<'a>(all: impl Iterator<Item = &'a Arc<Targets>>) -> Vec<Arc<Targets>> {
-    let mut names: Vec<Arc<Targets>> = Vec::new();
-    for targets in all.filter(|t| t.is_a_name()) {
-        if !names.iter().any(|known| Arc::ptr_eq(known, targets)) {
-            names.push(targets.clone());
-        }
-    }
-    names
+    let mut known = HashSet::new();
+    all.filter(|targets| targets.is_a_name() && known.insert(Arc::as_ptr(targets)))
+        .cloned()
+        .collect()
 }
 
 impl std::fmt::Debug for SharedHandle {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use taut_mesh::members::{Member, MemberName};
+use taut_mesh::members::{Member, MemberName, Members};
 
 use super::at_once::at_once;
 use super::holdings::Holdings;
@@ -75,14 +75,10 @@ pub(super) fn resolve_all(
     is_new: bool,
     before: &Holdings,
 ) -> Result<Resolved, ResolveError> {
-    let addresses = |relay: &Member| -> Vec<Destination> {
-        let addresses = relay.addresses.iter();
-        addresses.map(Destination::from).collect()
-    };
     let is_needed = |relay: &Arc<Member>| needed.contains(&relay.name);
     let of_relays = relays.iter().filter(|relay| is_needed(relay));
     let wanted = config.forwards.iter().flat_map(dialled_by);
-    let wanted = wanted.chain(of_relays.flat_map(|relay| addresses(relay)));
+    let wanted = wanted.chain(of_relays.flat_map(|relay| addresses_of(relay)));
     let is_sought = |to: &Destination| {
         let known = before.target(to);
         known.is_none_or(|known| is_new && !known.has_address())
@@ -121,7 +117,7 @@ pub(super) fn resolve_all(
         forwards: config.forwards.iter().map(|f| all(dialled_by(f))).collect(),
         relays: relays
             .iter()
-            .map(|relay| (relay.clone(), all(addresses(relay))))
+            .map(|relay| (relay.clone(), all(addresses_of(relay))))
             .collect(),
     })
 }
@@ -146,12 +142,27 @@ pub(super) fn is_required(config: &Config, has_address: bool) -> bool {
     }
 }
 
-/// Looks up the destinations of forwards, several at a time, so that [`resolve_all`] finds them known, or known
-/// to fail, and waits for no server.
-pub(super) fn look_up_ahead(config: &Config) {
-    let destinations = config.forwards.iter().flat_map(dialled_by).collect();
+/// Looks up the destinations of forwards and the relays that the configuration names, several at a time, so that
+/// [`resolve_all`] finds them known, or known to fail, and waits for no server.
+pub(super) fn look_up_ahead(config: &Config, members: Option<&Members>) {
     let is_required = |has_address| is_required(config, has_address);
-    look_up_each(&addresses_first(destinations), look_up, is_required);
+    look_up_each(&sought_ahead(config, members), look_up, is_required);
+}
+
+/// Returns the destinations and the addresses of relays that [`look_up_ahead`] looks up.
+fn sought_ahead(config: &Config, members: Option<&Members>) -> Vec<Destination> {
+    let named = named_relays(config);
+    let relays = named
+        .iter()
+        .filter_map(|name| members?.by_name(name.as_str()));
+    let relays = relays.flat_map(|relay| addresses_of(relay));
+    let destinations = config.forwards.iter().flat_map(dialled_by);
+    addresses_first(destinations.chain(relays).collect())
+}
+
+/// Returns the addresses of a relay in the list of members.
+fn addresses_of(relay: &Member) -> Vec<Destination> {
+    relay.addresses.iter().map(Destination::from).collect()
 }
 
 /// Puts what needs no look-up first, so that it is known soon whether the configuration has an address.
@@ -183,7 +194,6 @@ fn look_up_each<T: Send>(
 mod tests {
     use super::*;
     use taut_mesh::identity::PrivateKey;
-    use taut_mesh::members::Members;
 
     /// Two members: the address of one is a name that cannot be looked up.
     fn members() -> Members {
@@ -201,6 +211,25 @@ mod tests {
         let mut relays = resolved.relays.iter();
         let (_, targets) = relays.find(|(m, _)| m.name.as_str() == name).unwrap();
         targets.iter().map(|t| t.has_address()).collect()
+    }
+
+    #[test]
+    fn the_names_of_destinations_and_of_relays_are_looked_up_ahead() {
+        let forward = |to: &str| Forward::new(vec![":1".parse().unwrap()], to.parse().unwrap());
+        let mut config = Config::new(vec![forward("web.invalid:80"), forward("192.0.2.2:80")]);
+        config.forwards[0].via = vec![vec!["bad".parse().unwrap()]];
+        config.forwards[0].direct = true;
+        let sought = |members| {
+            let all = sought_ahead(&config, members).into_iter();
+            all.map(|to| to.to_string()).collect::<Vec<_>>()
+        };
+        let of_forwards = ["192.0.2.2:80", "web.invalid:80"];
+        assert_eq!(sought(None), of_forwards);
+        let relay = ["no-such-relay.invalid:7"];
+        assert_eq!(
+            sought(Some(&members())),
+            [&of_forwards[..], &relay].concat()
+        );
     }
 
     #[test]

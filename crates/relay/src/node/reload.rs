@@ -13,7 +13,7 @@ use super::descriptors::{Ceilings, ceilings};
 use super::handle::{Present, SharedHandle};
 use super::kernel_tls::TlsPlace;
 use super::look_ups::look_up_ahead;
-use super::mesh::Identity;
+use super::mesh::{Identity, load_members};
 use super::next_hop::note_relays;
 use super::start::announce;
 use super::threads::early_reader;
@@ -31,7 +31,9 @@ impl SharedHandle {
     /// # Errors [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<Vec<String>, StartError> {
         // Before the lock is taken, for which the control thread may wait.
-        look_up_ahead(config);
+        // A list that cannot be read is an error of the reload itself.
+        let members = { config.mesh.as_ref() }.and_then(|mesh| load_members(mesh).ok());
+        look_up_ahead(config, members.as_ref());
         self.adopt(Source::Config(config))
     }
 
