@@ -376,6 +376,9 @@ mod tests {
         // Fewer owners are found than reads are allowed, which include the process itself, `.` and
         // `..`.
         assert!((READS - 3..READS).contains(&owned(&owners)));
+        // A connection may have an owner whose descriptors were not read yet.
+        let sought = |owners: &Owners| sockets().filter(|s| owners.has_sought(s.0)).count();
+        assert_eq!(sought(&owners), owned(&owners));
         owners.update(sockets());
         assert_eq!(owned(&owners), inodes.len());
     }
@@ -412,7 +415,9 @@ mod tests {
     #[test]
     fn a_connection_without_an_owner_is_not_searched_for_in_every_scan() {
         let (_machine, mut owners) = Machine::new();
+        assert!(!owners.has_sought(1));
         owners.update([(1, 100)].into_iter());
+        assert!(owners.of(1).is_none() && owners.has_sought(1));
         assert_eq!(owners.known[&1].settled, Some(1));
         owners.update([(1, 100)].into_iter());
         assert!(owners.walk.is_none() && owners.known[&1].settled == Some(1));

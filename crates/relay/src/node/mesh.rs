@@ -252,6 +252,7 @@ pub(super) fn load_members(config: &MeshConfig) -> Result<Members, MeshError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Forward;
     use std::time::SystemTime;
     use taut_mesh::members::{Statement, sign};
 
@@ -269,6 +270,21 @@ mod tests {
         };
         let text = sign(&list, &statement, &key).unwrap();
         Arc::new(Members::parse_signed(&text, &[key.public()]).unwrap())
+    }
+
+    #[test]
+    fn a_route_through_this_relay_is_refused_wherever_it_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let mesh = MeshConfig::new(dir.path().join("own.key"), dir.path().join("members.toml"));
+        PrivateKey::create(&mesh.private_key_file, &[1; 32]).unwrap();
+        let members = signed(&["a", "bb", "ccc"], 1);
+        let identity = Identity::with_members(&mesh, &TlsPlace::Process, members).unwrap();
+        for route in [&["a"][..], &["bb", "a"], &["bb", "a", "ccc"]] {
+            let mut forward = Forward::new(vec![":1".parse().unwrap()], "b:1".parse().unwrap());
+            forward.via = vec![route.iter().map(|name| name.parse().unwrap()).collect()];
+            let dialled = identity.dialled(&Config::new(vec![forward]));
+            assert!(matches!(dialled, Err(MeshError::Itself(_))), "{route:?}");
+        }
     }
 
     #[test]

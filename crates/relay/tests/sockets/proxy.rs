@@ -202,9 +202,12 @@ fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
 fn the_fields_of_a_header_are_passed_on_and_version_1_is_written_if_it_is_wanted() {
     enter_private_network();
     let server = listen(9000);
+    // Longer than a read, as with a client's certificates.
+    let certificates = [7; 14_000];
     let tlvs = [
         (0x02, &b"origin.example"[..]),
         (0xea, b"vpce-1"),
+        (0xe0, &certificates),
         (0x03, b"...."),
     ];
     let tlv = |(kind, value): (u8, &[u8])| Tlv {
