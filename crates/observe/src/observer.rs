@@ -28,8 +28,11 @@ pub type Tracked = table::Tracked<(Factor, Confidence)>;
 /// The least time between two readings of the settings of namespaces.
 const SETTINGS_EVERY: Duration = FIND_EVERY;
 
-/// The number of connections that have ended last to remember; for some time, twice as many are.
+/// How many of the connections that have ended last are remembered at least; also all of the last
+/// [`REMEMBERED_FOR`], unless they are more than [`REMEMBERED_MOST`]. For some time, twice as many are.
 const REMEMBERED: usize = 20_000;
+const REMEMBERED_FOR: Duration = Duration::from_secs(5);
+const REMEMBERED_MOST: usize = 100_000;
 
 /// Observes the connections of the machine, scan by scan.
 #[derive(Debug)]
@@ -55,12 +58,13 @@ pub struct Observer {
     ends_missed: u64,
 }
 
-/// The connections that have ended last. The kernel's own report of an end may come seconds after the
-/// program's, so their number bounds them, and no time does.
+/// The connections that have ended last: the kernel's own report of an end may come seconds after the program's.
 #[derive(Debug, Default)]
 struct Remembered {
     newest: FxHashMap<u64, Ended>,
     before: FxHashMap<u64, Ended>,
+    /// The time at which the newest ones began.
+    since: Duration,
 }
 
 /// A connection of the last scan.
@@ -79,10 +83,13 @@ pub struct Observed<'a> {
 // === impl Remembered ===
 
 impl Remembered {
-    fn insert(&mut self, ended: Ended) {
-        if self.newest.len() == REMEMBERED {
+    fn insert(&mut self, ended: Ended, now: Duration) {
+        let (count, lasted) = (self.newest.len(), now.saturating_sub(self.since));
+        let is_full = count >= REMEMBERED && lasted >= REMEMBERED_FOR;
+        if is_full || count >= REMEMBERED_MOST {
             std::mem::swap(&mut self.newest, &mut self.before);
             self.newest.clear();
+            self.since = now;
         }
         self.newest.insert(ended.cookie, ended);
     }
@@ -204,7 +211,7 @@ impl Observer {
                 continue;
             };
             each(&ended);
-            self.remembered.insert(ended);
+            self.remembered.insert(ended, self.began.elapsed());
         }
         Some(missed)
     }
@@ -485,16 +492,25 @@ mod tests {
     use crate::ended::tests::ended;
 
     #[test]
-    fn the_connections_that_have_ended_last_are_remembered_however_long_ago() {
-        let count = REMEMBERED as u64;
-        let mut remembered = Remembered::default();
-        for cookie in 0..3 * count {
-            remembered.insert(ended(|end| end.cookie = cookie));
-            let oldest = (cookie + 1).saturating_sub(count);
-            assert!(remembered.get(oldest).is_some() && remembered.get(cookie).is_some());
-            assert!(remembered.newest.len() + remembered.before.len() <= 2 * REMEMBERED);
+    fn the_connections_that_have_ended_last_are_remembered_for_a_time_that_follows_their_rate() {
+        // Ends a second, and how many are remembered at least.
+        let rates = [
+            (100, REMEMBERED),
+            (17_000, 5 * 17_000),
+            (1_000_000, REMEMBERED_MOST),
+        ];
+        for (rate, least) in rates {
+            let mut remembered = Remembered::default();
+            for cookie in 0..3 * least as u64 {
+                let now = Duration::from_secs(1) * u32::try_from(cookie).unwrap() / rate;
+                remembered.insert(ended(|end| end.cookie = cookie), now);
+                let oldest = (cookie + 1).saturating_sub(least as u64);
+                assert!(remembered.get(oldest).is_some() && remembered.get(cookie).is_some());
+                let all = remembered.newest.len() + remembered.before.len();
+                assert!(all <= 2 * REMEMBERED_MOST);
+            }
+            assert!(remembered.get(0).is_none(), "{rate}");
         }
-        assert!(remembered.get(count - 1).is_none());
     }
 
     const KEEP: Retention = Retention {

@@ -105,6 +105,9 @@ pub struct Counts {
     pub missed: u64,
     /// Ended connections that were reported without an owner.
     pub without_owner: u64,
+    /// Ended connections that were reported without phases: the programs did not report their end, or it was
+    /// forgotten before the kernel's report came.
+    pub without_phases: u64,
 }
 
 /// A connection that a scan no longer found.
@@ -339,6 +342,7 @@ impl Watcher {
         self.counts.ended += 1;
         self.counts.unseen += 1;
         self.counts.without_owner += u64::from(process.is_none());
+        self.counts.without_phases += u64::from(ended.is_none());
         to.report(&Report {
             event: Event::End,
             cookie,
@@ -373,8 +377,10 @@ impl Watcher {
         to: &mut impl ReportSink,
     ) {
         let ended = unlisted.life.ended.as_deref();
+        let ended = ended.or_else(|| self.observer.remembered(cookie));
         self.counts.ended += 1;
         self.counts.without_owner += u64::from(unlisted.process.is_none());
+        self.counts.without_phases += u64::from(ended.is_none());
         to.report(&Report {
             event: Event::End,
             cookie,
@@ -383,7 +389,7 @@ impl Watcher {
             life: Some(&unlisted.life),
             verdict,
             figures: Some(figures),
-            ended: ended.or_else(|| self.observer.remembered(cookie)),
+            ended,
         });
     }
 }

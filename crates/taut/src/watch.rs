@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args as ClapArgs, ValueEnum};
-use taut_observe::watch::Watcher;
 use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
+use taut_observe::watch::{Counts, Watcher};
 use taut_sys::listen::Listen;
 
 use crate::Failure;
@@ -118,13 +118,58 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         to: args.to.clone().map(|dir| (dir, format, rotation)),
         metrics: args.metrics,
     };
-    let mut missing = Missing::default();
+    let (mut missing, mut has_said) = (Missing::default(), false);
     let watcher = Watcher::new(observer, filter);
-    run::run(watcher, &options, |observer, summary| {
-        missing.report(observer, summary)
+    run::run(watcher, &options, |watcher, summary| {
+        missing.report(watcher.observer(), summary);
+        // The sentences of the scan say it already if the programs are missing.
+        if !(has_said || summary.without_bpf || summary.without_events || summary.without_ends)
+            && let Some(sentence) = without_phases(watcher.counts())
+        {
+            crate::log::say(&sentence);
+            has_said = true;
+        }
     })
     .map_err(|e| match e {
         WatchError::Dir { .. } => Failure::Usage(e.to_string()),
         e => Failure::Run(e.to_string()),
     })
+}
+
+/// Returns what to say once more than a hundredth of the ended connections has no phases.
+fn without_phases(counts: Counts) -> Option<String> {
+    let Counts {
+        ended,
+        without_phases,
+        ..
+    } = counts;
+    (without_phases >= 10 && without_phases > ended / 100).then(|| {
+        format!(
+            "{without_phases} of {ended} ended connections have no phases, and some no process: reports of their ends \
+             were lost, or came too late; taut_watch_without_phases_total counts them"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_without_phases_are_spoken_of_if_they_are_many() {
+        let said = |ended, without| {
+            without_phases(Counts {
+                ended,
+                without_phases: without,
+                ..Counts::default()
+            })
+        };
+        assert_eq!(said(100, 9), None);
+        assert_eq!(said(10_000, 100), None);
+        let sentence = said(10_000, 101).unwrap();
+        assert!(
+            sentence.starts_with("101 of 10000 ended connections have no phases"),
+            "{sentence}"
+        );
+    }
 }

@@ -47,6 +47,7 @@ pub struct Metrics {
     unreported: Counter,
     missed: Counter,
     without_owner: Counter,
+    without_phases: Counter,
     lost: Counter,
     counts: Counts,
     pairs: Known<(String, String)>,
@@ -84,6 +85,7 @@ impl Default for Metrics {
             unreported: Counter::default(),
             missed: Counter::default(),
             without_owner: Counter::default(),
+            without_phases: Counter::default(),
             lost: Counter::default(),
             counts: Counts::default(),
             pairs: Known::of(PAIRS),
@@ -139,6 +141,11 @@ impl Default for Metrics {
             "without_owner",
             "Ended connections that were reported without an owner",
             metrics.without_owner.clone(),
+        );
+        register.register(
+            "without_phases",
+            "Ended connections that were reported without phases",
+            metrics.without_phases.clone(),
         );
         register.register(
             "records_lost",
@@ -220,6 +227,8 @@ impl Metrics {
         self.missed.inc_by(counts.missed - before.missed);
         self.without_owner
             .inc_by(counts.without_owner - before.without_owner);
+        self.without_phases
+            .inc_by(counts.without_phases - before.without_phases);
     }
 
     /// Counts records that could not be written.

@@ -16,7 +16,6 @@ use super::line::{Line, Lines};
 use super::metrics::Metrics;
 use super::parquet::{Parquet, row};
 use super::{Report, ReportSink, Watcher};
-use crate::observer::Observer;
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
 use crate::verdict::Factor;
@@ -98,7 +97,7 @@ struct Recorder {
 pub fn run(
     mut watcher: Watcher,
     options: &Options,
-    mut after: impl FnMut(&Observer, &ScanSummary),
+    mut after: impl FnMut(&Watcher, &ScanSummary),
 ) -> Result<(), WatchError> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -114,7 +113,7 @@ pub fn run(
         let now = Instant::now();
         if now >= next_scan {
             let summary = watcher.scan(&mut recorder)?;
-            after(watcher.observer(), &summary);
+            after(&watcher, &summary);
             let observer = watcher.observer();
             recorder
                 .metrics
