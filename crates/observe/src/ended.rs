@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_sys::sock_diag::{Connection, State};
 use taut_sys::tcp_info::TcpInfo;
 
 pub use self::groups::{Group, Groups, Key};
@@ -93,6 +94,28 @@ pub(crate) struct EndCounts {
 // === impl Ended ===
 
 impl Ended {
+    /// Returns it as the last sample of a connection that no scan has found.
+    pub(crate) fn connection(&self) -> Connection {
+        Connection {
+            local: self.local,
+            remote: self.remote,
+            cookie: self.cookie,
+            is_v6: self.local.is_ipv6(),
+            interface: 0,
+            state: State::Closed,
+            recv_queue: 0,
+            send_queue: 0,
+            uid: self.uid,
+            inode: 0,
+            memory: None,
+            congestion_control: None,
+            bbr: None,
+            cgroup: self.cgroup,
+            info: None,
+            internals: None,
+        }
+    }
+
     /// Returns the connection that a program reports, in the namespace `netns`, owned by `process`.
     pub(crate) fn of(end: &EndRecord, netns: Arc<str>, process: Option<Arc<Process>>) -> Self {
         let is_handshake = matches!(end.state, SYN_SENT | SYN_RECV);

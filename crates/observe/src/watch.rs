@@ -35,9 +35,11 @@ use ends::Listeners;
 
 /// The time that the kernel has to report the end of a connection after a scan missed it.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
-/// The number of connections to remember that were reported as ended without the kernel's report,
-/// which may come at any later time. Twice as many are remembered for some time.
+/// The number of ends to remember that were written without another report, which may come at any later time. Twice as many are remembered for some time.
 const REMEMBERED: usize = 50_000;
+/// The number of ends to hold that the programs have reported, and the kernel not yet. Of further ones only the
+/// kernel's report counts.
+const HELD: usize = 100_000;
 
 /// The occasion of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,9 +131,12 @@ pub struct Watcher {
     lives: HashMap<u64, Life>,
     /// Connections whose end the kernel should report soon.
     unlisted: HashMap<u64, Unlisted>,
-    /// Connections that were reported as ended without the kernel's report: the newest, and those
-    /// before.
-    unreported: [HashSet<u64>; 2],
+    /// Connections that no scan has found and whose end the programs have reported, but not the kernel, and since
+    /// when: at most [`HELD`].
+    unfound: HashMap<u64, (Ended, Duration)>,
+    /// Connections whose end was written without the kernel's report, or without that of the programs: the newest,
+    /// and those before.
+    written: [HashSet<u64>; 2],
     counts: Counts,
 }
 
@@ -146,7 +151,8 @@ impl Watcher {
             listeners: Listeners::default(),
             lives: HashMap::new(),
             unlisted: HashMap::new(),
-            unreported: Default::default(),
+            unfound: HashMap::new(),
+            written: Default::default(),
             counts: Counts::default(),
         }
     }
@@ -160,12 +166,15 @@ impl Watcher {
         // namespaces that are gone are read a last time.
         self.poll_ends(to);
         self.listeners.listen(self.observer.find_namespaces()?);
-        let (lives, unlisted) = (&mut self.lives, &mut self.unlisted);
+        let (lives, unlisted, unfound) = (&mut self.lives, &mut self.unlisted, &mut self.unfound);
         let since = self.observer.elapsed();
         let summary = self
             .observer
             .scan_and(&self.filter, |cookie, tracked, process| {
-                let life = lives.remove(&cookie).unwrap_or_default();
+                let mut life = lives.remove(&cookie).unwrap_or_default();
+                if let Some((ended, _)) = unfound.remove(&cookie) {
+                    life.ended = Some(Box::new(ended));
+                }
                 let left = Unlisted {
                     tracked,
                     process,
@@ -199,34 +208,81 @@ impl Watcher {
                 continue;
             }
             self.counts.unreported += 1;
-            if self.unreported[0].len() >= REMEMBERED {
-                self.unreported.swap(0, 1);
-                self.unreported[0].clear();
-            }
-            self.unreported[0].insert(cookie);
+            self.note_written(cookie);
             let verdict = self.verdict_of(&unlisted);
             let figures = unlisted.finish(unlisted.since, None);
             self.end(cookie, &unlisted, verdict, figures, to);
         }
+        self.report_unfound(now, to);
     }
 
-    /// Reports connections whose end the kernel has reported since the last call. Call this several
-    /// times between two scans if many connections open and close.
-    pub fn poll_ends(&mut self, to: &mut impl ReportSink) {
+    /// Reports connections that no scan has found and whose end the kernel should have reported by `now`.
+    fn report_unfound(&mut self, now: Duration, to: &mut impl ReportSink) {
+        let overdue = self
+            .unfound
+            .extract_if(|_, (_, since)| now.saturating_sub(*since) > REPORT_WITHIN);
+        for (cookie, (ended, at)) in overdue.collect::<Vec<_>>() {
+            self.counts.unreported += 1;
+            self.note_written(cookie);
+            let sample = Sample {
+                at,
+                connection: ended.connection(),
+            };
+            self.end_unseen(sample, &ended.netns, None, Some(&ended), to);
+        }
+    }
+
+    /// Notes that the end of a connection was written, so that another report of it is not.
+    fn note_written(&mut self, cookie: u64) {
+        if self.written[0].len() >= REMEMBERED {
+            self.written.swap(0, 1);
+            self.written[0].clear();
+        }
+        self.written[0].insert(cookie);
+    }
+
+    /// Reports connections that have ended. Call this several times between two scans if many connections open and
+    /// close.
+    pub fn poll(&mut self, to: &mut impl ReportSink) {
+        let now = self.observer.elapsed();
+        self.poll_ends(to);
+        self.report_unfound(now, to);
+    }
+
+    /// Reports what is known of connections that have ended, and waits for no other report. Call this last.
+    pub fn finish(&mut self, to: &mut impl ReportSink) {
+        self.poll_ends(to);
+        self.report_unfound(Duration::MAX, to);
+    }
+
+    /// Reports connections whose end the kernel has reported since the last call.
+    fn poll_ends(&mut self, to: &mut impl ReportSink) {
         let mut ends = Vec::new();
         let began = self.observer.elapsed();
         self.counts.missed += self
             .listeners
             .poll(|netns, connection| ends.push((netns.clone(), connection)));
         // The program writes its record before the kernel reports the end, so the record of each
-        // end that was read above is there.
+        // end that was read above is there, unless one before it is not complete yet.
+        let mut unfound = Vec::new();
         let missed = self.observer.poll_ended(|ended| {
             let unlisted = self.unlisted.get_mut(&ended.cookie);
             let life = unlisted.map(|unlisted| &mut unlisted.life);
             if let Some(life) = life.or_else(|| self.lives.get_mut(&ended.cookie)) {
                 life.ended = Some(Box::new(ended.clone()));
+            } else {
+                unfound.push(ended.clone());
             }
         });
+        for ended in unfound {
+            let cookie = ended.cookie;
+            let is_written = self.written.iter().any(|of| of.contains(&cookie));
+            // The next scan misses one that a scan has found.
+            let is_found = self.observer.get(cookie).is_some();
+            if !is_written && !is_found && self.unfound.len() < HELD {
+                self.unfound.insert(cookie, (ended, began));
+            }
+        }
         self.counts.missed += missed.unwrap_or(0);
         for (netns, connection) in ends {
             self.ended(&netns, began, connection, to);
@@ -267,9 +323,10 @@ impl Watcher {
             if let Some(unlisted) = self.unlisted.remove(&seen.cookie) {
                 self.lives.insert(seen.cookie, unlisted.life);
             }
-            for unreported in &mut self.unreported {
-                unreported.remove(&seen.cookie);
+            for written in &mut self.written {
+                written.remove(&seen.cookie);
             }
+            self.unfound.remove(&seen.cookie);
             let life = self.lives.entry(seen.cookie).or_insert_with(|| Life {
                 since: at,
                 last: at,
@@ -298,11 +355,8 @@ impl Watcher {
         to: &mut impl ReportSink,
     ) {
         let cookie = connection.cookie;
-        if self
-            .unreported
-            .iter()
-            .any(|unreported| unreported.contains(&cookie))
-        {
+        let held = self.unfound.remove(&cookie).map(|(ended, _)| ended);
+        if self.written.iter().any(|written| written.contains(&cookie)) {
             return;
         }
         let known = self.unlisted.remove(&cookie).or_else(|| {
@@ -329,12 +383,29 @@ impl Watcher {
         }
         connection.info = connection.info.filter(is_final);
         let figures = connection.info.as_ref().map(|_| Figures::End);
-        let ended = self.observer.remembered(cookie);
+        let ended = held.or_else(|| self.observer.remembered(cookie).cloned());
+        if ended.is_none() {
+            self.note_written(cookie);
+        }
         // With tcp_info, the kernel clears the addresses.
-        if let (None, Some(ended)) = (figures, ended) {
+        if let (None, Some(ended)) = (figures, &ended) {
             (connection.local, connection.remote) = (ended.local, ended.remote);
         }
-        let tracked = Tracked::only(netns.clone(), Sample { at, connection });
+        let sample = Sample { at, connection };
+        self.end_unseen(sample, netns, figures, ended.as_ref(), to);
+    }
+
+    /// Reports the end of a connection that no scan has found.
+    fn end_unseen(
+        &mut self,
+        sample: Sample,
+        netns: &Arc<str>,
+        figures: Option<Figures>,
+        ended: Option<&Ended>,
+        to: &mut impl ReportSink,
+    ) {
+        let cookie = sample.connection.cookie;
+        let tracked = Tracked::only(netns.clone(), sample);
         let process = ended.and_then(|ended| ended.process.as_deref());
         if !self.observer.matches(&self.filter, &tracked, process) {
             return;
@@ -572,6 +643,41 @@ mod tests {
         assert_ne!(reports.0[1].1, seen, "it is reported once");
         let counts = watcher.counts();
         assert_eq!((counts.ended, counts.unseen, counts.unreported), (2, 1, 1));
+    }
+
+    /// The kernel's report of such a connection has found no room, because many ended at once.
+    #[test]
+    fn an_end_that_the_programs_alone_report_is_reported_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut watcher = watcher_with(listener.local_addr().unwrap().port(), Wants::ALL);
+        let mut reports = Reports::default();
+        watcher.scan(&mut reports).unwrap();
+        let (client, server) = connection(&listener, 1000);
+        let seen = client.local_addr().unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        drop(server);
+        let began = Instant::now();
+        let since = loop {
+            assert!(began.elapsed() < PATIENCE, "the programs do not report it");
+            watcher.poll_ends(&mut reports);
+            let mut unfound = watcher.unfound.values();
+            if let Some((_, since)) = unfound.find(|(ended, _)| ended.local == seen) {
+                break *since;
+            }
+        };
+        watcher.report_ends(since + REPORT_WITHIN, &mut reports);
+        assert_eq!(reports.0, []);
+        let overdue = since + REPORT_WITHIN + Duration::from_nanos(1);
+        watcher.report_ends(overdue, &mut reports);
+        assert_eq!(reports.0, [(Event::End, seen, None, None)]);
+        // The kernel's own report comes after all.
+        drop(client);
+        drop(connection(&listener, 10));
+        poll_until(&mut watcher, &mut reports, 2);
+        assert_ne!(reports.0[1].1, seen, "it is reported once");
+        let counts = watcher.counts();
+        assert_eq!((counts.ended, counts.unseen, counts.unreported), (2, 2, 1));
+        assert_eq!(counts.without_phases, 0);
     }
 
     #[test]

@@ -122,8 +122,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let watcher = Watcher::new(observer, filter);
     run::run(watcher, &options, |watcher, summary| {
         missing.report(watcher.observer(), summary);
-        // The sentences of the scan say it already if the programs are missing.
-        if !(has_said || summary.without_bpf || summary.without_events || summary.without_ends)
+        // The sentences of the scan say it already if the programs are missing, or their memory.
+        let says_why = summary.without_bpf || summary.without_events || summary.without_ends;
+        if !(has_said || says_why || summary.without_slot > 0)
             && let Some(sentence) = without_phases(watcher.counts())
         {
             crate::log::say(&sentence);

@@ -121,7 +121,7 @@ pub fn run(
             // A scan that takes too long delays the next ones.
             next_scan = (next_scan + options.interval).max(Instant::now());
         } else {
-            watcher.poll_ends(&mut recorder);
+            watcher.poll(&mut recorder);
         }
         if let (Some(at), Some(every)) = (next_open, options.open_every)
             && now >= at
@@ -133,7 +133,7 @@ pub fn run(
         let next = next_scan.min(Instant::now() + POLL_EVERY);
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
-    watcher.poll_ends(&mut recorder);
+    watcher.finish(&mut recorder);
     recorder.close();
     match recorder.end {
         Some(e) if e.kind() != ErrorKind::BrokenPipe => Err(WatchError::Write(e)),
