@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The maximum number of names.
-pub const MAX_NAMES: usize = 4096;
+const MAX_NAMES: usize = 4096;
 /// The maximum number of look-ups at the same time.
 pub const MAX_LOOK_UPS: usize = 256;
 /// The maximum number of look-ups of one party at the same time.
-pub const MAX_OF_PARTY: usize = MAX_LOOK_UPS / 4;
+const MAX_OF_PARTY: usize = MAX_LOOK_UPS / 4;
 /// How long an answer is used without being renewed. Shorter times to live apply.
 const FRESH: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long an answer that is out of date is used while it is renewed.
@@ -30,7 +30,7 @@ const RENEWED: Duration = Duration::from_secs(60);
 /// The maximum number of those who wait for a look-up.
 const MAX_WAITING: usize = 4096;
 /// How long an answer is used while it cannot be renewed.
-pub const STALE: Duration = Duration::from_secs(24 * 3600);
+const STALE: Duration = Duration::from_secs(24 * 3600);
 /// How long a failure is remembered. Shorter times to live apply.
 const FAILED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 

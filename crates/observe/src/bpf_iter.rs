@@ -95,7 +95,8 @@ struct Counting {
     writes_ends: bool,
     /// Inode of the pid namespace in which the programs report processes.
     pidns: u32,
-    /// Lists the connections that have a slot, and the figures that it writes. `None`: the kernel does not allow it.
+    /// Lists the connections that have a slot, and the figures that it writes. `None`: the kernel refuses the
+    /// iterator.
     slots: Option<Link>,
     figures: Arc<MapHandle>,
     /// Inodes of namespaces to walk: those with handshakes that a peer has begun, and without `slots` those in which
@@ -246,7 +247,8 @@ impl TcpIter {
     }
 
     /// Lists the connections with a slot in all network namespaces. A connection has a slot if a
-    /// walk has found it, or if it was opened since. `None` if events are not counted, or the kernel does not allow it.
+    /// walk has found it, or if it was opened since. `None` if events are not counted, or the kernel
+    /// refuses the iterator.
     ///
     /// # Errors
     /// The program cannot run.
@@ -261,7 +263,7 @@ impl TcpIter {
 
 #[cfg(test)]
 impl TcpIter {
-    /// Loads the programs that count events as for a kernel that does not allow to list slots.
+    /// Loads the programs that count events, without the iterator over slots.
     pub(crate) fn load_without_slots() -> Self {
         let mut ways = ACCEPT.iter();
         let loaded = ways.find_map(|one| Self::load_with(Wants::EVENTS, Some((one, false))).ok());

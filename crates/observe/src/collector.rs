@@ -45,9 +45,9 @@ impl<M: Copy> Collector<'_, M> {
                     Walk::Some(walked) => &walked.inodes,
                     _ => &none,
                 };
-                let quick = match scanner.lists_slots() {
-                    true => self.quick_scan(scanner, walked),
-                    false => Some(0),
+                let quick = match walks_used {
+                    true => Some(0),
+                    false => self.quick_scan(scanner, walked),
                 };
                 match (quick, walk) {
                     (Some(connections), Walk::None(last)) => {

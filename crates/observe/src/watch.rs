@@ -35,7 +35,8 @@ use ends::Listeners;
 
 /// The time that the kernel has to report the end of a connection after a scan missed it.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
-/// The number of ends to remember that were written without another report, which may come at any later time. Twice as many are remembered for some time.
+/// The number of ends to remember that were written without another report, which may come at any later time. Twice as
+/// many are remembered for some time.
 const REMEMBERED: usize = 50_000;
 /// The number of ends to hold that the programs have reported, and the kernel not yet. Of further ones only the
 /// kernel's report counts.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Condition, THIS_RELAY};
+use super::Condition;
 
 /// Returns the warning at the beginning of a condition: what is broken, how many are affected, and
 /// what to do. `example` is one of the affected clients or relays.
@@ -43,14 +43,15 @@ pub(crate) fn broken(
             };
             format!("cannot look up {name}: {now}; check the name and /etc/resolv.conf")
         }
-        Condition::LookUpLimit { party } => {
+        Condition::LookUpLimit { member } => {
+            let party = party(member.as_deref());
             let of = match cause {
                 "party" => format!("for {party}"),
-                _ => "by this node".to_owned(),
+                _ => "in all".to_owned(),
             };
-            let now = match party.as_str() {
-                THIS_RELAY => "addresses are renewed later",
-                _ => "their sessions are reset",
+            let now = match member {
+                None => "addresses are renewed later",
+                Some(_) => "their sessions are reset",
             };
             format!(
                 "too many names are being looked up at once {of}: {} for {party} refused so far, {now}; check the \
@@ -144,8 +145,9 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
             were(affected, "new session")
         ),
         Condition::LookUp { name } => format!("{name} can be looked up again after {lasted}"),
-        Condition::LookUpLimit { party } => format!(
-            "names are looked up for {party} again; {} refused in {lasted}",
+        Condition::LookUpLimit { member } => format!(
+            "names are looked up for {} again; {} refused in {lasted}",
+            party(member.as_deref()),
             were(affected, "look-up")
         ),
         Condition::MaxSessions => {
@@ -306,6 +308,11 @@ fn refused(cause: &str) -> &'static str {
     }
 }
 
+/// Returns for whom names are looked up.
+fn party(member: Option<&str>) -> String {
+    member.map_or_else(|| "this relay".to_owned(), |name| format!("relay {name}"))
+}
+
 fn many(count: u64, what: &str) -> String {
     match count {
         1 => format!("1 {what}"),
@@ -338,17 +345,14 @@ mod tests {
     #[test]
     fn whose_names_are_not_looked_up_is_said() {
         let limit = Condition::LookUpLimit {
-            party: "relay fra1".to_owned(),
+            member: Some("fra1".to_owned()),
         };
         let said = broken(&limit, "party", 3, None);
         assert!(
             said.contains("at once for relay fra1: 3 look-ups for relay fra1 refused"),
             "{said}"
         );
-        assert_eq!(
-            (limit.label(), limit.subject()),
-            ("look_up_limit", "relay fra1")
-        );
+        assert_eq!((limit.label(), limit.subject()), ("look_up_limit", "fra1"));
     }
 
     #[test]

@@ -19,9 +19,6 @@ use crate::counters::forward::MESH;
 
 pub(crate) use tracker::{Broken, Change, Observation, Tracker};
 
-/// The party of look-ups that no member asks for.
-pub(crate) const THIS_RELAY: &str = "this relay";
-
 /// The maximum number of tracked conditions.
 pub(crate) const MAX_CONDITIONS: usize = 4096;
 
@@ -47,8 +44,8 @@ pub(crate) enum Condition {
     Peer { peer: String },
     /// The look-up of a name fails.
     LookUp { name: String },
-    /// Names are not looked up because too many are, in all or for this party: a member, or this relay.
-    LookUpLimit { party: String },
+    /// Names are not looked up because too many are, in all, or for this member; `None`: for the relay itself.
+    LookUpLimit { member: Option<String> },
     /// Clients are reset because `max_sessions` are open.
     MaxSessions,
     /// Clients are reset because their source has `max_sessions_per_source` open.
@@ -129,7 +126,7 @@ impl Condition {
             Self::Peer { peer } => peer,
             Self::MemberLimit { member } | Self::MaxReady { member } => member,
             Self::LookUp { name } => name,
-            Self::LookUpLimit { party } => party,
+            Self::LookUpLimit { member } => member.as_deref().unwrap_or_default(),
             Self::Expiry { what } => what,
             Self::MaxSessions
             | Self::SourceLimit

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use taut_mesh::acceptor::Rejection;
 
 use super::handle::SharedHandle;
-use crate::condition::{Broken, Change, Condition, Observation, THIS_RELAY, Tracker, message};
+use crate::condition::{Broken, Change, Condition, Observation, Tracker, message};
 use crate::counters::forward::{ForwardStats, MESH};
 use crate::etcd::ListState;
 use crate::metrics::Metrics;
@@ -142,9 +142,9 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
         }
     }
     for (party, [in_all, of_party]) in names::refused_by_party() {
-        let party = party.map_or_else(|| THIS_RELAY.to_owned(), |name| format!("relay {name}"));
+        let member = party.map(|name| name.to_string());
         let seen = only_failures([("all", in_all), ("party", of_party)].into_iter());
-        all.push((Condition::LookUpLimit { party }, seen));
+        all.push((Condition::LookUpLimit { member }, seen));
     }
     let limit = |cause: ClientRefusal| [(cause.label(), metrics.refused(cause))];
     let evicted = (End::Evicted.label(), metrics.ended(End::Evicted));
