@@ -223,13 +223,13 @@ impl Watcher {
             .unfound
             .extract_if(|_, (_, since)| now.saturating_sub(*since) > REPORT_WITHIN);
         for (cookie, (ended, at)) in overdue.collect::<Vec<_>>() {
-            self.counts.unreported += 1;
             self.note_written(cookie);
             let sample = Sample {
                 at,
                 connection: ended.connection(),
             };
-            self.end_unseen(sample, &ended.netns, None, Some(&ended), to);
+            let is_reported = self.end_unseen(sample, &ended.netns, None, Some(&ended), to);
+            self.counts.unreported += u64::from(is_reported);
         }
     }
 
@@ -396,7 +396,7 @@ impl Watcher {
         self.end_unseen(sample, netns, figures, ended.as_ref(), to);
     }
 
-    /// Reports the end of a connection that no scan has found.
+    /// Reports the end of a connection that no scan has found, if the filter matches it. Returns whether it does.
     fn end_unseen(
         &mut self,
         sample: Sample,
@@ -404,12 +404,12 @@ impl Watcher {
         figures: Option<Figures>,
         ended: Option<&Ended>,
         to: &mut impl ReportSink,
-    ) {
+    ) -> bool {
         let cookie = sample.connection.cookie;
         let tracked = Tracked::only(netns.clone(), sample);
         let process = ended.and_then(|ended| ended.process.as_deref());
         if !self.observer.matches(&self.filter, &tracked, process) {
-            return;
+            return false;
         }
         self.counts.ended += 1;
         self.counts.unseen += 1;
@@ -425,6 +425,7 @@ impl Watcher {
             figures,
             ended,
         });
+        true
     }
 
     /// Applies the filter again, because the table keeps all connections if the filter needs the
@@ -653,6 +654,11 @@ mod tests {
         let mut watcher = watcher_with(listener.local_addr().unwrap().port(), Wants::ALL);
         let mut reports = Reports::default();
         watcher.scan(&mut reports).unwrap();
+        // The filter does not match the first.
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (stranger, server) = connection(&other, 10);
+        stranger.shutdown(Shutdown::Write).unwrap();
+        drop(server);
         let (client, server) = connection(&listener, 1000);
         let seen = client.local_addr().unwrap();
         client.shutdown(Shutdown::Write).unwrap();
