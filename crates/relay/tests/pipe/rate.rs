@@ -50,6 +50,33 @@ fn a_leg_without_delay_outgrows_the_rate_that_it_starts_at() {
 }
 
 #[test]
+fn a_segment_after_idle_time_is_no_rate_of_the_leg() {
+    let mut relays = Relays::new("pipe-segment", 10, Shape::default(), Shape::default());
+    let rate = 2_000_000;
+    let low = LegStart {
+        rate,
+        window: WINDOW,
+    };
+    pipe().set_leg(relays.far().ip(), Some(low)).unwrap();
+    let listener = relays.listen(&mesh());
+    let (near, far) = relays.connect(&listener, &mesh());
+    let mss = near.info().unwrap().snd_mss as usize;
+    std::thread::scope(|scope| {
+        scope.spawn(|| receive(&far, usize::MAX));
+        // A round has 256 segments. It ends with one of the single ones, whose acknowledgement comes at once.
+        send(&near, 250 * mss);
+        for _ in 0..12 {
+            let idle = || near.info().unwrap().last_data_sent >= Duration::from_millis(20);
+            wait_until("idle time", idle);
+            send(&near, mss);
+        }
+        near.shutdown_write().unwrap();
+    });
+    let known = pipe().known_rate(relays.far().ip()).unwrap();
+    assert!(known.is_none_or(|known| known < 4 * rate), "{known:?}");
+}
+
+#[test]
 fn a_window_grows_with_the_rate() {
     let delay = Shape::delay(Duration::from_millis(100));
     let mut relays = Relays::new("pipe-window", 6, delay, delay);

@@ -79,6 +79,10 @@ struct minmax {
 
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
+	__u32 write_seq;
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 snd_wnd;
 	__u32 mss_cache;
 	__u32 packets_out;
 	__u32 sacked_out;
@@ -429,7 +433,17 @@ static __always_inline void started(struct pipe *p, struct pipe_leg *leg)
 	p->starting = 0;
 }
 
-/* The connection has no data in flight, or has lost its peer. */
+/*
+ * Whether the connection has no data in flight, and none that only waits for its turn: on a short
+ * path that is longer than a round trip between two bursts. A closed window is idle time, too.
+ */
+static __always_inline _Bool is_idle(const struct tcp_sock *tp)
+{
+	return !tp->packets_out && (tp->write_seq == tp->snd_nxt ||
+				    (__s32)(tp->snd_una + tp->snd_wnd - tp->snd_nxt) <= 0);
+}
+
+/* The connection is idle, or has lost its peer. */
 static __always_inline void leave(struct pipe *p, struct pipe_leg *leg)
 {
 	if (leg) {
@@ -608,6 +622,22 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p, _Bool cr
 	return 0;
 }
 
+/*
+ * Bytes a second that the leg has delivered since the measurement began; 0 if that says nothing. A
+ * measurement that began again after idle time may end with one segment, which is acknowledged as
+ * fast as the round trip is short. An entry that is newer than the measurement has fewer bytes.
+ */
+static __always_inline __u64 leg_delivery(const struct tcp_sock *tp, const struct pipe *p,
+					  const struct pipe_leg *leg, __u64 now)
+{
+	__u32 us = (__u32)(now / 1000) - p->round_began_us;
+	__u64 bytes = leg->bytes;
+
+	if (!us || bytes < p->round_leg_bytes + ROUND_MIN * (__u64)tp->mss_cache)
+		return 0;
+	return (bytes - p->round_leg_bytes) * USEC_PER_SEC / us;
+}
+
 /* Evaluates a round. Returns true if the connection was handed to another
  * control.
  */
@@ -632,13 +662,11 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 		.limit	= ceiling(sk),
 		.window	= p->window,
 	};
-	__u32 us = (__u32)(now / 1000) - p->round_began_us;
 
 	if (leg) {
 		started(p, leg);
 		terms.known = leg_rate(leg, 0, now);
-		if (us)
-			round.leg_delivery = (leg->bytes - p->round_leg_bytes) * USEC_PER_SEC / us;
+		round.leg_delivery = leg_delivery(tp, p, leg, now);
 	}
 	count_add(PIPE_LOST, round.lost);
 	p->round_lost = tp->lost;
@@ -738,7 +766,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 		if (leg)
 			leg_delivered(leg, (__u64)rs->acked_sacked * tp->mss_cache, now);
 	}
-	if (p->active && !tp->packets_out)
+	if (p->active && is_idle(tp))
 		leave(p, leg);
 	else if (!p->active && !p->silent && tp->packets_out)
 		join(sk, p, 0);
