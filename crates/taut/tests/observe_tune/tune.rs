@@ -70,6 +70,8 @@ fn applying(host: &Host, journal: &Path) -> Child {
         assert_eq!(report["outcome"], "applied", "{line}");
         assert_eq!(report["netns"], host.name(), "{line}");
     }
+    // It ends, and undoes its changes, if nobody reads what it reports next.
+    std::thread::spawn(move || lines.for_each(drop));
     child
 }
 
@@ -368,11 +370,12 @@ fn the_buffers_of_a_budget_are_restored_at_the_end_and_after_a_kill() {
             journal,
         ];
         let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // Held until the process has ended: it ends, and undoes its changes, if nobody can read its next report.
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // The send buffers of the busy connection and of the idle one.
         let (port, giants) = (client.local_addr().unwrap(), giant.local_addr().unwrap());
         let mut missing = vec![port.to_string(), giants.to_string()];
-        for line in lines {
+        for line in lines.by_ref() {
             let report: Value = serde_json::from_str(&line.unwrap()).unwrap();
             let change = report["change"].as_str().unwrap();
             let is_resized =
@@ -392,6 +395,7 @@ fn the_buffers_of_a_budget_are_restored_at_the_end_and_after_a_kill() {
         assert!(giants < 500_000, "{giants}");
         assert_ne!(settings(&host), before);
         end(child, signal);
+        drop(lines);
         if signal == Signal::KILL {
             assert!(locks(&client).send);
             assert!(run(&["--undo", "--journal", journal]).status.success());
