@@ -49,6 +49,12 @@ pub enum AddrError {
     Brackets(String),
 }
 
+/// Returns destinations as a text.
+pub(crate) fn names_of(all: &[Destination]) -> String {
+    let names: Vec<_> = all.iter().map(Destination::to_string).collect();
+    names.join(", ")
+}
+
 // === impl Destination ===
 
 impl FromStr for Destination {

@@ -17,29 +17,39 @@ pub(crate) struct Edge<'a> {
 ///
 /// A forward to another forward of the same node is not a loop if the second leads out of the node.
 pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> Option<usize> {
-    let leads_to = |from: usize, to: usize| {
-        forwards[from].upstream.iter().any(|upstream| {
-            forwards[to]
-                .listen
-                .iter()
-                .any(|listen| reaches(upstream.0, listen.0, &is_local))
-        })
+    let returns = |start: &usize| returns(forwards, *start, forwards[*start].upstream, &is_local);
+    (0..forwards.len()).find(returns)
+}
+
+/// Returns whether connections of the forward `start` that go to one of `first` can return to it. `is_local` is asked
+/// for these addresses, and for all of the forwards that they reach.
+pub(crate) fn returns(
+    forwards: &[Edge<'_>],
+    start: usize,
+    first: &[UpstreamAddr],
+    is_local: impl Fn(IpAddr) -> bool,
+) -> bool {
+    let leads_to = |upstream: &[UpstreamAddr], to: usize| {
+        let listen = forwards[to].listen;
+        let reaches_any = |addr: &UpstreamAddr| {
+            let mut listen = listen.iter();
+            listen.any(|listen| reaches(addr.0, listen.0, &is_local))
+        };
+        upstream.iter().any(reaches_any)
     };
-    (0..forwards.len()).find(|&start| {
-        let mut seen = vec![false; forwards.len()];
-        let mut open = vec![start];
-        while let Some(at) = open.pop() {
-            for next in (0..forwards.len()).filter(|&next| leads_to(at, next)) {
-                if next == start {
-                    return true;
-                }
-                if !std::mem::replace(&mut seen[next], true) {
-                    open.push(next);
-                }
+    let mut seen = vec![false; forwards.len()];
+    let mut open = vec![first];
+    while let Some(upstream) = open.pop() {
+        for next in (0..forwards.len()).filter(|&next| leads_to(upstream, next)) {
+            if next == start {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[next], true) {
+                open.push(forwards[next].upstream);
             }
         }
-        false
-    })
+    }
+    false
 }
 
 /// Returns whether connecting to `upstream` arrives at `listen`.
@@ -107,6 +117,32 @@ mod tests {
         ] {
             assert_eq!(found(&[(listen, to)]), None, "{listen} -> {to}");
         }
+    }
+
+    #[test]
+    fn only_the_new_addresses_of_a_destination_are_looked_for_on_this_machine() {
+        let addr = |text: &str| text.parse().unwrap();
+        let listen = [ListenAddr(addr("0.0.0.0:70"))];
+        let upstream: Vec<_> = (1..=200)
+            .map(|last| UpstreamAddr(SocketAddr::from(([192, 0, 2, last], 70))))
+            .collect();
+        let edges = [Edge {
+            listen: &listen,
+            upstream: &upstream,
+        }];
+        let asked = std::cell::Cell::new(0);
+        let is_local = |ip: IpAddr| {
+            asked.set(asked.get() + 1);
+            ip == IpAddr::from([10, 0, 0, 1])
+        };
+        assert!(!returns(&edges, 0, &upstream[..2], is_local));
+        assert_eq!(asked.get(), 2);
+        assert!(returns(
+            &edges,
+            0,
+            &[UpstreamAddr(addr("10.0.0.1:70"))],
+            is_local
+        ));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::config::{Config, Forward, LegConfig, MeshConfig, Timeouts};
 use crate::counters::forward::MESH;
 use crate::counters::registry::Registry;
 use crate::handover::Passed;
-use crate::net::addr::Destination;
+use crate::net::addr::names_of;
 use crate::net::targets::Targets;
 use crate::route::by_name::ByName;
 use crate::route::listener::{NewListener, Purpose};
@@ -248,14 +248,11 @@ pub(super) fn assemble(
         }
         _ => None,
     };
-    if let Some(i) = find_loop(&routes, None) {
+    if let Some((i, to)) = find_loop(&routes)
         // A transparent forward has no destination of its own to compare.
-        let to: Vec<_> = config.forwards[i].destinations().cloned().collect();
-        if !to.is_empty() {
-            return Err(StartError::Loop {
-                destination: names_of(&to),
-            });
-        }
+        && config.forwards[i].destinations().next().is_some()
+    {
+        return Err(StartError::looped(&to));
     }
     let setup = Setup {
         timeouts: Arc::new(config.timeouts),
@@ -271,12 +268,6 @@ pub(super) fn assemble(
         listeners,
         holdings: next,
     })
-}
-
-/// Returns the destinations of a forward as a text.
-pub(super) fn names_of(to: &[Destination]) -> String {
-    let names: Vec<_> = to.iter().map(Destination::to_string).collect();
-    names.join(", ")
 }
 
 /// Returns the default socket options of a leg outside the mesh.

@@ -8,7 +8,7 @@ use taut_sys::Errno;
 use taut_sys::socket::{Listener, is_local};
 
 use super::StartError;
-use super::assemble::{check_mesh_legs, legs_of, names_of};
+use super::assemble::{check_mesh_legs, legs_of};
 use super::at_once::at_once;
 use super::bind::listen_problem;
 use super::descriptors::ceilings;
@@ -250,10 +250,15 @@ fn looped(config: &Config, found: &[(Destination, Addrs)]) -> Option<String> {
     let edges = ends
         .iter()
         .map(|(listen, upstream)| Edge { listen, upstream });
-    let first = forward_loops::find(&edges.collect::<Vec<_>>(), is_local)?;
-    let to: Vec<_> = forwards[first].destinations().cloned().collect();
-    let destination = names_of(&to);
-    Some(StartError::Loop { destination }.to_string())
+    let edges: Vec<_> = edges.collect();
+    let first = forward_loops::find(&edges, is_local)?;
+    let returns = |to: &&Destination| {
+        let addrs = { found.iter() }.filter(|(name, _)| name == *to);
+        let addrs: Vec<_> = addrs.flat_map(|(_, addrs)| addrs.to_vec()).collect();
+        forward_loops::returns(&edges, first, &addrs, is_local)
+    };
+    let to = forwards[first].destinations().filter(returns).cloned();
+    Some(StartError::looped(&to.collect::<Vec<_>>()).to_string())
 }
 
 /// Returns an error for each network device that the configuration names and that does not exist.

@@ -6,6 +6,7 @@ use super::early_syn_thread::ReaderError;
 use super::mesh::MeshError;
 use crate::access::TooManyRules;
 use crate::intercept::InterceptError;
+use crate::net::addr::{Destination, names_of};
 use crate::net::names::ResolveError;
 use crate::session_log::SessionLogError;
 
@@ -77,7 +78,7 @@ pub enum StartError {
          would go round until max_sessions are open"
     )]
     Loop {
-        /// The forward's destinations.
+        /// Its destinations that do.
         destination: String,
     },
     /// The node cannot be part of the mesh.
@@ -106,6 +107,21 @@ pub enum StartError {
         /// The kernel's error.
         source: std::io::Error,
     },
+}
+
+// === impl StartError ===
+
+impl StartError {
+    /// Returns the error of a forward whose destinations `to` lead back to it. Names the first ones.
+    pub(super) fn looped(to: &[Destination]) -> Self {
+        let destination = match to {
+            [first @ .., _, _] if first.len() >= 3 => {
+                format!("{} and {} more", names_of(&first[..3]), to.len() - 3)
+            }
+            all => names_of(all),
+        };
+        Self::Loop { destination }
+    }
 }
 
 /// Why an address cannot be listened on.

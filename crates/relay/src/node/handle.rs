@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
-use super::loops::find_loop;
+use super::loops::would_loop;
 use super::next_hop::{note_relays, read_own};
 use crate::access::{MeshAddresses, OwnAddresses};
 use crate::condition::Tracker;
@@ -264,7 +264,7 @@ impl SharedHandle {
             targets.look_up_succeeded();
             return;
         }
-        if find_loop(&self.shared.setup().routes, Some((targets, &addrs))).is_some() {
+        if would_loop(&self.shared.setup().routes, targets, &addrs) {
             if targets.leads_back() {
                 let destination = targets.destination();
                 tracing::warn!(
