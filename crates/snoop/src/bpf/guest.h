@@ -201,7 +201,7 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		return SNOOP_FG_PASSED;
 	lift->ack = s->ack;
 	lift->window = window;
-	return SNOOP_FG_LIFTED;
+	return SNOOP_FG_NARROWED;
 }
 
 /*

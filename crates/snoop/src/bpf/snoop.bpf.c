@@ -547,6 +547,9 @@ data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
 		fill_answer(&answer, f, &lift);
 	bpf_spin_unlock(&f->lock);
 
+	/* It follows one that came in parts, and would itself. That is the cause. */
+	if (exit == SNOOP_TG_OUT_OF_ORDER && !arrives_whole(skb))
+		exit = SNOOP_TG_IN_PARTS;
 	if (exit == SNOOP_TG_ACKED) {
 		if (!write_ack(skb, key, &answer)) {
 			skb->mark = vm_sends ? SNOOP_ACK_DATA : SNOOP_ACK;
@@ -898,6 +901,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	case SNOOP_FG_SUPPRESSED:
 		return TC_ACT_SHOT;
 	case SNOOP_FG_LIFTED:
+	case SNOOP_FG_NARROWED:
 		if (write_lift(skb, &s, &lift))
 			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
 		return TC_ACT_UNSPEC;

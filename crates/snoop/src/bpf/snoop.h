@@ -100,7 +100,8 @@ enum snoop_from_guest {
 	SNOOP_FG_BYPASS,
 	SNOOP_FG_PASSED,
 	SNOOP_FG_SUPPRESSED,	/* dropped: an ACK without news for the sender */
-	SNOOP_FG_LIFTED,
+	SNOOP_FG_LIFTED,	/* passed with the number of the early ACK */
+	SNOOP_FG_NARROWED,	/* passed with a narrower window */
 	SNOOP_FG_NOT_LIFTED,	/* passed unchanged: it could not be rewritten */
 	SNOOP_FG_DOUBT,		/* passed: the guest may lack what was acknowledged early */
 	SNOOP_FG_CONTRADICTED,	/* passed: the guest retracts its window over it */

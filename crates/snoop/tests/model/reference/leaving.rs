@@ -82,7 +82,7 @@ impl Model {
             },
             Heard::Ended(exit) => Self::passes(exit, s),
             Heard::As(ack, window) if window < s.window => {
-                Self::passes("lifted", &Segment { ack, window, ..*s })
+                Self::passes("narrowed", &Segment { ack, window, ..*s })
             }
             Heard::As(..) => Self::passes("passed", s),
             Heard::Lifted(ack, window) => Self::passes("lifted", &Segment { ack, window, ..*s }),
