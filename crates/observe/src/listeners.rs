@@ -14,6 +14,7 @@ use taut_sys::netns::NetnsId;
 use taut_sys::sock_diag::{Listener, State};
 
 use crate::filter::{Filter, Subject};
+use crate::namespaces::OWN;
 use crate::owner::{Owners, Process};
 use crate::scan::Scanner;
 
@@ -199,7 +200,7 @@ impl Dropping {
             _ => String::new(),
         };
         let netns = match &*self.netns {
-            "-" => String::new(),
+            OWN => String::new(),
             netns => format!(" in namespace {netns}"),
         };
         let attempts = match self.dropped {

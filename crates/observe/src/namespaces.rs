@@ -12,12 +12,15 @@ use crate::sanitize;
 /// The maximum number of namespaces to observe; others are only counted.
 pub const NAMESPACES: usize = 4096;
 
+/// The name of the caller's own namespace.
+pub const OWN: &str = "-";
+
 /// A network namespace, with a path to it that was valid when it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Its identity.
     pub id: NetnsId,
-    /// Its name in `/run/netns`, safe for a terminal, or the pid of a process in it.
+    /// Its name in `/run/netns`, safe for a terminal, or the pid of a process in it; [`OWN`] for the caller's own.
     pub name: Arc<str>,
     path: Path,
 }
@@ -108,7 +111,7 @@ pub fn all() -> Result<Found, NetnsError> {
 pub fn own() -> Result<Namespace, NetnsError> {
     Ok(Namespace {
         id: Netns::current()?.id(),
-        name: "-".into(),
+        name: OWN.into(),
         path: Path::Own,
     })
 }
@@ -123,6 +126,14 @@ pub fn named(name: &str) -> Result<Namespace, NetnsError> {
         name: sanitize::text(name.as_bytes()).into(),
         path: Path::Named(name.into()),
     })
+}
+
+/// Returns how a sentence calls the namespace of this name.
+pub fn in_words(name: &str) -> String {
+    match name {
+        OWN => "this namespace".to_owned(),
+        named => format!("namespace {named}"),
+    }
 }
 
 // === impl Namespace ===

@@ -118,7 +118,8 @@ pub enum ScanError {
     Netns(#[from] NetnsError),
     /// The kernel does not list the connections of a namespace.
     #[error(
-        "the kernel does not list the connections of namespace {namespace}: {source} (it needs CONFIG_INET_DIAG)"
+        "the kernel does not list the connections of {}: {source} (it needs CONFIG_INET_DIAG)",
+        namespaces::in_words(namespace)
     )]
     List {
         /// Name of the namespace.

@@ -17,6 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
+use taut_observe::namespaces::{OWN, in_words};
 use taut_sys::listen::Listen;
 use taut_tune::actuate::Actuators;
 use taut_tune::budget::{self, Bounds, Budget};
@@ -314,17 +315,15 @@ fn leaves_all_alone(round: &Round) -> bool {
 /// Whether to report something of this namespace that `reported` does not contain.
 fn is_reported(reported: &mut HashSet<Arc<str>>, netns: &Arc<str>) -> bool {
     // This process's own namespace is always reported.
-    (&**netns == "-" || reported.len() < MAX_REPORTED) && reported.insert(Arc::clone(netns))
+    (&**netns == OWN || reported.len() < MAX_REPORTED) && reported.insert(Arc::clone(netns))
 }
 
 /// Returns the sentence that reports a namespace that another process tunes.
 fn foreign_sentence(netns: &str) -> String {
-    let (of, enter) = match netns {
-        "-" => ("this namespace".to_owned(), String::new()),
-        named => (
-            format!("namespace {named}"),
-            format!("ip netns exec {named} "),
-        ),
+    let of = in_words(netns);
+    let enter = match netns {
+        OWN => String::new(),
+        named => format!("ip netns exec {named} "),
     };
     format!(
         "another taut tune --apply changes {of}: until it ends, nothing is changed there (`{enter}ss -lunp src 127.84.65.3` names it)"
@@ -333,10 +332,7 @@ fn foreign_sentence(netns: &str) -> String {
 
 /// Returns the sentence that reports a namespace with more settings than there is room for.
 fn short_sentence(netns: &str) -> String {
-    let of = match netns {
-        "-" => "this namespace".to_owned(),
-        named => format!("namespace {named}"),
-    };
+    let of = in_words(netns);
     format!(
         "{of} has more interfaces or settings than --profile has room for: some are left as they are (docs/tune.md, Security profile)"
     )

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use taut_observe::namespaces::Namespace;
+use taut_observe::namespaces::{Namespace, in_words};
 use taut_sys::netns::{self, NetnsError};
 
 use crate::demand::Direction;
@@ -45,14 +45,6 @@ pub(crate) fn buffer_limits_name(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net.ipv4.tcp_wmem",
         Direction::Receive => "net.ipv4.tcp_rmem",
-    }
-}
-
-/// Returns how a sentence names a namespace. This program's own has no name.
-fn in_words(netns: &str) -> String {
-    match netns {
-        "-" => "this namespace".to_owned(),
-        named => format!("namespace {named}"),
     }
 }
 

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 
 use super::{Group, Groups, Key, Opener, Phase, Phases};
+use crate::namespaces::OWN;
 use crate::versioned::Versioned;
 
 /// The minimum share of a phase that the sentence names.
@@ -121,7 +122,7 @@ impl Group {
             "{} connection{plural} of {process} {way} {} ended",
             self.count, key.peer
         );
-        if &*key.netns != "-" {
+        if &*key.netns != OWN {
             text.push_str(&format!(" in namespace {}", key.netns));
         }
         if let Some(median) = self.lasted(0.5) {

@@ -1,5 +1,6 @@
 //! Renders reports as lines of text or JSON.
 
+use taut_observe::namespaces::OWN;
 use taut_observe::versioned::Versioned;
 use taut_tune::report::{ChangeReport, Outcome};
 
@@ -34,7 +35,7 @@ const NAMED: usize = 3;
 /// Returns the names of the first namespaces, and the number of the others.
 fn named(namespaces: &[&str]) -> String {
     let name = |name: &&str| match *name {
-        "-" => "this machine".to_owned(),
+        OWN => "this machine".to_owned(),
         name => format!("namespace {name}"),
     };
     let names: Vec<_> = namespaces.iter().take(NAMED).map(name).collect();

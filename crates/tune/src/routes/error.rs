@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use taut_observe::namespaces::in_words;
 use taut_sys::Errno;
 use taut_sys::netns::NetnsError;
 use taut_sys::privileges::{self, Capability};
@@ -13,7 +14,7 @@ use crate::journal::JournalWriteError;
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
     /// The routes of a namespace could not be listed.
-    #[error("routes of namespace {netns}: {error}{}", list_hint(*error))]
+    #[error("routes of {}: {error}{}", in_words(netns), list_hint(*error))]
     List {
         /// The namespace's name.
         netns: String,
@@ -43,13 +44,19 @@ pub enum RouteError {
         route: RouteKey,
     },
     /// Every list may have missed routes, because other routes were added or removed meanwhile.
-    #[error("routes of namespace {netns}: they change faster than they can be listed")]
+    #[error(
+        "routes of {}: they change faster than they can be listed",
+        in_words(netns)
+    )]
     Unsteady {
         /// The namespace's name.
         netns: String,
     },
     /// More routes match than the limit for one namespace.
-    #[error("routes of namespace {netns}: more than {limit} of them match: none is changed")]
+    #[error(
+        "routes of {}: more than {limit} of them match: none is changed",
+        in_words(netns)
+    )]
     TooMany {
         /// The namespace's name.
         netns: String,

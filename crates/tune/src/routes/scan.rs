@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use taut_observe::namespaces::Namespace;
+use taut_observe::namespaces::{Namespace, in_words};
 use taut_sys::netns::NetnsId;
 
 use super::apply;
@@ -245,9 +245,9 @@ impl RouteTuner {
                 {
                     state.report_once(Problem::JournalFull, scan, || {
                         format!(
-                            "routes of namespace {}: the journal is full ({MAX_ROUTES} routes of one namespace, {MAX_ROUTES_OF_OTHERS} of all): \
+                            "routes of {}: the journal is full ({MAX_ROUTES} routes of one namespace, {MAX_ROUTES_OF_OTHERS} of all): \
                              the other routes are left as they are",
-                            visit.namespace.name
+                            in_words(&visit.namespace.name)
                         )
                     });
                     continue;
@@ -310,8 +310,8 @@ impl RouteTuner {
         {
             state.report_once(Problem::Unreported, scan, || {
                 format!(
-                    "routes of namespace {}: more are left as they are than are reported",
-                    visit.namespace.name
+                    "routes of {}: more are left as they are than are reported",
+                    in_words(&visit.namespace.name)
                 )
             });
             return false;

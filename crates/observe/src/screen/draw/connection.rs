@@ -9,6 +9,7 @@ use ratatui::widgets::{Paragraph, Widget as _, Wrap};
 use super::super::state::{Details, POINTS, Point, State};
 use super::figures::{bits, bytes, ms, with_unit};
 use super::{line_of, put};
+use crate::namespaces::in_words;
 
 /// Draws the limit of a connection, the history of its main instruments, and the values of all
 /// instruments.
@@ -21,7 +22,7 @@ pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &S
     let ended = if details.ended { ", has ended" } else { "" };
     let mut lines = vec![
         format!("{} -> {}{who}", row.local, row.peer),
-        format!("{}, namespace {}{ended}", details.state, details.netns),
+        format!("{}, {}{ended}", details.state, in_words(&details.netns)),
         String::new(),
     ];
     if let Some(verdict) = &details.verdict {

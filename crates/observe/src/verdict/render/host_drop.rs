@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::{ALLOW_PATH_MTU, Evidence, segments};
+use crate::namespaces::OWN;
 use crate::verdict::{Direction, DropPlace, HostDrop};
 
 /// The maximum number of places that are named at which packets were dropped.
@@ -74,7 +75,7 @@ impl HostDrop {
         let netns = self.netns.as_ref();
         let netns = match netns.map(|netns| &**netns) {
             None => String::new(),
-            Some("-") => " in the namespace of this command".to_owned(),
+            Some(OWN) => " in the namespace of this command".to_owned(),
             Some(netns) => format!(" in namespace {netns}"),
         };
         let function = self.function.as_ref();
@@ -181,7 +182,7 @@ impl HostDrop {
 /// Returns the command that runs another one in a network namespace, given the namespace's name as
 /// it is reported; `None` if it is the caller's.
 pub(crate) fn enter(netns: &str) -> Option<Box<str>> {
-    if netns == "-" {
+    if netns == OWN {
         return None;
     }
     let pid = netns.strip_prefix("pid:");
