@@ -513,6 +513,8 @@ mod tests {
             config.timeouts.user = Duration::from_secs(seconds);
             let keepalive = mesh_keepalive(&config);
             assert!(accepted(&LegOptions::new(keepalive)).is_ok(), "{seconds} s");
+            // A firewall that has forgotten a ready connection is found within 15 s and the probes, whatever the rest says.
+            assert!(keepalive.idle <= Duration::from_secs(15));
         }
     }
 }

@@ -2,13 +2,25 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
-use std::net::TcpStream;
-use std::process::Command;
+use std::net::{TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use taut_sys_testing::network::enter_private_network;
 
-use crate::relay::rig::{PATIENCE, Running, address, operate, pair, server};
+use crate::relay::rig::{PATIENCE, Running, address, get, operate, pair, server, taut};
+
+/// Returns a relay that takes `hosts` and `resolv.conf` of this directory for those of the system.
+fn relay_with_files(dir: &Path, config: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-ec"])
+        .arg("mount --bind $1/hosts /etc/hosts; mount --bind $1/resolv.conf /etc/resolv.conf; exec $0 relay --config $2")
+        .arg(env!("CARGO_BIN_EXE_taut"))
+        .args([dir, config]);
+    command
+}
 
 #[test]
 fn a_destination_without_an_address_keeps_the_relay_from_nothing_and_is_served_once_it_has_one() {
@@ -31,13 +43,7 @@ fn a_destination_without_an_address_keeps_the_relay_from_nothing_and_is_served_o
     let text = head + &forward("good", 8080, "127.0.0.1") + &forward("late", 8081, "late.test");
     fs::write(&config, &text).unwrap();
 
-    let mut command = Command::new("unshare");
-    command
-        .args(["--mount", "sh", "-ec"])
-        .arg("mount --bind $1/hosts /etc/hosts; mount --bind $1/resolv.conf /etc/resolv.conf; exec $0 relay --config $2")
-        .arg(env!("CARGO_BIN_EXE_taut"))
-        .args([dir.path(), config.as_path()]);
-    let mut relay = Running::run(&mut command);
+    let mut relay = Running::run(&mut relay_with_files(dir.path(), &config));
     drop(pair(&relay, &server));
     let is_reset = || {
         let mut client = TcpStream::connect(address(8081)).unwrap();
@@ -74,4 +80,49 @@ fn a_destination_without_an_address_keeps_the_relay_from_nothing_and_is_served_o
     relay.signal(Signal::TERM);
     let (code, said) = relay.end();
     assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
+fn nothing_waits_for_a_reload_that_waits_for_a_resolver() {
+    enter_private_network();
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (config, control) = (path("taut.toml"), path("control"));
+    fs::write(path("hosts"), "127.0.0.1 localhost\n").unwrap();
+    fs::write(path("resolv.conf"), "nameserver 127.0.0.99\n").unwrap();
+    let resolver = UdpSocket::bind("127.0.0.99:53").unwrap();
+    let metrics = address(9464);
+    let text = format!(
+        "[relay]\ncontrol = {control:?}\nmetrics = \"{metrics}\"\n\
+         [[relay.forward]]\nlisten = \"127.0.0.1:0\"\nto = \"{addr}\"\n"
+    );
+    fs::write(&config, &text).unwrap();
+    let mut relay = Running::run(&mut relay_with_files(dir.path(), &config));
+    let names = (0..40).map(|i| format!("\"silent{i}.test:9\""));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let listen = address(8080);
+    let more = format!("[[relay.forward]]\nlisten = \"{listen}\"\nto = [{names}]\n");
+    fs::write(&config, text + &more).unwrap();
+    let mut reload = taut();
+    let reload = reload.args(["reload", "--control"]).arg(&control);
+    let mut reload = reload.stderr(Stdio::piped()).spawn().unwrap();
+    // Its questions are there, and are not answered.
+    resolver.recv(&mut [0; 512]).unwrap();
+    let mut waits = |what: &str| assert_eq!(reload.try_wait().unwrap(), None, "{what}");
+    assert!(get(metrics, "/healthz").starts_with("HTTP/1.1 200"));
+    waits("/healthz");
+    assert_eq!(operate(&control, &["status"]).0, Some(0));
+    waits("status");
+    let ip = Command::new("ip")
+        .args(["address", "add", "10.66.0.1/32", "dev", "lo"])
+        .status();
+    assert!(ip.unwrap().success());
+    relay.wait_for_log("addresses of this machine have changed");
+    waits("the addresses of this machine");
+    drop(pair(&relay, &server));
+    relay.signal(Signal::TERM);
+    let (code, said) = relay.end();
+    assert_eq!(code, Some(0), "{said}");
+    let _ = reload.wait();
 }
