@@ -12,7 +12,6 @@ mod ends;
 pub mod files;
 pub mod line;
 pub mod metrics;
-pub mod parquet;
 pub mod run;
 
 use std::collections::{HashMap, HashSet};

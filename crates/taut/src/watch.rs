@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
 use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
 use taut_observe::watch::{Counts, Watcher};
@@ -26,7 +26,6 @@ const CONNECTIONS: usize = 100_000;
   taut watch --to /var/log/taut --keep 30      to files of up to 100 MB or a day
   taut watch --open-every 1m dport 443         these; open ones every minute too
   taut watch --metrics 127.0.0.1:9466 --to /var/log/taut
-  taut watch --format parquet --to /var/log/taut --file-time 1h
 
 It changes nothing. SIGTERM and SIGINT end it.
 
@@ -49,10 +48,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     to: Option<PathBuf>,
 
-    /// With --to: the format of the files. A Parquet file is readable once it is complete, after --file-time at the latest
-    #[arg(long, value_enum, default_value_t = Format::Jsonl, requires = "to", help_heading = "Files")]
-    format: Format,
-
     /// With --to: start a new file at this size
     #[arg(
         long,
@@ -74,14 +69,6 @@ pub(crate) struct Args {
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS", help_heading = "Metrics")]
     metrics: Option<Listen>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Format {
-    /// Lines of JSON
-    Jsonl,
-    /// Apache Parquet: a table with a column for each figure
-    Parquet,
 }
 
 fn file_time(text: &str) -> Result<Duration, String> {
@@ -108,14 +95,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         time: args.file_time,
         keep: usize::try_from(args.keep).unwrap_or(usize::MAX),
     };
-    let format = match args.format {
-        Format::Jsonl => run::Format::Lines,
-        Format::Parquet => run::Format::Parquet,
-    };
     let options = Options {
         interval: args.interval,
         open_every: args.open_every,
-        to: args.to.clone().map(|dir| (dir, format, rotation)),
+        to: args.to.clone().map(|dir| (dir, rotation)),
         metrics: args.metrics,
     };
     let (mut missing, mut has_said) = (Missing::default(), false);

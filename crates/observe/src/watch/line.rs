@@ -1,13 +1,10 @@
-//! Formats reports as lines of JSON, and writes files of such lines.
+//! Formats reports as lines of JSON.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
 use std::time::SystemTime;
 
 use serde::{Serialize, Serializer};
 
-use super::files::Body;
 use super::{Event, Figures, Report};
 use crate::ended::Seconds;
 use crate::record::Record;
@@ -36,13 +33,6 @@ pub(super) struct Line<'a> {
     pub(super) phases: Option<Seconds<'a>>,
     #[serde(flatten)]
     pub(super) record: Record<'a>,
-}
-
-/// A file of lines.
-#[derive(Debug)]
-pub struct Lines {
-    file: BufWriter<File>,
-    length: u64,
 }
 
 fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
@@ -93,50 +83,6 @@ impl<'a> Line<'a> {
         serde_json::to_writer(&mut *to, &Versioned::new(self))?;
         to.push(b'\n');
         Ok(())
-    }
-}
-
-// === impl Lines ===
-
-impl Body for Lines {
-    type Entry<'a> = &'a [u8];
-
-    const SUFFIX: &'static str = ".jsonl";
-    const IS_READABLE_AT_ONCE: bool = true;
-
-    fn begin(file: File) -> io::Result<Self> {
-        let file = BufWriter::new(file);
-        Ok(Self { file, length: 0 })
-    }
-
-    fn length(&self) -> u64 {
-        self.length
-    }
-
-    fn length_of(entry: &&[u8]) -> u64 {
-        entry.len() as u64
-    }
-
-    fn at_stake(&self) -> u64 {
-        1
-    }
-
-    fn write(&mut self, entry: &[u8]) -> io::Result<()> {
-        self.length += entry.len() as u64;
-        self.file.write_all(entry)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-
-    fn close(mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-
-    fn give_up(self) {
-        // Dropping the writer would try to write the buffer again.
-        let _ = self.file.into_parts();
     }
 }
 

@@ -11,10 +11,9 @@ use signal_hook::flag;
 use taut_exposition::SpawnError;
 use taut_sys::listen::Listen;
 
-use super::files::{Files, Lost, Rotation};
-use super::line::{Line, Lines};
+use super::files::{Files, Rotation};
+use super::line::Line;
 use super::metrics::Metrics;
-use super::parquet::{Parquet, row};
 use super::{Report, ReportSink, Watcher};
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
@@ -31,19 +30,10 @@ pub struct Options {
     pub interval: Duration,
     /// Time between reports of open connections; `None`: open connections are not reported.
     pub open_every: Option<Duration>,
-    /// The directory for files, their format and rotation; `None`: lines go to standard output.
-    pub to: Option<(PathBuf, Format, Rotation)>,
+    /// The directory for files, and their rotation; `None`: lines go to standard output.
+    pub to: Option<(PathBuf, Rotation)>,
     /// The address at which metrics are served.
     pub metrics: Option<Listen>,
-}
-
-/// The format of files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Lines of JSON.
-    Lines,
-    /// Apache Parquet.
-    Parquet,
 }
 
 /// Why the job ended.
@@ -73,8 +63,7 @@ pub enum WatchError {
 
 /// The destination of records.
 enum Output {
-    Lines(Files<Lines>),
-    Parquet(Box<Files<Parquet>>),
+    Files(Files),
     Stdout(BufWriter<Stdout>),
 }
 
@@ -141,27 +130,17 @@ pub fn run(
     }
 }
 
-/// Returns a [`Lost`] of one entry.
-fn one(error: io::Error) -> Lost {
-    Lost { entries: 1, error }
-}
-
 // === impl Recorder ===
 
 impl Recorder {
     fn new(options: &Options) -> Result<Self, WatchError> {
         let output = match &options.to {
-            Some((dir, format, rotation)) => {
-                let output = match format {
-                    Format::Lines => Files::in_dir(dir, *rotation).map(Output::Lines),
-                    Format::Parquet => {
-                        Files::in_dir(dir, *rotation).map(|files| Output::Parquet(Box::new(files)))
-                    }
-                };
-                output.map_err(|source| WatchError::Dir {
+            Some((dir, rotation)) => {
+                let files = Files::in_dir(dir, *rotation).map_err(|source| WatchError::Dir {
                     dir: dir.clone(),
                     source,
-                })?
+                });
+                Output::Files(files?)
             }
             None => Output::Stdout(BufWriter::new(io::stdout())),
         };
@@ -178,33 +157,30 @@ impl Recorder {
     fn flush(&mut self) {
         let now = SystemTime::now();
         let flushed = match &mut self.output {
-            Output::Lines(files) => files.flush(now),
-            Output::Parquet(files) => files.flush(now),
-            Output::Stdout(out) => out.flush().map_err(one),
+            Output::Files(files) => files.flush(now),
+            Output::Stdout(out) => out.flush(),
         };
-        if let Err(lost) = flushed {
-            self.failed(lost);
+        if let Err(error) = flushed {
+            self.failed(error);
         }
     }
 
     fn close(&mut self) {
         let closed = match &mut self.output {
-            Output::Lines(files) => files.close(),
-            Output::Parquet(files) => files.close(),
-            Output::Stdout(out) => out.flush().map_err(one),
+            Output::Files(files) => files.close(),
+            Output::Stdout(out) => out.flush(),
         };
-        if let Err(lost) = closed {
-            self.failed(lost);
+        if let Err(error) = closed {
+            self.failed(error);
         }
     }
 
-    fn failed(&mut self, lost: Lost) {
-        self.metrics.lost(lost.entries);
-        let e = lost.error;
+    fn failed(&mut self, error: io::Error) {
+        self.metrics.lost();
         if let Output::Stdout(_) = self.output {
-            self.end = Some(e);
-        } else if self.fault.replace(e.kind()) != Some(e.kind()) {
-            tracing::error!(error = %e, records = lost.entries, "records were lost; taut watch continues");
+            self.end = Some(error);
+        } else if self.fault.replace(error.kind()) != Some(error.kind()) {
+            tracing::error!(%error, "records are lost; taut watch continues");
         }
     }
 }
@@ -217,18 +193,12 @@ impl ReportSink for Recorder {
         }
         let now = SystemTime::now();
         let record = Line::of(report, now);
-        let written = match &mut self.output {
-            Output::Parquet(files) => files.write(now, row(&record)),
-            lines => {
-                self.line.clear();
-                let text = record.write(&mut self.line);
-                text.map_err(|e| one(e.into())).and_then(|()| match lines {
-                    Output::Lines(files) => files.write(now, &self.line),
-                    Output::Stdout(out) => out.write_all(&self.line).map_err(one),
-                    Output::Parquet(_) => Ok(()),
-                })
-            }
-        };
+        self.line.clear();
+        let text = record.write(&mut self.line);
+        let written = text.map_err(io::Error::from).and_then(|()| match &mut self.output {
+            Output::Files(files) => files.write(now, &self.line),
+            Output::Stdout(out) => out.write_all(&self.line),
+        });
         match written {
             Ok(()) if self.fault.take().is_some() => {
                 tracing::info!("records can be written again");

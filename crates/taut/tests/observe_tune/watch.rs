@@ -1,6 +1,6 @@
 //! `taut watch` as a process: connections of real kernels in namespaces of their own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,8 +9,6 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use parquet::file::reader::{FileReader as _, SerializedFileReader};
-use parquet::record::Field;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use taut_sys_testing::network::enter_private_network;
@@ -147,72 +145,6 @@ fn every_connection_that_ends_is_written_once_however_many_come_and_go() {
     for file in files {
         let mode = file.unwrap().metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
-    }
-}
-
-/// All rows of all files of Parquet that are whole, by the names of their columns.
-fn rows(dir: &Path) -> Vec<BTreeMap<String, Field>> {
-    let mut rows = Vec::new();
-    for entry in fs::read_dir(dir).into_iter().flatten() {
-        let path = entry.unwrap().path();
-        if path
-            .extension()
-            .is_none_or(|extension| extension != "parquet")
-        {
-            continue;
-        }
-        let reader = SerializedFileReader::new(fs::File::open(path).unwrap()).unwrap();
-        for row in reader.get_row_iter(None).unwrap() {
-            let row = row.unwrap();
-            let columns = row.get_column_iter();
-            rows.push(columns.map(|(k, v)| (k.clone(), v.clone())).collect());
-        }
-    }
-    rows
-}
-
-#[test]
-fn a_table_can_be_read_when_its_time_is_over_and_at_the_end() {
-    let host = Host::new("table");
-    let listener = host.listener();
-    let dir = tempfile::tempdir().unwrap();
-    let (mut client, mut server) = host.connection(&listener);
-    let port = Field::ULong(client.local_addr().unwrap().port().into());
-    let mut watch = Watch::start(&[
-        "--netns",
-        host.name(),
-        "--interval",
-        "100ms",
-        "--open-every",
-        "100ms",
-        "--format",
-        "parquet",
-        "--file-time",
-        "1s",
-        "--to",
-        dir.path().to_str().unwrap(),
-    ]);
-    let of_client = |rows: Vec<BTreeMap<String, Field>>, event: &str| {
-        let event = Field::Str(event.to_owned());
-        let mut rows = rows.into_iter();
-        rows.find(|row| row["event"] == event && row["local_port"] == port)
-    };
-    until("a table with open ones", || {
-        of_client(rows(dir.path()), "open").is_some()
-    });
-    client.write_all(&[7; 100]).unwrap();
-    server.read_exact(&mut [0; 100]).unwrap();
-    drop((client, server));
-    until("a table with its end", || {
-        of_client(rows(dir.path()), "end").is_some()
-    });
-    let end = of_client(rows(dir.path()), "end").unwrap();
-    assert_eq!(end["HCDataOctetsOut"], Field::Double(100.0));
-    assert_eq!(end["pid"], Field::ULong(std::process::id().into()));
-    assert!(watch.stop().success());
-    for entry in fs::read_dir(dir.path()).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        assert!(name.ends_with(".parquet"), "{name} is not whole");
     }
 }
 
