@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use taut_sys::privileges::{self, Capability};
 use taut_sys::sandbox::{Calls, Files, Lacking, Sandbox};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The option that turns the sandbox off.
 #[derive(Clone, Copy, Debug, clap::Args)]

@@ -29,7 +29,8 @@ pub(crate) use self::feature::FEATURES;
 use self::report::Report;
 use self::setting::{Host, LongPath, PathSource};
 pub(crate) use self::severity::Severity;
-use crate::Failure;
+use crate::exit::exit_code;
+use crate::failure::Failure;
 
 mod feature;
 mod leftover;
@@ -103,8 +104,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             .map_err(|error| Failure::Run(error.to_string())),
         false => Ok(table::render(&report, args.all, width())),
     };
-    if let Err(failure) = text.and_then(|text| crate::print(&text)) {
-        return crate::exit_code(Err(failure));
+    if let Err(failure) = text.and_then(|text| crate::failure::print(&text)) {
+        return exit_code(Err(failure));
     }
     match report.verdict {
         Severity::Slows | Severity::Fine if is_repaired => ExitCode::SUCCESS,

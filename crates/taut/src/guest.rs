@@ -21,8 +21,8 @@ use taut_guest::watch::Watch;
 use taut_observe::versioned::Versioned;
 use taut_sys::job_dir::JobDir;
 
-use crate::Failure;
 use crate::confine::{self, Confinement, SandboxArgs};
+use crate::failure::Failure;
 
 /// The time that `status` watches by default if nothing is loaded.
 const WATCH: Duration = Duration::from_secs(10);
@@ -154,14 +154,14 @@ fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
         true => Versioned::new(&report).pretty().map_err(failure)?,
         false => report.to_string(),
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 fn metrics() -> Result<(), Failure> {
     let watch = Watch::open().map_err(failure)?;
     // A counter has to cover all time, and a collector does not wait.
     let time = (!watch.is_up()).then_some(Duration::ZERO);
-    crate::print(&textfile::metrics(&report(&watch, time)?))
+    crate::failure::print(&textfile::metrics(&report(&watch, time)?))
 }
 
 /// Returns the report on `time` from now, or on all time since the programs were loaded.

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 const PROGRAM: &str = "taut-lab";
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The number of lines buffered for a slow reader; further lines are dropped.
 const LINES: usize = 4096;

@@ -5,6 +5,8 @@
 mod commands;
 mod confine;
 mod doctor;
+mod exit;
+mod failure;
 mod guest;
 #[cfg(test)]
 mod kubernetes;
@@ -23,12 +25,13 @@ mod tune;
 mod watch;
 mod why;
 
-use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::confine::Confinement;
+use crate::exit::exit_code;
+use crate::failure::Failure;
 
 /// Takes the slack out of TCP.
 #[derive(Parser)]
@@ -59,26 +62,6 @@ enum Command {
     Guest(guest::Args),
     Lab(lab::Args),
     Doctor(doctor::Args),
-}
-
-/// An error message, with the exit code of its kind.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// An error in the command line or the configuration file: exit code 2.
-    Usage(String),
-    /// Any other error: exit code 1.
-    Run(String),
-}
-
-/// Prints the result of a command. A reader that has gone (`| head`) is no error.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let written = std::io::stdout().write_all(text.as_bytes());
-    match written.and_then(|()| std::io::stdout().flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Run(format!(
-            "cannot write to standard output: {e}"
-        ))),
-        _ => Ok(()),
-    }
 }
 
 fn main() -> ExitCode {
@@ -128,15 +111,4 @@ fn confined(confinement: &Confinement, run: impl FnOnce() -> Result<(), Failure>
         confined.log();
         run()
     }))
-}
-
-fn exit_code(result: Result<(), Failure>) -> ExitCode {
-    let (sentence, code) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Usage(sentence)) => (sentence, ExitCode::from(2)),
-        Err(Failure::Run(sentence)) => (sentence, ExitCode::FAILURE),
-    };
-    log::say(&sentence);
-    log::finish();
-    code
 }

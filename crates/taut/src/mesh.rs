@@ -10,7 +10,7 @@ mod status;
 
 use clap::{Args as ClapArgs, Subcommand};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Manage a mesh of relays: keys, signed lists of members, measured paths, routes, DNS
 #[derive(ClapArgs)]

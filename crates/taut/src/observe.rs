@@ -9,8 +9,8 @@ use taut_observe::scan::{ScanSummary, Scope, Wants};
 use taut_observe::table::Retention;
 use taut_sys::privileges::Capability;
 
-use crate::Failure;
 use crate::confine::SandboxArgs;
+use crate::failure::Failure;
 
 /// The syntax of filters, for the end of the help of a command.
 macro_rules! filter_help {

@@ -13,8 +13,8 @@ use taut_sys::activation::{self, Activated};
 use taut_sys::privileges::{self, Capability};
 
 use self::confine::User;
-use crate::Failure;
 use crate::confine::{Confined, Confinement, SandboxArgs};
+use crate::failure::Failure;
 
 mod confine;
 mod operate;
@@ -219,7 +219,9 @@ fn check(config: &Config, what: Check) -> Result<(), Failure> {
     }
     if findings.errors.is_empty() {
         let notes = findings.notes.iter().map(|note| format!("{note}\n"));
-        return crate::print(&(notes.collect::<String>() + "the configuration is valid\n"));
+        return crate::failure::print(
+            &(notes.collect::<String>() + "the configuration is valid\n"),
+        );
     }
     Err(Failure::Run(findings.errors.join("\ntaut: ")))
 }

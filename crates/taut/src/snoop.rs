@@ -26,8 +26,8 @@ use taut_snoop::wire::Net;
 use taut_sys::job_dir::JobDir;
 use taut_sys::listen::Listen;
 
-use crate::Failure;
 use crate::confine::{self, Confined, SandboxArgs};
+use crate::failure::Failure;
 
 /// Send early ACKs for guests that wait for a CPU
 #[derive(ClapArgs)]
@@ -238,7 +238,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
     let taps = match (answer, question) {
         (Answer::Taps(taps), _) => taps,
         (Answer::Drained { refused: 1.. }, Question::Off { tap }) => {
-            return crate::print(&format!(
+            return crate::failure::print(&format!(
                 "{tap}: early ACKs are off. The guest refuses data of some connections that was acknowledged early, and that data is \
                  lost if the guest moves: `taut snoop status` counts them (refused)\n"
             ));
@@ -252,7 +252,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         }
         _ => table(&taps) + "\n",
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 fn serve(settings: &Settings) -> Result<(), Failure> {
@@ -336,7 +336,7 @@ fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
             .map_err(|e| failed(&e))?,
         false => costs_table(&costs) + "\n",
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 fn costs_table(costs: &[Cost]) -> String {

@@ -14,8 +14,8 @@ use taut_observe::screen;
 use taut_observe::versioned::Versioned;
 use taut_observe::view::{self, Row, Sort};
 
-use crate::Failure;
 use crate::confine;
+use crate::failure::Failure;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
 
 /// The number of samples that a verdict is based on.

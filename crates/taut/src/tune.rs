@@ -34,8 +34,8 @@ use taut_tune::routes::selection::Selector;
 use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
 use taut_tune::undo::UndoSummary;
 
-use crate::Failure;
 use crate::confine::{self, Confinement};
+use crate::failure::Failure;
 use crate::log::say;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 

@@ -10,8 +10,8 @@ use taut_observe::watch::run::{self, Options, WatchError};
 use taut_observe::watch::{Counts, Watcher};
 use taut_sys::listen::Listen;
 
-use crate::Failure;
 use crate::confine::{self, Confinement};
+use crate::failure::Failure;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
 
 /// The number of samples that a verdict is based on.

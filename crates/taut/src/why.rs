@@ -13,8 +13,8 @@ use taut_observe::observation::Observation;
 use taut_tune::log;
 
 use self::with::{Started, WithArgs};
-use crate::Failure;
 use crate::confine;
+use crate::failure::Failure;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
 
 /// The time between scans; longer if scans would take more than a tenth of a core.
@@ -136,7 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             )
         }
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 /// Returns the changes that `taut tune` made to each connection, as sentences by cookie.

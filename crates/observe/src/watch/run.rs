@@ -195,10 +195,12 @@ impl ReportSink for Recorder {
         let record = Line::of(report, now);
         self.line.clear();
         let text = record.write(&mut self.line);
-        let written = text.map_err(io::Error::from).and_then(|()| match &mut self.output {
-            Output::Files(files) => files.write(now, &self.line),
-            Output::Stdout(out) => out.write_all(&self.line),
-        });
+        let written = text
+            .map_err(io::Error::from)
+            .and_then(|()| match &mut self.output {
+                Output::Files(files) => files.write(now, &self.line),
+                Output::Stdout(out) => out.write_all(&self.line),
+            });
         match written {
             Ok(()) if self.fault.take().is_some() => {
                 tracing::info!("records can be written again");

@@ -12,7 +12,8 @@ use taut_snoop::tap;
 use taut_tune::journal::{self, Journal};
 
 use super::severity::Severity;
-use crate::{Failure, guest, tune};
+use crate::failure::Failure;
+use crate::{guest, tune};
 
 /// Something that a killed process has left, or that cannot be looked for.
 #[derive(Debug, Serialize)]

@@ -13,8 +13,8 @@ use taut_dns::zone::Family;
 use taut_observe::versioned::Versioned;
 use taut_sys::privileges;
 
-use crate::Failure;
 use crate::confine::{self, Confined, SandboxArgs};
+use crate::failure::Failure;
 
 /// The configuration file that is used without `--config`.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
@@ -103,7 +103,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
             notes.push(format!("a reload will fail: {error}"));
         }
         notes.push("the configuration is valid".to_owned());
-        return crate::print(&(notes.join("\n") + "\n"));
+        return crate::failure::print(&(notes.join("\n") + "\n"));
     };
     if let Some(confined) = confined {
         confined.log();
@@ -169,7 +169,7 @@ fn explain(config: &Config, client: &str, json: bool) -> Result<(), Failure> {
             relays: relays.collect(),
         };
         let text = Versioned::new(&explanation).line();
-        return crate::print(&text.map_err(|e| Failure::Run(e.to_string()))?);
+        return crate::failure::print(&text.map_err(|e| Failure::Run(e.to_string()))?);
     }
     let mut text = String::new();
     for (relay, why) in order {
@@ -180,7 +180,7 @@ fn explain(config: &Config, client: &str, json: bool) -> Result<(), Failure> {
             ),
         };
     }
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 type Measured = (f64, IpNet);

@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use taut_relay::identity::{KeyError, PrivateKey};
 use taut_sys::random;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Write a new private key to FILE, for its owner only, and print its public key
 #[derive(ClapArgs)]
@@ -45,5 +45,5 @@ pub(super) fn pubkey(args: &PubkeyArgs) -> Result<(), Failure> {
 
 fn print(key: Result<PrivateKey, KeyError>) -> Result<(), Failure> {
     let key = key.map_err(|e| Failure::Run(e.to_string()))?;
-    crate::print(&format!("{}\n", key.public()))
+    crate::failure::print(&format!("{}\n", key.public()))
 }

@@ -17,7 +17,7 @@ use taut_relay::plan::{
     Table,
 };
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Choose the relays for a session, and show why
 #[derive(ClapArgs)]
@@ -155,7 +155,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         // clap requires both.
         _ => return Err(Failure::Usage("--from and --to are needed".into())),
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 /// Plans for one pair of ends.

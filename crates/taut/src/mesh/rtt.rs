@@ -8,7 +8,7 @@ use taut_observe::versioned::Versioned;
 use taut_relay::control;
 use taut_relay::control::protocol::{Answer, MemberState, PathStatus, Request, RttRows};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Print the round-trip times that the relays of the mesh have measured
 ///
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
         (_, true) => table(&rows, &unreachable(&args.control)?),
         _ => in_words(&rows),
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 /// Returns the members that the relay cannot reach: what they have measured says nothing about routes now.

@@ -10,7 +10,7 @@ use taut_observe::versioned::Versioned;
 use taut_relay::identity::{PrivateKey, PublicKey};
 use taut_relay::members::{Members, Statement, sign};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Sign a list of members with the key of the mesh
 ///
@@ -120,7 +120,7 @@ pub(super) fn run(args: &SignArgs) -> Result<(), Failure> {
             report.file, report.members, report.expires
         ),
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 /// Returns the signed list that is replaced, if there is one.

@@ -10,7 +10,7 @@ use taut_relay::control::protocol::{
     Answer, MemberState, MemberStatus, MeshStatus, Request, RouteStatus,
 };
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Show the mesh as the running relay knows it: members, paths, automatic routes
 #[derive(Args)]
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
         true => Versioned::new(&status).pretty().map_err(|e| run(&e))?,
         false => in_words(&status),
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 fn in_words(status: &MeshStatus) -> String {

@@ -12,7 +12,7 @@ use taut_relay::control::protocol::{
 };
 use taut_relay::control::{self, MAX_ROWS};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// A command to a running relay.
 #[derive(Subcommand)]
@@ -171,7 +171,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         true => Versioned::new(&answer).pretty().map_err(|e| run(&e))?,
         false => super::plain(&in_words(&answer)),
     };
-    crate::print(&text)
+    crate::failure::print(&text)
 }
 
 fn in_words(answer: &Answer) -> String {

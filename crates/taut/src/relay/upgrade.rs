@@ -22,7 +22,8 @@ use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Request, Status};
 use taut_relay::handover::START;
 
-use crate::{Cli, Failure};
+use crate::Cli;
+use crate::failure::Failure;
 
 /// The interval at which operators' socket is asked whether the new process has taken over.
 const ASK_EVERY: Duration = Duration::from_millis(50);
@@ -95,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (Some(why), false) => Err(Failure::Run(why)),
         (Some(why), true) => {
             reload(&control)?;
-            crate::print(&format!("the program stays the former one: {why}\n"))
+            crate::failure::print(&format!("the program stays the former one: {why}\n"))
         }
     }
 }
@@ -134,7 +135,7 @@ fn hang_up(main: Option<u32>, why: &str) -> Result<(), Failure> {
     let sent = rustix::process::kill_process(pid, Signal::HUP);
     let number = pid.as_raw_nonzero();
     sent.map_err(|e| Failure::Run(format!("cannot signal process {number}: {e}")))?;
-    crate::print(&format!(
+    crate::failure::print(&format!(
         "process {number} reads its configuration again; {cannot}\n"
     ))
 }
@@ -146,7 +147,7 @@ fn reload(control: &Path) -> Result<(), Failure> {
         return Err(Failure::Run("the answer is not understood".to_owned()));
     };
     let notes: String = notes.iter().map(|note| format!("{note}\n")).collect();
-    crate::print(&super::plain(&notes))
+    crate::failure::print(&super::plain(&notes))
 }
 
 /// Returns whether a process runs the program that this one runs.
@@ -340,7 +341,7 @@ fn replace(args: &Args, control: &Path, running: &Status) -> Result<(), Failure>
         .status()
         .map_err(failed)?;
     let new = wait_for(control, pid, &watch(lives))?;
-    crate::print(&format!(
+    crate::failure::print(&format!(
         "process {new} has taken over from {pid}, which drains {} sessions\n",
         running.sessions
     ))

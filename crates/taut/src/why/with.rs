@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use taut_observe::both_ends::Report;
 use taut_observe::sanitize;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Arguments that name the other end.
 #[derive(ClapArgs)]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use taut_observe::versioned::Versioned;
 use taut_relay::plan::{Candidate, Change, Endpoint, Leg, LegEnd, Planner, Ranking, RelayId};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 #[derive(Serialize)]
 struct Plan<'a> {

@@ -14,7 +14,7 @@ use taut_sys::tcp_info::TcpInfo;
 
 use super::json::{self, Names, Route};
 use super::{Known, text};
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The largest number of connections that are considered.
 const CONNECTIONS: usize = 10_000;
