@@ -14,6 +14,7 @@ use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, Res
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable as _, BinEncoder};
+use strum::IntoStaticStr;
 
 use self::question::{Question, Unanswered};
 use crate::cookie::{Cookies, LENGTH, Proof};
@@ -109,7 +110,8 @@ pub struct Choice {
 }
 
 /// The basis of a choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum By {
     /// Times to the client's subnet, which the query names.
     Subnet,
@@ -390,11 +392,7 @@ impl Relay {
 impl By {
     /// Returns the label in metrics.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::Subnet => "subnet",
-            Self::Resolver => "resolver",
-            Self::Fallback => "fallback",
-        }
+        self.into()
     }
 }
 

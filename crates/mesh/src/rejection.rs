@@ -1,8 +1,11 @@
 //! The reasons for turning a peer away.
 
+use strum::{IntoStaticStr, VariantArray};
+
 /// The reason why one end of a connection between relays turned the other away. Its label is the
 /// `cause` in metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Rejection {
     /// The message is malformed: not a PROXY protocol header, inconsistent lengths, or a field that is
     /// missing, repeated or of the wrong length.
@@ -70,70 +73,15 @@ pub enum Rejection {
 
 impl Rejection {
     /// All rejections, in the order of [`Self::index`].
-    pub const ALL: [Self; 17] = [
-        Self::BadFrame,
-        Self::TooLong,
-        Self::Version,
-        Self::UnknownKey,
-        Self::KeyRefused,
-        Self::Tls,
-        Self::Unprotected,
-        Self::Misdirected,
-        Self::BadDestination,
-        Self::BadRoute,
-        Self::NoHops,
-        Self::TimedOutHandshake,
-        Self::TimedOutIdle,
-        Self::TimedOutHello,
-        Self::ClosedEarly,
-        Self::Withdrawn,
-        Self::Full,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the name used in metrics and logs.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::BadFrame => "bad_frame",
-            Self::TooLong => "too_long",
-            Self::Version => "version",
-            Self::UnknownKey => "unknown_key",
-            Self::KeyRefused => "key_refused",
-            Self::Tls => "tls",
-            Self::Unprotected => "unprotected",
-            Self::Misdirected => "misdirected",
-            Self::BadDestination => "bad_destination",
-            Self::BadRoute => "bad_route",
-            Self::NoHops => "no_hops",
-            Self::TimedOutHandshake => "timed_out_handshake",
-            Self::TimedOutIdle => "timed_out_idle",
-            Self::TimedOutHello => "timed_out_hello",
-            Self::ClosedEarly => "closed_early",
-            Self::Withdrawn => "withdrawn",
-            Self::Full => "full",
-        }
+        self.into()
     }
 
     /// Returns the position in [`Rejection::ALL`], for arrays of counters.
     pub fn index(self) -> usize {
         self as usize
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_rejection_has_its_own_index_and_label() {
-        for (i, cause) in Rejection::ALL.into_iter().enumerate() {
-            assert_eq!(cause.index(), i);
-            assert_eq!(
-                Rejection::ALL
-                    .iter()
-                    .filter(|c| c.label() == cause.label())
-                    .count(),
-                1
-            );
-        }
     }
 }

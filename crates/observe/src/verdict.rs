@@ -108,7 +108,7 @@ pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
     let findings = findings(window, context);
     let weights = weights(&findings);
     let (factor, confidence, weight) = heaviest(&findings, &weights);
-    let mut shares: Vec<_> = Factor::ALL.into_iter().zip(weights).collect();
+    let mut shares: Vec<_> = Factor::ALL.iter().copied().zip(weights).collect();
     shares.retain(|(_, share)| *share > 0.0);
     shares.sort_by(|a, b| b.1.total_cmp(&a.1));
     let findings = findings.into_iter();
@@ -190,7 +190,10 @@ fn heaviest(findings: &[Finding], weights: &[f64; Factor::ALL.len()]) -> (Factor
     let Some(first) = first.filter(|first| of(*first) > LEAST) else {
         return (Factor::Unclear, Confidence::Unclear, 0.0);
     };
-    let others = Factor::ALL.into_iter().filter(|factor| *factor != first);
+    let others = Factor::ALL
+        .iter()
+        .copied()
+        .filter(|factor| *factor != first);
     let next = others.map(of).fold(0.0, f64::max);
     (first, confidence(of(first), next), of(first))
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use strum::{IntoStaticStr, VariantArray};
 use unicode_width::UnicodeWidthStr as _;
 
 use crate::observer::Observed;
@@ -13,7 +14,8 @@ use crate::record::Rates;
 use crate::verdict::{Confidence, Factor, trouble};
 
 /// The sort key of a table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Sort {
     /// Rate of payload, sum of sent and received; highest first.
     #[default]
@@ -34,31 +36,18 @@ pub enum Sort {
 
 impl Sort {
     /// All sort keys, in the order in which the screen cycles through them.
-    pub const ALL: [Self; 6] = [
-        Self::Rate,
-        Self::Rtt,
-        Self::Retrans,
-        Self::Trouble,
-        Self::Peer,
-        Self::Process,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the name that the user types.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Rate => "rate",
-            Self::Rtt => "rtt",
-            Self::Retrans => "retrans",
-            Self::Trouble => "trouble",
-            Self::Peer => "peer",
-            Self::Process => "process",
-        }
+        self.into()
     }
 
     /// Returns the next sort key.
     pub fn next(self) -> Self {
         let mut after = Self::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .cycle()
             .skip_while(|sort| *sort != self);
         after.nth(1).unwrap_or_default()

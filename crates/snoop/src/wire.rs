@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use strum::IntoStaticStr;
 use taut_bpf::{CEnum as _, Counters, read_prefix};
 
 use self::raw::{
@@ -19,7 +20,8 @@ taut_bpf::bindings!(
 pub use self::raw::SnoopBypass as Bypass;
 
 /// FL_MODE of a flow (vsnoop-paper III-B), and the states before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum Mode {
     /// The handshake is in progress.
     Syn,
@@ -212,14 +214,7 @@ impl Mode {
 
     /// Returns the displayed name: the paper's, if the paper has one.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::Syn => "SYN",
-            Self::Unproven => "UNPROVEN",
-            Self::Active => "ACTIVE",
-            Self::UnexpectedSeq => "UNEXPECTED_SEQ",
-            Self::NoBuf => "NO_BUF",
-            Self::Bypass(_) => "BYPASS",
-        }
+        self.into()
     }
 }
 

@@ -74,12 +74,10 @@ struct Line<'a> {
 
 /// Parses the name of a sort key.
 fn sort() -> impl TypedValueParser<Value = Sort> {
-    let names = PossibleValuesParser::new(Sort::ALL.map(Sort::name));
+    let names = PossibleValuesParser::new(Sort::ALL.iter().map(|sort| sort.name()));
     names.map(|name| {
-        Sort::ALL
-            .into_iter()
-            .find(|sort| sort.name() == name)
-            .unwrap_or_default()
+        let mut all = Sort::ALL.iter().copied();
+        all.find(|sort| sort.name() == name).unwrap_or_default()
     })
 }
 

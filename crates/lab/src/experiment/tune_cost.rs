@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use strum::IntoStaticStr;
+
 use super::commands::stop_tune;
 use super::descriptors::enough_descriptors;
 use super::observe_cost::{Case, OpenConnections, lines};
@@ -42,7 +44,8 @@ const SMOKE: Duration = Duration::from_millis(500);
 const ENDS: Duration = Duration::from_secs(60);
 
 /// How `taut tune` runs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 enum How {
     Advise,
     Apply,
@@ -166,12 +169,7 @@ impl How {
     }
 
     fn key(self) -> &'static str {
-        match self {
-            Self::Advise => "advise",
-            Self::Apply => "apply",
-            Self::ApplyOneTalks => "apply_one_talks",
-            Self::Budget => "budget",
-        }
+        self.into()
     }
 
     fn command(self, request: &Request, dir: &Path) -> Command {

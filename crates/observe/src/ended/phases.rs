@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use strum::{IntoStaticStr, VariantArray};
+
 use crate::bpf_iter::EndRecord;
 
 /// Segments that may be sent before the first acknowledgement (RFC 6928).
 const INITIAL_WINDOW: u32 = 10;
 
 /// A part of a connection's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Phase {
     /// From the first segment to the end of the handshake.
     Handshake,
@@ -39,31 +42,11 @@ pub struct Phases([Duration; Phase::ALL.len()]);
 
 impl Phase {
     /// All phases, in the order of their report.
-    pub const ALL: [Self; 9] = [
-        Self::Handshake,
-        Self::RoundTrip,
-        Self::SlowStart,
-        Self::Path,
-        Self::Loss,
-        Self::ReceiveWindow,
-        Self::SendBuffer,
-        Self::Receiving,
-        Self::Waiting,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the name used in JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Handshake => "handshake",
-            Self::RoundTrip => "round-trip",
-            Self::SlowStart => "slow-start",
-            Self::Path => "path",
-            Self::Loss => "loss",
-            Self::ReceiveWindow => "receive-window",
-            Self::SendBuffer => "send-buffer",
-            Self::Receiving => "receiving",
-            Self::Waiting => "waiting",
-        }
+        self.into()
     }
 
     /// Returns the words used in a sentence.
@@ -139,7 +122,7 @@ impl Phases {
 
     /// Adds those of another connection.
     pub(super) fn add_all(&mut self, other: &Self) {
-        for phase in Phase::ALL {
+        for &phase in Phase::ALL {
             self.add(phase, other.get(phase));
         }
     }

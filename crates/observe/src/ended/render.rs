@@ -201,7 +201,7 @@ impl<'a> Sums<'a> {
 impl Serialize for Seconds<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        for phase in Phase::ALL {
+        for &phase in Phase::ALL {
             let time = self.0.get(phase);
             if !time.is_zero() {
                 map.serialize_entry(phase.name(), &time.as_secs_f64())?;

@@ -269,7 +269,7 @@ mod tests {
         let letters: std::collections::HashSet<_> =
             Factor::ALL.iter().map(|f| f.letter()).collect();
         assert_eq!(letters.len(), Factor::ALL.len());
-        for factor in Factor::ALL {
+        for &factor in Factor::ALL {
             assert!(factor.short().len() <= 8, "{factor:?}");
             let named = format!("{} {}", factor.letter(), factor.name());
             assert!(HELP.contains(&named), "{named}");

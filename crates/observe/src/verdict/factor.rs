@@ -1,9 +1,24 @@
 //! The factors that can limit a connection, and the confidence of a verdict.
 
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// A factor that can limit a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    IntoStaticStr,
+    VariantArray,
+)]
+#[strum(serialize_all = "kebab-case")]
 #[serde(rename_all = "kebab-case")]
 pub enum Factor {
     /// No data was sent or received.
@@ -47,7 +62,10 @@ pub enum Factor {
 }
 
 /// The confidence of a verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
     /// The factor accounts for less than half of the time.
@@ -64,11 +82,7 @@ pub enum Confidence {
 impl Confidence {
     /// Returns the name used in JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Sure => "sure",
-            Self::Likely => "likely",
-            Self::Unclear => "unclear",
-        }
+        self.into()
     }
 }
 
@@ -76,26 +90,7 @@ impl Confidence {
 
 impl Factor {
     /// All factors, in the order of [`Factor::index`].
-    pub const ALL: [Self; 18] = [
-        Self::Idle,
-        Self::SenderApplication,
-        Self::SendBuffer,
-        Self::ReceiverApplication,
-        Self::ReceiveBuffer,
-        Self::SlowStart,
-        Self::Loss,
-        Self::Queue,
-        Self::Pacing,
-        Self::RateLimit,
-        Self::Descheduled,
-        Self::CpuQuota,
-        Self::HostDrops,
-        Self::PathMtu,
-        Self::Timeouts,
-        Self::Link,
-        Self::Peer,
-        Self::Unclear,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the position in [`Factor::ALL`].
     pub fn index(self) -> usize {
@@ -169,25 +164,6 @@ impl Factor {
 
     /// Returns the name used in JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::SenderApplication => "sender-application",
-            Self::SendBuffer => "send-buffer",
-            Self::ReceiverApplication => "receiver-application",
-            Self::ReceiveBuffer => "receive-buffer",
-            Self::SlowStart => "slow-start",
-            Self::Loss => "loss",
-            Self::Queue => "queue",
-            Self::Pacing => "pacing",
-            Self::RateLimit => "rate-limit",
-            Self::Descheduled => "descheduled",
-            Self::CpuQuota => "cpu-quota",
-            Self::HostDrops => "host-drops",
-            Self::PathMtu => "path-mtu",
-            Self::Timeouts => "timeouts",
-            Self::Link => "link",
-            Self::Peer => "peer",
-            Self::Unclear => "unclear",
-        }
+        self.into()
     }
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use strum::VariantArray;
 
 use super::forms::Forms;
 use super::rule::{self, RuleError};
@@ -23,7 +24,7 @@ pub struct Sources {
 pub struct SourcePrefix(pub IpNet);
 
 /// Whether a client may connect, and if not, why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum SourceVerdict {
     /// The client may connect.
     Allowed,
@@ -86,7 +87,7 @@ impl fmt::Display for SourcePrefix {
 
 impl SourceVerdict {
     /// Every verdict.
-    pub const ALL: [Self; 3] = [Self::Allowed, Self::NotListed, Self::Denied];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {

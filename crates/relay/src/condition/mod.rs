@@ -12,6 +12,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use strum::IntoStaticStr;
+
 pub(crate) mod message;
 mod tracker;
 
@@ -32,7 +34,8 @@ pub(crate) const REFILL: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(30);
 
 /// Something that can be broken.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Condition {
     /// The one destination of a forward cannot be reached.
     Destination { forward: Arc<str>, to: Arc<str> },
@@ -90,28 +93,7 @@ enum Recovery {
 impl Condition {
     /// Returns the label in metrics and in JSON.
     pub(crate) fn label(&self) -> &'static str {
-        match self {
-            Self::Destination { .. } => "destination",
-            Self::Address { .. } => "address",
-            Self::Destinations { .. } => "destinations",
-            Self::Peer { .. } => "peer",
-            Self::LookUp { .. } => "look_up",
-            Self::LookUpLimit { .. } => "look_up_limit",
-            Self::MaxSessions => "max_sessions",
-            Self::SourceLimit => "source_limit",
-            Self::SourceRate => "source_rate",
-            Self::UnprovenRate => "unproven_rate",
-            Self::MemberLimit { .. } => "member_limit",
-            Self::MaxReady { .. } => "max_ready",
-            Self::Accept => "accept",
-            Self::Queue { .. } => "queue",
-            Self::Refused { .. } => "refused",
-            Self::Handshakes => "handshakes",
-            Self::Etcd => "etcd",
-            Self::MembersList => "members_list",
-            Self::DuplicateName => "duplicate_name",
-            Self::Expiry { .. } => "expiry",
-        }
+        self.into()
     }
 
     /// Returns the name of the forward, peer, member or destination, or the address, that is affected; empty for the

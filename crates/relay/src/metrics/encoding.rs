@@ -114,7 +114,7 @@ impl Collector for Metrics {
         let help = "Connections reset before a session began, by cause";
         let mut family =
             encoder.encode_descriptor("taut_relay_refused", help, None, MetricType::Counter)?;
-        for cause in ClientRefusal::ALL {
+        for &cause in ClientRefusal::ALL {
             let count = Count(self.refused(cause));
             count.encode(family.encode_family(&[("cause", cause.label())])?)?;
         }
@@ -130,7 +130,7 @@ impl Collector for Metrics {
         let help = "Sessions that ended, by cause";
         let mut family =
             encoder.encode_descriptor("taut_relay_ended", help, None, MetricType::Counter)?;
-        for end in End::ALL {
+        for &end in End::ALL {
             Count(self.ended(end)).encode(family.encode_family(&[("cause", end.label())])?)?;
         }
         Ok(())
@@ -261,7 +261,7 @@ impl Metrics {
             "Connections reset because they lack an accepted PROXY protocol header, by cause";
         let name = "taut_relay_proxy_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for why in ProxyRefusal::ALL {
+        for &why in ProxyRefusal::ALL {
             let count = Count(self.sum(|w| &w.proxy_refused[why.index()]));
             count.encode(family.encode_family(&[("cause", why.label())])?)?;
         }
@@ -298,7 +298,7 @@ impl Metrics {
         let help = "Clients of forwards with server names that were reset, by cause";
         let name = "taut_relay_client_hellos_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for why in HelloRefusal::ALL {
+        for &why in HelloRefusal::ALL {
             let count = Count(self.sum(|w| &w.hellos_refused[why.index()]));
             count.encode(family.encode_family(&[("cause", why.label())])?)?;
         }

@@ -214,7 +214,7 @@ impl Metrics {
     /// Returns the number of connections at the mesh port that were closed for a protocol error or
     /// a time-out.
     pub fn mesh_rejected(&self) -> u64 {
-        let all = Rejection::ALL.into_iter();
+        let all = Rejection::ALL.iter().copied();
         all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
     }
 
@@ -250,7 +250,7 @@ impl Metrics {
     /// Returns the number of connections that were reset for lack of an accepted PROXY protocol
     /// header.
     pub fn proxy_refused(&self) -> u64 {
-        let all = ProxyRefusal::ALL.into_iter();
+        let all = ProxyRefusal::ALL.iter().copied();
         all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()
     }
 

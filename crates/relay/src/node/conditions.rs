@@ -111,7 +111,7 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
             all.push((Condition::Destinations { forward }, reached(&mesh.stats)));
             let forward = mesh.stats.name.clone();
             all.push((Condition::Refused { forward }, refused(&mesh.stats)));
-            let failed = Rejection::ALL.into_iter();
+            let failed = Rejection::ALL.iter().copied();
             let failed = failed.map(|r| (r.label(), metrics.mesh_rejected_for(r)));
             all.push((Condition::Handshakes, only_failures(failed)));
             for (member, count) in metrics.by_member(|w| &w.mesh_ready_full) {
@@ -128,7 +128,7 @@ fn observations(setup: &Setup, metrics: &Metrics) -> Vec<(Condition, Observation
         }
         for peer in &mesh.peers {
             let stats = &peer.stats;
-            let failed = PeerFailure::ALL.into_iter();
+            let failed = PeerFailure::ALL.iter().copied();
             let failed = failed.map(|f| (f.label(), stats.sum(|c| &c.failed[f.index()])));
             let seen = Observation {
                 failed: failed.collect(),

@@ -1,9 +1,11 @@
 //! The reasons for resetting a client of a forward that chooses a destination by the TLS server name.
 
+use strum::{IntoStaticStr, VariantArray};
 use taut_mesh::client_hello::ClientHelloError;
 
 /// The reason why a client was reset before a destination was chosen for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum HelloRefusal {
     /// The connection does not start with a TLS handshake.
     NotTls,
@@ -27,29 +29,11 @@ pub(crate) enum HelloRefusal {
 
 impl HelloRefusal {
     /// Every cause.
-    pub(crate) const ALL: [Self; 8] = [
-        Self::NotTls,
-        Self::Malformed,
-        Self::TooLong,
-        Self::TimedOut,
-        Self::Gone,
-        Self::Full,
-        Self::NoName,
-        Self::UnknownName,
-    ];
+    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::NotTls => "not_tls",
-            Self::Malformed => "malformed",
-            Self::TooLong => "too_long",
-            Self::TimedOut => "timed_out",
-            Self::Gone => "gone",
-            Self::Full => "full",
-            Self::NoName => "no_name",
-            Self::UnknownName => "unknown_name",
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {

@@ -1,9 +1,11 @@
 //! What happens to legs whose TLS could be, or is, in the kernel.
 
+use strum::{IntoStaticStr, VariantArray};
 use taut_sys::Errno;
 
 /// The reason why the keys of a protected leg stayed in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum FallBack {
     /// The kernel has no TLS, or not this cipher.
     Missing,
@@ -17,8 +19,7 @@ pub(crate) enum FallBack {
 
 impl FallBack {
     /// Every reason.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Missing, Self::HalfClosed, Self::Refused, Self::Broken];
+    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the reason for the kernel's error.
     pub(crate) fn of(error: Errno) -> Self {
@@ -31,12 +32,7 @@ impl FallBack {
 
     /// Returns the label in metrics.
     pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::HalfClosed => "half_closed",
-            Self::Refused => "refused",
-            Self::Broken => "broken",
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {
@@ -45,7 +41,8 @@ impl FallBack {
 }
 
 /// A record without data that arrived on a leg whose TLS is in the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum ControlRecord {
     /// The orderly end of the stream.
     CloseNotify,
@@ -59,17 +56,11 @@ pub(crate) enum ControlRecord {
 
 impl ControlRecord {
     /// Every kind.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::CloseNotify, Self::Alert, Self::KeyUpdate, Self::Other];
+    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics.
     pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::CloseNotify => "close_notify",
-            Self::Alert => "alert",
-            Self::KeyUpdate => "key_update",
-            Self::Other => "other",
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {

@@ -1,9 +1,11 @@
 //! The reasons why a connection to another relay fails before a session uses it.
 
+use strum::{IntoStaticStr, VariantArray};
 use taut_sys::Errno;
 
 /// The reason why a dial to a peer failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum PeerFailure {
     /// The peer's machine answered the SYN with RST: no relay listens there.
     Refused,
@@ -25,27 +27,11 @@ pub(crate) enum PeerFailure {
 
 impl PeerFailure {
     /// Every reason.
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Refused,
-        Self::TimedOut,
-        Self::Unreachable,
-        Self::NoResources,
-        Self::Closed,
-        Self::Rejected,
-        Self::Full,
-    ];
+    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::TimedOut => "timed_out",
-            Self::Unreachable => "unreachable",
-            Self::NoResources => "no_resources",
-            Self::Closed => "closed",
-            Self::Rejected => "rejected",
-            Self::Full => "full",
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {
@@ -75,16 +61,6 @@ impl PeerFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn reasons_have_their_own_place_and_label() {
-        for (i, failure) in PeerFailure::ALL.into_iter().enumerate() {
-            assert_eq!(failure.index(), i);
-            let same = PeerFailure::ALL.iter();
-            let same = same.filter(|other| other.label() == failure.label());
-            assert_eq!(same.count(), 1);
-        }
-    }
 
     #[test]
     fn a_reset_before_the_handshake_is_a_refusal_and_later_a_rejection_by_the_peer() {

@@ -1,9 +1,11 @@
 //! The reasons for resetting a connection before its PROXY protocol header is accepted.
 
+use strum::{IntoStaticStr, VariantArray};
 use taut_mesh::proxy::ProxyError;
 
 /// The reason why a connection was reset before its PROXY protocol header was accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum ProxyRefusal {
     /// The sender is not in `proxy_from`.
     Sender,
@@ -23,25 +25,11 @@ pub(crate) enum ProxyRefusal {
 
 impl ProxyRefusal {
     /// Every cause.
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Sender,
-        Self::Malformed,
-        Self::TooLong,
-        Self::TimedOut,
-        Self::Gone,
-        Self::Full,
-    ];
+    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Sender => "sender",
-            Self::Malformed => "malformed",
-            Self::TooLong => "too_long",
-            Self::TimedOut => "timed_out",
-            Self::Gone => "gone",
-            Self::Full => "full",
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {

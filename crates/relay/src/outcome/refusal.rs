@@ -1,10 +1,13 @@
 //! The reasons for resetting a client's connection before it becomes a session.
 
+use strum::{IntoStaticStr, VariantArray};
+
 use crate::access::SourceVerdict;
 
 /// The reason why a connection was reset before a session started. Its label is the `cause` in
 /// `taut_relay_refused_total`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum ClientRefusal {
     /// `max_sessions` were open.
     Full,
@@ -29,29 +32,11 @@ pub enum ClientRefusal {
 
 impl ClientRefusal {
     /// Every cause.
-    pub const ALL: [Self; 8] = [
-        Self::Full,
-        Self::ForwardFull,
-        Self::SourceLimit,
-        Self::SourceRate,
-        Self::UnprovenRate,
-        Self::MemberLimit,
-        Self::SourceNotListed,
-        Self::SourceDenied,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::ForwardFull => "forward_full",
-            Self::SourceLimit => "source_limit",
-            Self::SourceRate => "source_rate",
-            Self::UnprovenRate => "unproven_rate",
-            Self::MemberLimit => "member_limit",
-            Self::SourceNotListed => SourceVerdict::NotListed.label(),
-            Self::SourceDenied => SourceVerdict::Denied.label(),
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {
@@ -64,22 +49,6 @@ impl ClientRefusal {
             SourceVerdict::Allowed => None,
             SourceVerdict::NotListed => Some(Self::SourceNotListed),
             SourceVerdict::Denied => Some(Self::SourceDenied),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn causes_have_their_own_place_and_label() {
-        for (i, refused) in ClientRefusal::ALL.into_iter().enumerate() {
-            assert_eq!(refused.index(), i);
-            let same = ClientRefusal::ALL
-                .iter()
-                .filter(|r| r.label() == refused.label());
-            assert_eq!(same.count(), 1);
         }
     }
 }

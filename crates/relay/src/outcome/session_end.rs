@@ -1,5 +1,6 @@
 //! The causes of a session's end, for metrics and logs.
 
+use strum::{IntoStaticStr, VariantArray};
 use taut_sys::Errno;
 
 /// One of the two legs.
@@ -10,7 +11,8 @@ pub(crate) enum Side {
 }
 
 /// The cause of a session's end. Its label is the `cause` in `taut_relay_ended_total`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum End {
     /// Both streams were forwarded completely, FIN included.
     Complete,
@@ -52,49 +54,11 @@ pub enum End {
 
 impl End {
     /// Every cause.
-    pub const ALL: [Self; 18] = [
-        Self::Complete,
-        Self::ClientReset,
-        Self::UpstreamReset,
-        Self::ClientLost,
-        Self::UpstreamLost,
-        Self::ConnectRefused,
-        Self::ConnectTimedOut,
-        Self::ConnectUnreachable,
-        Self::LookUpFailed,
-        Self::NotAllowed,
-        Self::NoResources,
-        Self::HalfClosedTimeout,
-        Self::IdleTimeout,
-        Self::FirstByteTimeout,
-        Self::Evicted,
-        Self::MemberRemoved,
-        Self::Stopped,
-        Self::Operator,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {
-        match self {
-            Self::Complete => "complete",
-            Self::ClientReset => "client_reset",
-            Self::UpstreamReset => "upstream_reset",
-            Self::ClientLost => "client_lost",
-            Self::UpstreamLost => "upstream_lost",
-            Self::ConnectRefused => "connect_refused",
-            Self::ConnectTimedOut => "connect_timed_out",
-            Self::ConnectUnreachable => "connect_unreachable",
-            Self::LookUpFailed => "look_up_failed",
-            Self::NotAllowed => "not_allowed",
-            Self::NoResources => "no_resources",
-            Self::HalfClosedTimeout => "half_closed_timeout",
-            Self::IdleTimeout => "idle_timeout",
-            Self::FirstByteTimeout => "first_byte_timeout",
-            Self::Evicted => "evicted",
-            Self::MemberRemoved => "member_removed",
-            Self::Stopped => "stopped",
-            Self::Operator => "operator",
-        }
+        self.into()
     }
 
     pub(crate) fn index(self) -> usize {
@@ -140,22 +104,6 @@ impl End {
             | Errno::ADDRNOTAVAIL
             | Errno::AGAIN => Self::NoResources,
             _ => Self::ConnectUnreachable,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn causes_have_their_own_place_and_label() {
-        for (i, end) in End::ALL.into_iter().enumerate() {
-            assert_eq!(end.index(), i);
-            assert_eq!(
-                End::ALL.iter().filter(|e| e.label() == end.label()).count(),
-                1
-            );
         }
     }
 }

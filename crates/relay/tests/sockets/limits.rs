@@ -23,8 +23,8 @@ fn expect_refusal(rig: &Rig, cause: ClientRefusal, so_far: u64) {
     let metrics = rig.node.metrics();
     wait_until("the count", || metrics.refused(cause) == so_far + 1);
     let all = ClientRefusal::ALL
-        .into_iter()
-        .map(|cause| metrics.refused(cause));
+        .iter()
+        .map(|cause| metrics.refused(*cause));
     assert_eq!(all.sum::<u64>(), so_far + 1);
 }
 

@@ -188,7 +188,7 @@ impl Rig {
             wait_until("the session's end", || {
                 metrics.sessions() == 0 && all_ends(metrics) > 0
             });
-            for other in End::ALL {
+            for &other in End::ALL {
                 let expected = u64::from(other == end);
                 assert_eq!(
                     metrics.ended(other),
@@ -203,7 +203,7 @@ impl Rig {
 }
 
 fn all_ends(metrics: &Metrics) -> u64 {
-    End::ALL.into_iter().map(|end| metrics.ended(end)).sum()
+    End::ALL.iter().copied().map(|end| metrics.ended(end)).sum()
 }
 
 pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)) -> Node {

@@ -1,9 +1,11 @@
 //! The severity of a finding.
 
 use serde::Serialize;
+use strum::IntoStaticStr;
 
 /// The severity of a finding, in ascending order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     /// No action is needed.
@@ -18,10 +20,6 @@ pub(crate) enum Severity {
 
 impl Severity {
     pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Fine => "fine",
-            Self::Slows => "slows",
-            Self::Blocks => "blocks",
-        }
+        self.into()
     }
 }

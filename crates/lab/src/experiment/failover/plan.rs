@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::SeedableRng;
+use strum::IntoStaticStr;
 
 use crate::experiment::Request;
 use crate::experiment::workload::measured::shuffle;
@@ -12,7 +13,8 @@ use crate::experiment::workload::measured::shuffle;
 pub(super) const RATE: u32 = 200;
 
 /// What happens to the relay that carries the sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Fault {
     /// The relay is killed (SIGKILL).
     Kill,
@@ -61,14 +63,7 @@ impl Fault {
 
     /// Returns the name in figures.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Kill => "kill",
-            Self::Drain => "drain",
-            Self::Blackhole => "blackhole",
-            Self::Deaf => "deaf",
-            Self::Mute => "mute",
-            Self::Slow => "slow",
-        }
+        self.into()
     }
 }
 

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use strum::IntoStaticStr;
+
 use crate::peer::relay::{self, METRICS, Member, PORT};
 use crate::peer::{PeerError, Service};
 use taut_netlab::link::shape::{LinkSpec, Shape};
@@ -32,7 +34,8 @@ const LINKS: [(&str, &str, u64); 5] = [
 ];
 
 /// A relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Relay {
     Near,
     First,
@@ -53,11 +56,7 @@ impl Relay {
 
     /// Returns the name of the relay and of its host.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Near => "near",
-            Self::First => "first",
-            Self::Second => "second",
-        }
+        self.into()
     }
 }
 

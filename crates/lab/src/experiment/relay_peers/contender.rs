@@ -1,7 +1,10 @@
 //! The relays to compare.
 
+use strum::IntoStaticStr;
+
 /// A way from the client to the server, usually through a relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub(super) enum Contender {
     /// No relay. It shows the cost of the two ends.
     Direct,
@@ -37,16 +40,7 @@ impl Contender {
     ];
 
     pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Taut => "taut",
-            Self::Haproxy => "haproxy",
-            Self::HaproxySplice => "haproxy-splice",
-            Self::Nginx => "nginx",
-            Self::Socat => "socat",
-            Self::Ssh => "ssh",
-            Self::TautNoSandbox => "taut-no-sandbox",
-        }
+        self.into()
     }
 
     /// Returns whether only bulk transfers are measured.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
+use strum::IntoStaticStr;
 
 use crate::experiment::Request;
 
@@ -32,7 +33,8 @@ pub(super) enum Side {
 }
 
 /// The options of `taut snoop`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub(super) enum Options {
     /// `taut snoop` does not run: the control.
     Off,
@@ -238,14 +240,7 @@ impl Options {
     ];
 
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Plain => "plain",
-            Self::Buffer => "buffer",
-            Self::StartEarly => "start-early",
-            Self::Grow => "grow",
-            Self::Ecn => "ecn",
-        }
+        self.into()
     }
 
     /// Returns the arguments of `taut snoop`.

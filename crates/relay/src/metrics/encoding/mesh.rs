@@ -173,14 +173,14 @@ impl Metrics {
         let help = "Connections at the mesh port that were closed, by cause";
         let name = "taut_relay_mesh_rejected";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for rejection in Rejection::ALL {
+        for &rejection in Rejection::ALL {
             let count = Count(self.sum(|w| &w.mesh_rejected[rejection.index()]));
             count.encode(family.encode_family(&[("cause", rejection.label())])?)?;
         }
         let help = "Sessions of other relays that were refused, by cause";
         let name = "taut_relay_mesh_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for refusal in SessionRefusal::ALL {
+        for &refusal in SessionRefusal::ALL {
             let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
             count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
         }
@@ -193,7 +193,7 @@ impl Metrics {
             "Legs with TLS whose keys the kernel did not get when splice was to begin, by cause";
         let name = "taut_relay_kernel_tls_fall_backs";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for cause in FallBack::ALL {
+        for &cause in FallBack::ALL {
             let count = Count(self.sum(|w| &w.kernel_tls_fall_backs[cause.index()]));
             count.encode(family.encode_family(&[("cause", cause.label())])?)?;
         }
@@ -207,7 +207,7 @@ impl Metrics {
         let help = "Records without data on legs whose TLS is in the kernel, by kind";
         let name = "taut_relay_kernel_tls_records";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for kind in ControlRecord::ALL {
+        for &kind in ControlRecord::ALL {
             let count = Count(self.sum(|w| &w.kernel_tls_records[kind.index()]));
             count.encode(family.encode_family(&[("kind", kind.label())])?)?;
         }

@@ -96,10 +96,13 @@ impl Metrics {
                 Count(bytes).encode(family.encode_family(&labels)?)?;
             }
         }
-        let ends = End::ALL.into_iter().map(|end| -> Cause<ForwardCounters> {
-            (end.label(), Box::new(move |c| &c.ended[end.index()]))
-        });
-        let refusals = ClientRefusal::ALL.into_iter();
+        let ends = End::ALL
+            .iter()
+            .copied()
+            .map(|end| -> Cause<ForwardCounters> {
+                (end.label(), Box::new(move |c| &c.ended[end.index()]))
+            });
+        let refusals = ClientRefusal::ALL.iter().copied();
         let refusals = refusals.map(|cause| -> Cause<ForwardCounters> {
             (cause.label(), Box::new(move |c| &c.refused[cause.index()]))
         });
@@ -208,7 +211,7 @@ impl Metrics {
         let help = "Dials to another relay, by relay and result";
         let name = "taut_relay_peer_dials";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        let failures = PeerFailure::ALL.into_iter();
+        let failures = PeerFailure::ALL.iter().copied();
         let failures = failures.map(|failure| -> Cause<PeerCounters> {
             (
                 failure.label(),
