@@ -1,5 +1,6 @@
 //! Checks whether a node's forwards lead back to the node.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use taut_sys::socket::is_local;
@@ -17,9 +18,13 @@ pub(super) fn find_loop(routes: &[Arc<Route>]) -> Option<(usize, Vec<Destination
     let returns = |targets: &Arc<Targets>| {
         forward_loops::returns(&edges, first, &targets.current(), is_local)
     };
-    let leading = targets_of(&routes[first]).filter(returns);
-    let leading = leading.map(|targets| targets.destination().clone());
-    Some((first, leading.collect()))
+    // Server names and ways may lead to the same ones.
+    let mut known = HashSet::new();
+    let leading = targets_of(&routes[first])
+        .filter(|targets| known.insert(Arc::as_ptr(targets)))
+        .filter(returns);
+    let names = leading.map(|targets| targets.destination().clone());
+    Some((first, names.collect()))
 }
 
 /// Returns whether a forward would lead back to the node with these new addresses of one of its destinations.
@@ -34,15 +39,17 @@ pub(super) fn would_loop(routes: &[Arc<Route>], targets: &Targets, new: &[Upstre
 
 /// Returns the destinations and next relays of a forward.
 fn targets_of(route: &Route) -> impl Iterator<Item = Arc<Targets>> {
-    route.next_hops().flat_map(|hop| match hop {
-        NextHop::Direct(direct) => direct.targets.clone(),
-        NextHop::Mesh { ways, .. } => {
-            // An automatic route leads to other members only, never to this one.
-            let ways = ways.named().iter();
-            ways.flat_map(|way| way.peer.targets.clone()).collect()
-        }
-        // Destinations of a transparent forward are checked for each connection.
-        NextHop::OriginalDst(_) => Vec::new(),
+    route.next_hops().flat_map(|hop| {
+        let relays: Vec<_> = match hop {
+            NextHop::Mesh { ways, .. } => {
+                // An automatic route leads to other members only, never to this one.
+                let ways = ways.named().iter();
+                ways.flat_map(|way| way.peer.targets.clone()).collect()
+            }
+            // Destinations of a transparent forward are checked for each connection.
+            NextHop::Direct(_) | NextHop::OriginalDst(_) => Vec::new(),
+        };
+        hop.targets().iter().cloned().chain(relays)
     })
 }
 

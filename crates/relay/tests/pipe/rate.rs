@@ -66,8 +66,11 @@ fn a_segment_after_idle_time_is_no_rate_of_the_leg() {
         // A round has 256 segments. It ends with one of the single ones, whose acknowledgement comes at once.
         send(&near, 250 * mss);
         for _ in 0..12 {
-            let idle = || near.info().unwrap().last_data_sent >= Duration::from_millis(20);
-            wait_until("idle time", idle);
+            wait_until("idle time", || {
+                let info = near.info().unwrap();
+                let waiting = info.unacked + info.notsent_bytes.unwrap();
+                waiting == 0 && info.last_data_sent >= Duration::from_millis(20)
+            });
             send(&near, mss);
         }
         near.shutdown_write().unwrap();

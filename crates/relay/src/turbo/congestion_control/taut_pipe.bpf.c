@@ -435,12 +435,16 @@ static __always_inline void started(struct pipe *p, struct pipe_leg *leg)
 
 /*
  * Whether the connection has no data in flight, and none that only waits for its turn: on a short
- * path that is longer than a round trip between two bursts. A closed window is idle time, too.
+ * path that is longer than a round trip between two bursts. Data for which the peer's window has no
+ * room does not count.
  */
 static __always_inline _Bool is_idle(const struct tcp_sock *tp)
 {
-	return !tp->packets_out && (tp->write_seq == tp->snd_nxt ||
-				    (__s32)(tp->snd_una + tp->snd_wnd - tp->snd_nxt) <= 0);
+	__u32 next = tp->write_seq - tp->snd_nxt;
+
+	if (next > tp->mss_cache)
+		next = tp->mss_cache;
+	return !tp->packets_out && (!next || tp->snd_wnd < next);
 }
 
 /* The connection is idle, or has lost its peer. */

@@ -44,7 +44,7 @@ struct pipe_leg {
 	__u64	span_bytes;	/* bytes when it began */
 	__u64	load;		/* bytes a second in the span before */
 	__u32	window;		/* bytes, as last set */
-	__s32	active;		/* connections with data in flight */
+	__s32	active;		/* connections with data in flight, or that waits for its turn */
 	__s32	starting;	/* of these, connections whose rate is a share of the leg's */
 	__u32	full;		/* 1: a higher rate made a queue or losses */
 	__u64	rtt_stamp;	/* when `rtt_us` was last seen, ktime */

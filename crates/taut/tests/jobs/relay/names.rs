@@ -92,6 +92,7 @@ fn nothing_waits_for_a_reload_that_waits_for_a_resolver() {
     fs::write(path("hosts"), "127.0.0.1 localhost\n").unwrap();
     fs::write(path("resolv.conf"), "nameserver 127.0.0.99\n").unwrap();
     let resolver = UdpSocket::bind("127.0.0.99:53").unwrap();
+    resolver.set_read_timeout(Some(PATIENCE)).unwrap();
     let metrics = address(9464);
     let text = format!(
         "[relay]\ncontrol = {control:?}\nmetrics = \"{metrics}\"\n\
