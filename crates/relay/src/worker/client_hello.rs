@@ -162,15 +162,15 @@ impl Worker {
     /// Resets clients whose hello was not complete in time.
     pub(super) fn poll_client_hellos(&mut self) {
         while let Some(waiting) = self.client_hellos.remove_due(self.io.now) {
-            self.io.metrics.hellos_waiting.sub(1);
             self.refuse_hello(waiting.client, HelloRefusal::TimedOut);
+            self.io.metrics.hellos_waiting.sub(1);
         }
     }
 
     fn end_hello(&mut self, slot: Slot, generation: Generation, why: HelloRefusal) {
         if let Some(waiting) = self.client_hellos.remove(slot, generation) {
-            self.io.metrics.hellos_waiting.sub(1);
             self.refuse_hello(waiting.client, why);
+            self.io.metrics.hellos_waiting.sub(1);
         }
     }
 

@@ -429,12 +429,13 @@ impl Worker {
         // Released before the legs close, so that a client that sees the end of its connection also
         // finds it counted and its place free.
         drop(entry.plan);
-        self.io.metrics.sessions.sub(1);
-        self.io.metrics.ended[end.index()].add(1);
         let counters = entry.stats.worker(self.io.worker);
         counters.sessions.sub(1);
         counters.ended[end.index()].add(1);
         drop(entry.admission);
+        // Whoever reads that there is one session less finds its places free.
+        self.io.metrics.ended[end.index()].add(1);
+        self.io.metrics.sessions.sub(1);
         self.has_ended = true;
         if let Some(peer) = &entry.peer {
             let counters = peer.worker(self.io.worker);
