@@ -401,10 +401,11 @@ mod tests {
         found
     }
 
-    fn of(found: &[Connection], local: SocketAddr) -> &Connection {
+    /// Another process may have a connection from the same address to elsewhere.
+    fn of(found: &[Connection], local: SocketAddr, remote: SocketAddr) -> &Connection {
         found
             .iter()
-            .find(|c| c.local == local)
+            .find(|c| (c.local, c.remote) == (local, remote))
             .expect("it is listed")
     }
 
@@ -419,8 +420,7 @@ mod tests {
 
             let found = all();
             let (near, far) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            let (sent, came) = (of(&found, near), of(&found, far));
-            assert_eq!((sent.remote, came.remote), (far, near));
+            let (sent, came) = (of(&found, near, far), of(&found, far, near));
             assert_eq!(sent.state, State::Established);
             assert_eq!(sent.info.as_ref().unwrap().bytes_sent, Some(5000));
             assert_eq!(came.info.as_ref().unwrap().bytes_received, Some(5000));
@@ -454,16 +454,14 @@ mod tests {
         client.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!((&server).read(&mut [0; 1]).unwrap(), 0);
         let found = all();
-        let closed = of(&found, client.local_addr().unwrap()).state;
+        let (near, far) = (client.local_addr().unwrap(), server.local_addr().unwrap());
+        let closed = of(&found, near, far).state;
         // The peer may not have acknowledged the FIN yet.
         assert!(
             matches!(closed, State::FinWait1 | State::FinWait2),
             "{closed:?}"
         );
-        assert_eq!(
-            of(&found, server.local_addr().unwrap()).state,
-            State::CloseWait
-        );
+        assert_eq!(of(&found, far, near).state, State::CloseWait);
     }
 
     /// Returns a message about `sequence`, as the kernel would send it.

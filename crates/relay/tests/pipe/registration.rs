@@ -45,8 +45,9 @@ fn a_killed_process_ends_its_registration_but_not_its_connections() {
     let here = Arc::new(Netns::current().unwrap());
     let mut child = Child::spawn(here, command).unwrap();
     let said = child.pipes().stdout.take().unwrap();
-    let other = BufReader::new(said)
-        .lines()
+    // Held until the process is killed: it ends if it cannot write.
+    let mut lines = BufReader::new(said).lines();
+    let other = { lines.by_ref() }
         .find_map(|line| Some(line.unwrap().strip_prefix("pipe ")?.to_owned()))
         .unwrap();
     assert_ne!(other, own, "two relays on one machine");
@@ -63,6 +64,7 @@ fn a_killed_process_ends_its_registration_but_not_its_connections() {
     assert!(has_congestion_control(&other));
 
     child.kill().unwrap();
+    drop(lines);
     // The kernel removes it when it has closed the dead process's files.
     wait_until("the registration's end", || !has_congestion_control(&other));
     for (from, to) in [(&near, &far), (&far, &near)] {

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taut_mesh::channel::Channel;
 use taut_mesh::hello::Hello;
@@ -131,7 +131,7 @@ fn a_relay_with_another_key_gets_no_session() {
     let mesh = Mesh::without_pool();
     let members = known_to_far().into_iter().skip(1);
     mesh.list_at_far(&members.collect::<Vec<_>>());
-    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.expect_reset();
     wait_until("the count", || rejected(&mesh.far, "unknown_key") > 0);
     mesh.nothing_dialled();
 }
@@ -143,7 +143,7 @@ fn a_session_to_a_destination_that_is_not_allowed_is_reset() {
         |far| far.mesh.as_mut().unwrap().allow = vec!["127.0.0.1/32:9".parse().unwrap()],
     );
     mesh.wait_for_pool();
-    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.expect_reset();
     mesh.nothing_dialled();
     assert_eq!(mesh.far.metrics().sessions(), 0);
 }
@@ -246,7 +246,7 @@ fn a_client_goes_by_its_server_name_through_other_relays() {
 #[test]
 fn an_unnamed_relay_is_not_a_next_hop() {
     let chain = Chain::new(&[], 8);
-    assert_eq!(read_to_rst(&mut connect(&chain.near)), b"");
+    expect_reset(chain.near.listen_addrs()[0].0);
     assert_eq!(chain.last.metrics().mesh_hellos(), 0);
 }
 
@@ -296,8 +296,7 @@ fn a_relay_from_a_forbidden_source_is_reset() {
             far.mesh.as_mut().unwrap().sources = Sources::new(Some(from), Vec::new()).unwrap();
         },
     );
-    let mut peer = mesh.mesh_port();
-    assert_eq!(read_to_the_end(&mut peer), b"");
+    expect_reset(mesh_addr(&mesh.far));
     let metrics = mesh.far.metrics();
     wait_until("the count", || {
         metrics.refused(ClientRefusal::SourceNotListed) > 0
@@ -380,7 +379,7 @@ fn a_draining_relay_takes_its_connections_out_of_the_pools_of_others() {
     mesh.far.drain();
     wait_until("an empty pool", || mesh.near.metrics().pool_ready() == 0);
     exchange(&mut client, &mut server, 1 << 20);
-    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.expect_reset();
 }
 
 #[test]
@@ -615,7 +614,9 @@ fn the_member_with_the_most_ready_connections_makes_room_for_another_and_hears_w
     let mut peer = mesh.played();
     let full = "taut_relay_peer_dials_total{peer=\"far\",outcome=\"full\"}";
     wait_until("the answer", || count(&mesh.near, full) == 1);
-    assert_eq!(mesh.near.metrics().pool_ready(), 3);
+    wait_until("the end of that connection", || {
+        mesh.near.metrics().pool_ready() == 3
+    });
     // The near relay may hear of it before the far one has counted the other connection.
     wait_until("room for the other", || {
         count(&mesh.far, "taut_relay_mesh_ready") == 4
@@ -701,7 +702,7 @@ fn handshakes_that_arrive_together_are_answered_in_turns() {
 fn a_member_leaves_the_others_a_part_of_the_sessions() {
     let mesh = Mesh::with(no_pool, |far| far.max_sessions = Some(4));
     let held: Vec<_> = (0..3).map(|_| mesh.pair()).collect();
-    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.expect_reset();
     assert!(mesh.far.metrics().refused(ClientRefusal::MemberLimit) > 0);
     let mut peer = mesh.played();
     peer.ask(&hello(mesh.server.local_addr().unwrap()));
@@ -799,19 +800,32 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
             far.mesh.as_mut().unwrap().inbound.max_unproven = KEPT as u32;
         },
     );
-    let from = |address: [u8; 4]| connect_from(address, mesh_addr(&mesh.far)).unwrap();
+    let from = |address: [u8; 4]| connect_from(address, mesh_addr(&mesh.far));
+    let began = Instant::now();
     // They send nothing.
-    let mut outsiders: Vec<_> = (0..KEPT).map(|_| from([127, 0, 0, 66])).collect();
+    let outsiders = (0..KEPT).map(|_| from([127, 0, 0, 66]).unwrap());
+    let mut outsiders: Vec<_> = outsiders.collect();
     wait_until("them", || {
         count(&mesh.far, "taut_relay_mesh_unproven") == KEPT as u64
     });
     // Another one from the same source, while they are young.
-    assert_eq!(read_to_the_end(&mut from([127, 0, 0, 66])), b"");
-    assert_eq!(count(&mesh.far, "taut_relay_mesh_refused_full_total"), 1);
+    let another = from([127, 0, 0, 66]);
+    let refused = || count(&mesh.far, "taut_relay_mesh_refused_full_total");
+    let evicted = || count(&mesh.far, "taut_relay_mesh_evicted_total");
+    wait_until("a decision", || refused() + evicted() == 1);
+    if evicted() == 1 {
+        let took = began.elapsed();
+        assert!(took >= Duration::from_secs(1), "evicted after {took:?}");
+        println!("not tested: after {took:?} they were not young any more");
+        return;
+    }
+    if let Some(mut another) = another {
+        assert_eq!(read_to_the_end(&mut another), b"");
+    }
     // A relay that is slow to prove its key makes room.
-    let relay = from([127, 0, 0, 77]);
+    let relay = from([127, 0, 0, 77]).unwrap();
     assert_eq!(read_to_the_end(&mut outsiders[0]), b"");
-    assert_eq!(count(&mesh.far, "taut_relay_mesh_evicted_total"), 1);
+    assert_eq!(evicted(), 1);
     let _proven = dial(relay, &private_key(PLAYED), &private_key(FAR)).unwrap();
     wait_until("its proof", || {
         count(&mesh.far, "taut_relay_mesh_unproven") == KEPT as u64 - 1

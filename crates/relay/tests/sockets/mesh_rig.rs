@@ -160,6 +160,11 @@ impl Mesh {
         (client, accept_at(&self.server))
     }
 
+    /// Connects to the near relay, which resets the connection.
+    pub(crate) fn expect_reset(&self) {
+        expect_reset(self.near.listen_addrs()[0].0);
+    }
+
     /// Asserts that no connection has reached the server.
     pub(crate) fn nothing_dialled(&self) {
         self.server.set_nonblocking(true).unwrap();

@@ -43,9 +43,7 @@ fn the_client_after_the_last_that_fits_is_reset_if_none_may_wait() {
         config.timeouts.queue = None;
     });
     let _pairs = [rig.pair(), rig.pair()];
-    let mut third = TcpStream::connect(rig.relay_addr()).unwrap();
-    third.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(read_to_rst(&mut third), b"");
+    expect_reset(rig.relay_addr());
     wait_until("the count", || rig.node.metrics().refused_full() == 1);
     assert_eq!(rig.node.metrics().sessions(), 2);
 }

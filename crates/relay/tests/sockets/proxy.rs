@@ -15,6 +15,7 @@ use taut_sys_testing::skip::has_programs;
 use tempfile::TempDir;
 
 use crate::PATIENCE;
+use crate::rig::expect_reset;
 use crate::wait::wait_until;
 
 fn listen(port: u16) -> TcpListener {
@@ -266,7 +267,7 @@ fn an_untrusted_malformed_or_late_proxy_header_is_reset() {
     let header = header("192.0.2.7:700", "192.0.2.8:443");
     {
         let node = relay(identity(false, Some("192.0.2.0/24")));
-        assert_reset(connect(8000));
+        expect_reset(([127, 0, 0, 1], 8000).into());
         assert_eq!(node.metrics().proxy_refused(), 1);
     }
     let node = relay(identity(false, Some("127.0.0.1")));

@@ -187,9 +187,7 @@ fn limits_and_lists_apply_to_later_connections() {
     let mut stricter = config(vec![forward("127.0.0.1:0", addr)]);
     stricter.max_sessions_per_source = Some(2);
     node.reload(&stricter).unwrap();
-    let mut third = TcpStream::connect(relay).unwrap();
-    third.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(read_to_rst(&mut third), b"");
+    expect_reset(relay);
     assert_eq!(node.metrics().refused(ClientRefusal::SourceLimit), 1);
 
     let mut nobody = config(vec![forward("127.0.0.1:0", addr)]);

@@ -299,6 +299,18 @@ pub(crate) fn read_to_rst(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
+/// Connects to a relay that resets the connection at once.
+pub(crate) fn expect_reset(relay: SocketAddr) {
+    // The reset may come before connect(2) returns, which then reports it.
+    match TcpStream::connect(relay) {
+        Ok(mut client) => {
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(read_to_rst(&mut client), b"");
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
 pub(crate) fn end_writing(stream: &TcpStream) {
     stream.shutdown(Shutdown::Write).unwrap();
 }

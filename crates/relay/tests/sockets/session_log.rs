@@ -1,7 +1,6 @@
 //! The session log of a node: which sessions are in it, and which are not.
 
 use std::io::Write;
-use std::net::TcpStream;
 use std::path::Path;
 
 use serde_json::Value;
@@ -88,15 +87,13 @@ fn a_failed_dial_is_logged_and_a_refused_client_is_not() {
         config.timeouts.queue = None;
     });
     let held = rig.pair();
-    let mut refused = TcpStream::connect(rig.relay_addr()).unwrap();
-    assert_eq!(read_to_rst(&mut refused), b"");
+    expect_reset(rig.relay_addr());
     drop(held);
     records(&path, 1);
 
     let Rig { node, server, .. } = rig;
     drop(server);
-    let mut client = TcpStream::connect(node.listen_addrs()[0].0).unwrap();
-    assert_eq!(read_to_rst(&mut client), b"");
+    expect_reset(node.listen_addrs()[0].0);
     let record = &records(&path, 2)[1];
     assert_eq!(record["cause"], "connect_refused");
     for nothing in ["address", "setup_us", "upstream_tcp"] {

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use taut_relay::config::{Config, Forward};
@@ -160,7 +161,13 @@ fn a_session_takes_no_more_system_calls_than_this() {
         let Some(strace) = Strace::attach(worker()) else {
             return;
         };
+        let began = Instant::now();
         run_sessions(&node, &server, first);
+        // An upstream leg that is open for a second gets keepalive, which takes four calls.
+        let most = match began.elapsed() < Duration::from_secs(1) {
+            true => MOST,
+            false => MOST + 4,
+        };
         let calls = strace.finish();
         let all: usize = calls.values().sum();
         println!(
@@ -172,8 +179,8 @@ fn a_session_takes_no_more_system_calls_than_this() {
             "too few to be all of {SESSIONS} sessions: {calls:?}"
         );
         assert!(
-            all <= MOST * SESSIONS,
-            "{first:?} first: more than {MOST} calls a session: {calls:?}"
+            all <= most * SESSIONS,
+            "{first:?} first: more than {most} calls a session: {calls:?}"
         );
     }
 }

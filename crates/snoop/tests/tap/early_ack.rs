@@ -229,7 +229,7 @@ fn a_flow_that_is_never_idle_does_not_use_up_its_window() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
-    let mut before = conn.peer_seq;
+    let mut before = None;
     for round in 0..200 {
         let between = conn.peer_seq;
         for len in [1448, 100, 1448, 100] {
@@ -238,10 +238,12 @@ fn a_flow_that_is_never_idle_does_not_use_up_its_window() {
             assert_eq!(rig.at_peer().len(), 1, "round {round}");
         }
         rig.at_guest();
-        // It is always a round behind.
-        let ack = conn.guest_acks(std::mem::replace(&mut before, between));
-        rig.guest_sends(&ack);
-        rig.at_peer();
+        // It is always a round behind. (A number that it repeats could mean that it lacks what follows.)
+        if let Some(before) = before.replace(between) {
+            let ack = conn.guest_acks(before);
+            rig.guest_sends(&ack);
+            rig.at_peer();
+        }
     }
     rig.checker.settle();
 }

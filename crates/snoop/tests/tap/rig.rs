@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use etherparse::{PacketBuilder, SlicedPacket, TcpHeader, TransportSlice};
 use taut_snoop::copies::Copies;
@@ -564,6 +565,25 @@ impl Drop for Rig {
         }
         let _ = std::fs::remove_dir_all(self.folder());
         let _ = Netns::delete(self.netns.name());
+    }
+}
+
+/// Returns the coarse clock by which the programs tell the time.
+fn coarse_clock() -> Duration {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Returns the programs' time in ticks of 2^20 ns.
+pub(crate) fn ticks() -> u32 {
+    (coarse_clock().as_nanos() >> 20) as u32
+}
+
+/// Waits until this time has passed for the programs: their clock may lag behind.
+pub(crate) fn rest(time: Duration) {
+    let until = coarse_clock() + time;
+    while coarse_clock() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -7,7 +7,7 @@ use taut_snoop::wire::{Bypass, Config, Mode};
 use crate::checker::tsval;
 use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
-use crate::rig::{FLOWS, Rig};
+use crate::rig::{FLOWS, Rig, rest};
 
 const EARLY: Config = Config {
     start_early: true,
@@ -480,7 +480,7 @@ fn idle_flows_make_room_for_new_ones() {
         unproven.open(&mut rig);
     }
     assert_eq!(flows(&rig), FLOWS as usize, "the table is full");
-    std::thread::sleep(RECENT);
+    rest(RECENT);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
     let data = conn.data(1000);
@@ -495,7 +495,7 @@ fn flows_that_clients_have_reset_make_room_for_new_ones() {
     let mut rig = Rig::new(500, ON);
     for port in 0..2 * FLOWS as u16 {
         if port == FLOWS as u16 {
-            std::thread::sleep(RECENT);
+            rest(RECENT);
         }
         let mut conn = Conn::new(Terms {
             port: 10_000 + port,

@@ -8,7 +8,7 @@ use taut_snoop::wire::{Config, Mode};
 use crate::checker::tsecr;
 use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
-use crate::rig::{ACK, ECE, RST, Rig, Segment};
+use crate::rig::{ACK, ECE, RST, Rig, Segment, rest, ticks};
 
 /// Segments covered by each of the first ACKs: no more than the sender's window, which grows by one
 /// after each (RFC 5681 3.1).
@@ -240,7 +240,7 @@ fn a_sender_that_was_seen_to_wait_does_not_wait_again() {
         awake_ticks: 1,
         ..ON
     });
-    std::thread::sleep(Duration::from_millis(10));
+    rest(Duration::from_millis(10));
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     assert_eq!(rig.at_peer(), [ack]);
@@ -264,7 +264,7 @@ fn a_pause_is_like_a_gap() {
             awake_ticks: 1,
             ..ON
         });
-        std::thread::sleep(Duration::from_millis(30));
+        rest(Duration::from_millis(30));
         one_for(&mut rig, &mut conn, 1);
         rig.configure(AWAKE);
         carefully(&mut rig, &mut conn, 1);
@@ -287,11 +287,11 @@ fn every_segment_that_fills_a_long_gap_is_acknowledged() {
 
 #[test]
 fn a_new_connection_on_the_same_ports_begins_like_any_other() {
-    // It has had no data, which counts as longer ago than this.
+    // It has had no data, which counts as longer ago than eight times this: since the start of the machine.
     let mut rig = Rig::new(
         500,
         Config {
-            awake_ticks: 1000,
+            awake_ticks: ticks() / 16,
             ..ON
         },
     );
@@ -442,11 +442,7 @@ fn every_segment_is_acknowledged_while_the_guest_is_silent() {
         let data = more(&mut conn, FULL);
         assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
     }
-    // It was heard this long ago: the clock advances by itself.
-    rig.configure(Config {
-        awake_ticks: 1000,
-        ..ON
-    });
+    rig.configure(AWAKE);
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     rig.at_peer();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use taut_snoop::records::Records;
 use taut_snoop::retransmit::{GIVE_UP, SILENT};
 use taut_snoop::tap_supervisor::{Counts, LEASE, Options, REST, State, TapSupervisor};
-use taut_snoop::wire::{Bypass, Mode};
+use taut_snoop::wire::{Bypass, Config, Mode};
 
 use crate::conn::{Conn, Terms};
 use crate::rig::{RST, Rig, Segment};
@@ -390,6 +390,11 @@ fn a_tap_whose_copies_fill_its_part_of_the_memory_gets_no_early_acks() {
     let mut supervisor = TapSupervisor::new(Options {
         retained: 4000,
         records: Records::at(&rig.folder()),
+        // However long the guest acknowledges nothing.
+        config: Config {
+            exposure_ticks: u32::MAX,
+            ..Config::default()
+        },
         ..Options::new(vec![glob::Pattern::new("guest*").unwrap()])
     })
     .unwrap();

@@ -142,13 +142,13 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Waits until the connection with this local address ends.
-    fn end_of(ends: &mut DestroyedSockets, local: SocketAddr) -> Connection {
+    /// Waits until the connection between these addresses ends.
+    fn end_of(ends: &mut DestroyedSockets, local: SocketAddr, remote: SocketAddr) -> Connection {
         let began = Instant::now();
         let mut found = None;
         while began.elapsed() < TIMEOUT {
             ends.read(|c| {
-                if c.local == local {
+                if (c.local, c.remote) == (local, remote) {
                     found = Some(c);
                 }
             })
@@ -173,8 +173,8 @@ mod tests {
             drop(client);
             assert_eq!(server.read_to_end(&mut Vec::new()).unwrap(), 5000);
             drop(server);
-            let end = end_of(&mut ends, near);
-            assert_eq!((end.remote, end.state), (far, State::Closed));
+            let end = end_of(&mut ends, near, far);
+            assert_eq!(end.state, State::Closed);
             assert_eq!(end.info.as_ref().unwrap().bytes_sent, Some(5000));
             assert_ne!(end.cookie, 0);
         }

@@ -61,14 +61,17 @@ fn host(name: &str) -> Host {
     host
 }
 
-/// Returns all routes in detail, except for the time until they expire.
+/// Returns all routes in detail, except for the time until they expire, the state of their devices, and what the
+/// kernel adds some time after a device is up.
 fn routes(host: &Host) -> String {
     let of = |family: &str| {
         let output = host.ip(&format!("-d {family} route show table all"));
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let all = of("-4") + &of("-6");
+    let all = (of("-4") + &of("-6")).replace(" linkdown", "");
+    let lines = { all.lines() }.filter(|line| !line.starts_with("multicast ff00::/8 "));
+    let all = lines.collect::<Vec<_>>().join("\n");
     let words = all.split(' ').filter(|word| !word.ends_with("sec"));
     words.collect::<Vec<_>>().join(" ")
 }

@@ -71,9 +71,13 @@ impl RouteHost {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Returns the routes, without the state of their devices, which changes some time after a command.
+    /// Returns the routes, without the state of their devices and what the kernel adds some time after a command.
     pub(crate) fn routes(&self) -> String {
-        self.ip("-d route show table all").replace(" linkdown", "")
+        let all = self.ip("-d route show table all").replace(" linkdown", "");
+        let lines = all
+            .lines()
+            .filter(|line| !line.starts_with("multicast ff00::/8 "));
+        lines.collect::<Vec<_>>().join("\n")
     }
 
     pub(crate) fn cookie(&self) -> u64 {

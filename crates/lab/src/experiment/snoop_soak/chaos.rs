@@ -100,7 +100,13 @@ impl<'a> Chaos<'a> {
                 self.done.restarts += 1;
             }
             Act::Stop(pause) => {
-                self.stop()?;
+                self.note();
+                // A process that ends waits 5 s for the guest to take what it had no memory for; `--off` waits
+                // until it has.
+                if self.phase.faults.drops() {
+                    self.ask("--off")?;
+                }
+                self.end(Signal::TERM)?;
                 std::thread::sleep(pause);
                 self.begin()?;
                 self.done.restarts += 1;

@@ -232,6 +232,14 @@ fn an_upgrade_replaces_the_process_and_open_sessions_go_on() {
         assert_eq!(got, b"goes on");
     }
     // It has the command line of the old one, so it can be replaced in turn.
+    let has_sessions = || {
+        let (_, status) = operate(&control, &["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        status["status"]["sessions"] != 0
+    };
+    while has_sessions() {
+        std::thread::yield_now();
+    }
     let (code, said) = operate(&control, &["upgrade"]);
     assert_eq!(code, Some(0), "{said}");
     let next = Upgraded::from(&said, new.0, 0);

@@ -100,6 +100,10 @@ fn nothing_waits_for_a_reload_that_waits_for_a_resolver() {
     );
     fs::write(&config, &text).unwrap();
     let mut relay = Running::run(&mut relay_with_files(dir.path(), &config));
+    // It takes commands some time after it serves.
+    while !control.exists() {
+        std::thread::yield_now();
+    }
     let names = (0..40).map(|i| format!("\"silent{i}.test:9\""));
     let names = names.collect::<Vec<_>>().join(", ");
     let listen = address(8080);
