@@ -36,7 +36,7 @@ pub(super) fn render(run: &Run, id: &str, names_tree: bool) -> Markup {
             @if let Some(about) = about { p { (about.story) } }
             h3 { "Headline" }
             @if about.is_some() {
-                p.aside { "What each name means is in docs/lab.md, “" (outcome.experiment) "”." }
+                p.aside { "What each name means is on the page of “" (outcome.experiment) "” that docs/lab.md links to." }
             }
             (headline::headline(outcome))
             (notes(&outcome.notes))

@@ -148,15 +148,63 @@ mod tests {
     use super::*;
     use crate::experiment;
 
+    /// The guide's list of experiments, with a link to the page of each.
+    const LIST: &str = include_str!("../../../../docs/lab.md");
+
+    /// The pages that describe the experiments, each below a heading of its own.
+    const PAGES: &[(&str, &str)] = &[
+        (
+            "lab-relay.md",
+            include_str!("../../../../docs/lab-relay.md"),
+        ),
+        ("lab-mesh.md", include_str!("../../../../docs/lab-mesh.md")),
+        (
+            "lab-peers.md",
+            include_str!("../../../../docs/lab-peers.md"),
+        ),
+        (
+            "lab-guests.md",
+            include_str!("../../../../docs/lab-guests.md"),
+        ),
+        (
+            "lab-snoop.md",
+            include_str!("../../../../docs/lab-snoop.md"),
+        ),
+        (
+            "lab-verdicts.md",
+            include_str!("../../../../docs/lab-verdicts.md"),
+        ),
+        ("lab-tune.md", include_str!("../../../../docs/lab-tune.md")),
+    ];
+
+    /// Returns the part of the guide that describes the experiment, and the name of its page.
+    fn described(experiment: &str) -> Option<(&'static str, &'static str)> {
+        let heading = format!("\n## {experiment}\n");
+        PAGES.iter().find_map(|(page, text)| {
+            let (_, after) = text.split_once(&heading)?;
+            Some((*page, after.split("\n## ").next()?))
+        })
+    }
+
+    #[test]
+    fn every_experiment_is_on_the_page_that_the_guide_links_to() {
+        for one in experiment::ALL {
+            let name = one.name;
+            let (page, _) = described(name).unwrap_or_else(|| panic!("no page describes {name}"));
+            let link = format!("[`{name}`]({page}#{name})");
+            assert!(LIST.contains(&link), "docs/lab.md lacks {link}");
+        }
+    }
+
     #[test]
     fn every_figure_is_of_an_experiment_and_a_headline_that_exist() {
-        let guide = include_str!("../../../../docs/lab.md");
         for won in ALL {
             assert!(
                 experiment::ALL.iter().any(|one| one.name == won.experiment),
                 "{won:?}"
             );
-            assert!(guide.contains(won.key), "{won:?} is not in docs/lab.md");
+            let (page, text) = described(won.experiment).unwrap_or_else(|| panic!("{won:?}"));
+            assert!(text.contains(won.key), "{won:?} is not in docs/{page}");
         }
     }
 

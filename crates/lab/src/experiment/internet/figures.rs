@@ -238,7 +238,7 @@ fn notes(measured: &Measured) -> Vec<String> {
             "The Internet's path has the round trip of the route over the relays and loses 0.5 % of the \
              segments in each direction, 0.1 % where the name says so. Each of the other links loses 0.01 %. \
              Losses are random and independent. The client's line has {}. The sources are in \
-             docs/lab.md.",
+             docs/lab-relay.md.",
             path::LINE
         ),
         "Random loss does not slow BBR down, so e2e-bbr gains far more here than the 1.26 of the paper: what \
