@@ -544,12 +544,15 @@ mod tests {
     /// renames it for users.
     #[test]
     fn every_counter_of_the_programs_is_in_the_guide() {
-        let guide = include_str!("../../../docs/snoop.md");
+        let guide = include_str!("../../../docs/snoop-status.md");
         let labels = [raw::SnoopToGuest::LABELS, raw::SnoopFromGuest::LABELS].concat();
         assert!(labels.len() > 40, "{labels:?}");
         for label in labels {
             let name = format!("`{label}`");
-            assert!(guide.contains(&name), "docs/snoop.md has no counter {name}");
+            assert!(
+                guide.contains(&name),
+                "docs/snoop-status.md has no counter {name}"
+            );
         }
     }
 

@@ -334,7 +334,7 @@ fn foreign_sentence(netns: &str) -> String {
 fn short_sentence(netns: &str) -> String {
     let of = in_words(netns);
     format!(
-        "{of} has more interfaces or settings than --profile has room for: some are left as they are (docs/tune.md, Security profile)"
+        "{of} has more interfaces or settings than --profile has room for: some are left as they are (docs/tune-settings.md, Security profile)"
     )
 }
 

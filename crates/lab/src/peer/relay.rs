@@ -27,7 +27,7 @@ const POOL_LIMIT: Duration = Duration::from_secs(20);
 /// The pause between two reads of the metrics.
 const POOL_PAUSE: Duration = Duration::from_millis(50);
 
-/// A relay's configuration file (`docs/relay.md`).
+/// A relay's configuration file (`docs/reference/relay-keys.md`).
 #[derive(Clone, Debug, Serialize)]
 pub struct Config {
     /// The configuration's only section.

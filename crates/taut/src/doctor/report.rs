@@ -1,4 +1,4 @@
-//! The report. `docs/doctor.md` documents its JSON form; change both together.
+//! The report. `docs/reference/json.md` has its JSON form, written from this file.
 
 use serde::Serialize;
 

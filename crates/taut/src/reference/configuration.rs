@@ -10,36 +10,39 @@ type Section = (
     &'static [&'static str],
 );
 
+/// The keys of a relay and of a mesh, beside the page that is generated here.
+const RELAY_KEYS: &str = "reference/relay-keys.md";
+
 const SECTIONS: &[Section] = &[
     (
         "[relay]",
         "relay/src/config/file.rs",
         "Section",
-        &["relay.md"],
+        &[RELAY_KEYS],
     ),
     (
         "[[relay.forward]]",
         "relay/src/config/file.rs",
         "ForwardSection",
-        &["relay.md", "relay-mesh.md"],
+        &[RELAY_KEYS],
     ),
     (
         "[relay.mesh]",
         "relay/src/config/mesh.rs",
         "MeshSection",
-        &["relay-mesh.md", "relay-etcd.md", "relay.md"],
+        &[RELAY_KEYS],
     ),
     (
         "[[relay.mesh.peer]]",
         "relay/src/config/mesh.rs",
         "PeerSection",
-        &["relay-mesh.md"],
+        &[RELAY_KEYS],
     ),
     (
         "[relay.mesh.etcd]",
         "relay/src/config/etcd.rs",
         "EtcdSection",
-        &["relay-etcd.md"],
+        &[RELAY_KEYS],
     ),
     ("[snoop]", "snoop/src/config.rs", "Settings", &["snoop.md"]),
     (
@@ -66,12 +69,7 @@ const SECTIONS: &[Section] = &[
         "NameSection",
         &["mesh-dns.md"],
     ),
-    (
-        "[[member]]",
-        "mesh/src/members.rs",
-        "Entry",
-        &["relay-mesh.md"],
-    ),
+    ("[[member]]", "mesh/src/members.rs", "Entry", &[RELAY_KEYS]),
 ];
 
 const HEAD: &str = "\
@@ -92,7 +90,10 @@ pub(super) fn page() -> String {
         let keys: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
         let links: Vec<_> = pages
             .iter()
-            .map(|page| format!("[{page}](../{page})"))
+            .map(|page| match page.strip_prefix("reference/") {
+                Some(sibling) => format!("[{sibling}]({sibling})"),
+                None => format!("[{page}](../{page})"),
+            })
             .collect();
         page += &format!(
             "| `{}` | {} | {} |\n",

@@ -162,7 +162,7 @@ const WRITTEN_BY_HAND: &[(&str, &str, &[FieldByHand])] = &[
         &[(
             "NAME",
             "number",
-            "one for each of the [instruments](../observe.md#instruments) that the kernel reports",
+            "one for each of the [instruments](../instruments.md) that the kernel reports",
         )],
     ),
     (
@@ -199,7 +199,7 @@ const WRITTEN_BY_HAND: &[(&str, &str, &[FieldByHand])] = &[
             (
                 "factor",
                 "text",
-                "the [factor](../observe.md#what-limits-a-connection) that limits the connection",
+                "the [factor](../why.md#what-limits-a-connection) that limits the connection",
             ),
             ("confidence", "text", "`sure`, `likely` or `unclear`"),
             (
@@ -292,12 +292,12 @@ fn every_command_that_prints_json_is_in_the_reference() {
 
 #[test]
 fn every_instrument_is_explained() {
-    let page = doc("observe.md");
+    let page = doc("instruments.md");
     for instrument in INSTRUMENTS {
         let name = instrument.name;
         assert!(
             page.contains(&format!("| `{name}` |")),
-            "no row for {name} in docs/observe.md"
+            "no row for {name} in docs/instruments.md"
         );
     }
 }

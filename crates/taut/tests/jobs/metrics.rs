@@ -94,7 +94,6 @@ fn the_page_of_metrics_says_what_the_jobs_export() {
             let _ = writeln!(text, "| `{name}` | {kind} | {help} |");
         }
     }
-    let text = text.replace("(../observe.md#metrics)", "(../observe.md#taut-watch)");
     let page = root().join("docs/reference/metrics.md");
     if std::env::var_os("TAUT_WRITE_REFERENCE").is_some() {
         fs::write(&page, &text).unwrap();

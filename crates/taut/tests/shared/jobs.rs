@@ -16,11 +16,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The jobs with metrics, their ports, and the pages that explain these. That of taut guest is node_exporter's.
 pub(crate) const JOBS: [(&str, u16, &str); 7] = [
-    ("taut-relay", 9464, "relay.md"),
-    ("taut-relay", 9465, "relay.md"),
-    ("taut-watch", 9466, "observe.md"),
+    ("taut-relay", 9464, "relay-monitor.md"),
+    ("taut-relay", 9465, "relay-monitor.md"),
+    ("taut-watch", 9466, "watch.md"),
     ("taut-mesh-dns", 9467, "mesh-dns.md"),
-    ("taut-snoop", 9468, "snoop.md"),
+    ("taut-snoop", 9468, "snoop-status.md"),
     ("taut-tune", 9469, "tune.md"),
     ("taut-guest", 9100, "guest.md"),
 ];

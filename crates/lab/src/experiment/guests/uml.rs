@@ -35,7 +35,7 @@ pub(in crate::experiment) const NO_WIDE_REGISTERS: (&str, &str) = (
 /// A guest's memory, in GiB. The paper's guests had 256 MB, of which Linux gives TCP's buffers
 /// about a tenth (`tcp_mem`); ten connections with today's windows need more. With less, the guest
 /// drops segments inside the window that it advertised, including segments that were acknowledged
-/// early for it (docs/snoop.md, what a guest needs).
+/// early for it (docs/snoop-safety.md).
 pub(in crate::experiment) const MEMORY_GIB: u32 = 1;
 /// How long a guest may take to boot.
 const BOOT: Duration = Duration::from_secs(60);
