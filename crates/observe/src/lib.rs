@@ -49,6 +49,7 @@ pub mod filter;
 pub mod fuzzing;
 mod host_drops;
 pub mod instruments;
+pub mod limitation;
 pub mod listeners;
 pub mod namespaces;
 pub mod observation;

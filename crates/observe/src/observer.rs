@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use taut_sys::probe::is_root;
 
 use crate::bpf_iter::EndRecord;
 use crate::collector::Collector;
@@ -12,6 +13,7 @@ use crate::descheduled::DescheduledMeter;
 use crate::ended::Ended;
 use crate::filter::{Filter, Subject};
 use crate::host_drops::{Followed, HostDrop, HostDrops};
+use crate::limitation::Limitation;
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
 use crate::path_rtt::PathRtts;
@@ -327,40 +329,6 @@ impl Observer {
         &self.scanner
     }
 
-    /// Returns why BPF, or a part of it, is not available; `None` if everything wanted is.
-    pub fn problem(&self) -> Option<&str> {
-        self.scanner.problem()
-    }
-
-    /// Returns why drops on this machine are not counted although they are wanted.
-    pub fn host_drops_problem(&self) -> Option<&str> {
-        self.host_drops_problem.as_deref()
-    }
-
-    /// Returns why drops on this machine are not counted completely.
-    pub fn host_drops_incomplete(&self) -> Option<&str> {
-        self.host_drops.as_ref().and_then(HostDrops::problem)
-    }
-
-    /// Whether the kernel hides its functions, and drops without a reason are therefore not reported.
-    pub fn hides_symbols(&self) -> bool {
-        self.host_drops
-            .as_ref()
-            .is_some_and(HostDrops::hides_symbols)
-    }
-
-    /// Returns the number of connections whose drops on this machine are not counted because there are
-    /// too many.
-    pub fn without_host_drops(&self) -> usize {
-        self.host_drops.as_ref().map_or(0, HostDrops::left_out)
-    }
-
-    /// Returns the number of packets that were dropped on this machine and not counted because they were
-    /// dropped at too many places.
-    pub fn host_drops_missed(&self) -> u64 {
-        self.host_drops.as_ref().map_or(0, HostDrops::missed)
-    }
-
     /// Returns the namespaces of the last scan.
     pub fn namespaces(&self) -> &[Namespace] {
         self.scanner.namespaces()
@@ -446,21 +414,51 @@ impl Observer {
         self.table.left_out()
     }
 
-    /// Returns the number of ends that were lost because they were not read before the kernel's
-    /// ring buffer was full.
-    pub fn ends_missed(&self) -> u64 {
-        self.ends_missed
-    }
-
-    /// Returns how often the round trip of a connection was not compared with those of others to the
-    /// same peer, because there are too many peers.
-    pub fn paths_left_out(&self) -> usize {
-        self.paths.left_out()
-    }
-
-    /// Returns the number of processes whose descriptors the caller may not see.
-    pub fn denied(&self) -> usize {
-        self.owners.denied()
+    /// Returns what the last scan could not see.
+    pub fn limitations(&self, summary: &ScanSummary) -> Vec<Limitation> {
+        let is_root = is_root();
+        let bpf = || match self.scanner.problem() {
+            _ if !is_root => "run this as root, on a kernel with BTF".to_owned(),
+            Some(problem) => problem.to_owned(),
+            None => "`taut doctor` shows what this kernel lacks".to_owned(),
+        };
+        let no_host_drops = self.host_drops_problem.as_deref();
+        let no_host_drops = no_host_drops.filter(|_| !summary.without_bpf);
+        let drops = self.host_drops.as_ref();
+        let some = |count: usize, of: fn(usize) -> Limitation| (count > 0).then(|| of(count));
+        let many = |count: u64, of: fn(u64) -> Limitation| (count > 0).then(|| of(count));
+        [
+            some(summary.denied, Limitation::DeniedNamespaces),
+            some(self.owners.denied(), Limitation::DeniedProcesses),
+            some(summary.hidden, Limitation::HiddenProcesses),
+            some(self.table.left_out(), Limitation::Connections),
+            many(self.ends_missed, Limitation::Ends),
+            some(self.paths.left_out(), Limitation::RoundTrips),
+            some(
+                summary.left_out + summary.incomplete,
+                Limitation::Incomplete,
+            ),
+            some(summary.without_slot, Limitation::WithoutEvents),
+            summary.without_bpf.then(|| Limitation::NoBpf(bpf())),
+            (summary.without_events && !summary.without_bpf).then(|| Limitation::NoEvents(bpf())),
+            summary.without_ends.then(|| Limitation::NoEnds(bpf())),
+            no_host_drops.map(|why| {
+                let why = if is_root { why } else { "run this as root" };
+                Limitation::NoHostDrops(why.to_owned())
+            }),
+            some(
+                drops.map_or(0, HostDrops::left_out),
+                Limitation::WithoutHostDrops,
+            ),
+            drops
+                .and_then(HostDrops::problem)
+                .map(|why| Limitation::SomeHostDrops(why.to_owned())),
+            (drops.is_some_and(HostDrops::hides_symbols)).then_some(Limitation::NoSymbols),
+            many(drops.map_or(0, HostDrops::missed), Limitation::DropPlaces),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 }
 

@@ -1,13 +1,15 @@
 //! Arguments and messages shared by `taut top`, `taut why` and `taut watch`.
 
+use std::collections::HashSet;
+use std::mem::{Discriminant, discriminant};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use taut_observe::filter::Filter;
+use taut_observe::limitation::Limitation;
 use taut_observe::observer::Observer;
 use taut_observe::scan::{ScanSummary, Scope, Wants};
 use taut_observe::table::Retention;
-use taut_sys::privileges::Capability;
 
 use crate::confine::SandboxArgs;
 use crate::failure::Failure;
@@ -152,10 +154,10 @@ impl ConnectionArgs {
     }
 }
 
-/// Reports what cannot be observed, each item once.
+/// Reports what cannot be observed, each kind once.
 #[derive(Default)]
 pub(crate) struct Missing {
-    reported: [bool; 16],
+    reported: HashSet<Discriminant<Limitation>>,
 }
 
 // === impl Missing ===
@@ -174,132 +176,10 @@ impl Missing {
         observer: &Observer,
         summary: &ScanSummary,
     ) -> Option<String> {
-        let left_out = observer.left_out();
-        let is_root = taut_sys::probe::is_root();
-        let help = |capability| taut_sys::privileges::advice(&[capability]);
-        let bpf = match observer.problem() {
-            _ if !is_root => "run this as root, on a kernel with BTF".to_owned(),
-            Some(problem) => problem.to_owned(),
-            None => "`taut doctor` shows what this kernel lacks".to_owned(),
-        };
-        const SOURCE: [&str; 2] = ["source is"; 2];
-        let missing = [
-            (
-                summary.denied,
-                ["network namespace", "network namespaces"],
-                format!(" cannot be entered, so connections are missing: {}", help(Capability::SysAdmin)),
-            ),
-            (
-                observer.denied(),
-                ["process", "processes"],
-                format!(" cannot be inspected, so connections have no process name: {}", help(Capability::SysPtrace)),
-            ),
-            (
-                summary.hidden,
-                ["process", "processes"],
-                format!(
-                    " may be in network namespaces that are not known, so connections may be missing: {}",
-                    help(Capability::SysPtrace)
-                ),
-            ),
-            (
-                left_out,
-                ["connection is", "connections are"],
-                " left out: raise --connections".to_owned(),
-            ),
-            (
-                usize::try_from(observer.ends_missed()).unwrap_or(usize::MAX),
-                ["ended connection was", "ended connections were"],
-                " not read in time: the sums do not count them".to_owned(),
-            ),
-            (
-                observer.paths_left_out(),
-                ["round trip was", "round trips were"],
-                " not compared with those of other connections to the same peer: at most 100,000 peers \
-                 are remembered, for five minutes"
-                    .to_owned(),
-            ),
-            (
-                summary.left_out + summary.incomplete,
-                ["network namespace or message of the kernel is", "network namespaces or messages of the kernel are"],
-                " left out".to_owned(),
-            ),
-            (
-                summary.without_slot,
-                ["connection has", "connections have"],
-                " no event counters (at most 100,000 have, and net.core.optmem_max has to leave room for \
-                 them)"
-                    .to_owned(),
-            ),
-            (
-                usize::from(summary.without_bpf),
-                SOURCE,
-                format!(
-                    " missing, BPF, so it is unknown which applications set their buffer sizes, and connections \
-                     that open and close between two scans are not reported: {bpf}"
-                ),
-            ),
-            (
-                usize::from(summary.without_events && !summary.without_bpf),
-                SOURCE,
-                format!(
-                    " missing, the TCP tracepoints (Linux 5.19), so events between scans are not counted, and \
-                     connections that open and close between two scans are not reported (--no-events does without): {bpf}"
-                ),
-            ),
-            (
-                usize::from(summary.without_ends),
-                SOURCE,
-                format!(
-                    " missing, the ring buffer of ended connections, so connections that open and close between two \
-                     scans are not reported: {bpf}"
-                ),
-            ),
-            (
-                usize::from(observer.host_drops_problem().is_some() && !summary.without_bpf),
-                SOURCE,
-                format!(
-                    " missing, the kernel's reports of dropped packets (BPF, Linux 5.17), so drops on this host \
-                     are not recognised: {}",
-                    observer.host_drops_problem().filter(|_| is_root).unwrap_or("run this as root")
-                ),
-            ),
-            (
-                observer.without_host_drops(),
-                ["connection is", "connections are"],
-                " left out: drops on this host are counted for 16,384 connections only; narrow the filter"
-                    .to_owned(),
-            ),
-            (
-                usize::from(observer.host_drops_incomplete().is_some()),
-                SOURCE,
-                format!(
-                    " incomplete, the kernel's reports of dropped packets: {}",
-                    observer.host_drops_incomplete().unwrap_or_default()
-                ),
-            ),
-            (
-                usize::from(observer.hides_symbols()),
-                SOURCE,
-                " missing, the names of the kernel's functions (kernel.kptr_restrict), so packets that were \
-                 dropped without a reason are not counted"
-                    .to_owned(),
-            ),
-            (
-                usize::try_from(observer.host_drops_missed()).unwrap_or(usize::MAX),
-                ["packet that was dropped on this host is", "packets that were dropped on this host are"],
-                " not counted: at most 16,384 kinds of drops are".to_owned(),
-            ),
-        ];
-        let mut sentences = Vec::new();
-        for ((count, [one, many], what), reported) in missing.into_iter().zip(&mut self.reported) {
-            if count > 0 && !*reported {
-                *reported = true;
-                let subject = if count == 1 { one } else { many };
-                sentences.push(format!("{count} {subject}{what}"));
-            }
-        }
-        (!sentences.is_empty()).then(|| sentences.join("; "))
+        let mut new = observer.limitations(summary);
+        new.retain(|limitation| self.reported.insert(discriminant(limitation)));
+        let clauses: Vec<_> = new.iter().map(Limitation::to_string).collect();
+        (!clauses.is_empty()).then(|| clauses.join("; "))
     }
 }
 
