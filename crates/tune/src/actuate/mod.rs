@@ -290,7 +290,6 @@ impl Actuators {
         if let Some(index) = &index {
             sort_for_undo(&mut entries, index);
         }
-        let mut deadline = profile::undo::Deadline::new();
         let mut ownerless = Vec::new();
         let mut rest = entries.into_iter().peekable();
         while let Some(entry) = rest.next() {
@@ -302,7 +301,7 @@ impl Actuators {
                 while let Some(next) = rest.next_if(is_same_netns) {
                     settings.push(next);
                 }
-                self.undo_settings(index, netns, &settings, &mut deadline, &mut summary);
+                self.undo_settings(index, netns, &settings, &mut summary);
                 continue;
             }
             let buffer = entry.target.as_buffer();
@@ -377,14 +376,13 @@ impl Actuators {
         index: &NamespaceIndex,
         netns: u64,
         entries: &[Entry],
-        deadline: &mut profile::undo::Deadline,
         summary: &mut UndoSummary,
     ) {
         let mut unlogged = 0_usize;
         let mut failed = 0_usize;
         for (entry, outcome) in entries
             .iter()
-            .zip(profile::undo::undo(index, netns, entries, deadline))
+            .zip(profile::undo::undo(index, netns, entries))
         {
             failed += usize::from(outcome.is_err());
             match outcome.is_err() && failed > MAX_LOGGED {

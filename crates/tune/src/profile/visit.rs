@@ -1,6 +1,6 @@
 //! Examines the settings of a namespace and of its interfaces, and changes those that are too lax.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -9,12 +9,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use taut_observe::namespaces::Namespace;
 use taut_sys::interface::{self, InterfaceLookup};
 use taut_sys::netns;
-use taut_sys::route::Family;
 
 use super::interface_name::InterfaceName;
 use super::setting_file::{SettingFile, read_companion, value};
 use super::settings::{Profile, Setting};
-use super::undo::is_gone;
 use crate::journal::{Entry, Journal, JournalWriteError, Target};
 use crate::plan::Change;
 use crate::sysctl::{SysctlError, file_error};
@@ -165,7 +163,6 @@ impl Visit<'_> {
         }
         let interfaces = interfaces()?;
         self.forget_removed_interfaces(&interfaces);
-        self.forget_recreated_settings(&interfaces);
         for (index, name) in interfaces {
             if self.is_full() {
                 break;
@@ -213,32 +210,6 @@ impl Visit<'_> {
             for setting in self.profile.of_interface(index) {
                 self.forget(setting);
             }
-        }
-    }
-
-    /// Forgets settings that the kernel has removed although their interfaces exist (because the
-    /// MTU is too small for the protocol): settings that the kernel creates later are new.
-    fn forget_recreated_settings(&mut self, there: &[(u32, InterfaceName)]) {
-        let names: HashMap<u32, InterfaceName> = there.iter().copied().collect();
-        let has_file = |setting: Setting, index| {
-            let path = setting.path(names.get(&index).copied());
-            path.is_some_and(|path| path.exists())
-        };
-        let settings = self.visited.interfaces.iter().flat_map(|&index| {
-            let settings = self.profile.of_interface(index);
-            settings.map(|setting| (setting, index))
-        });
-        let removed = settings.filter(|&(setting, index)| {
-            // Interfaces are listed by their directories of IPv4.
-            let is_listed = setting.family() == Some(Family::V4) && names.contains_key(&index);
-            self.visited.examined.contains(&setting)
-                && !is_listed
-                && !has_file(setting, index)
-                && matches!(is_gone(setting), Ok(true))
-        });
-        let removed: Vec<Setting> = removed.map(|(setting, _)| setting).collect();
-        for setting in removed {
-            self.forget(setting);
         }
     }
 

@@ -292,44 +292,6 @@ fn settings_that_an_interface_gets_later_are_changed_then() {
 }
 
 #[test]
-fn settings_that_the_kernel_makes_again_are_examined_again() {
-    let host = Host::new("again");
-    let (mut actuators, _dir) = actuators();
-    let mut visited = VisitedNamespace::default();
-    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 11);
-    // Too small for IPv6: the kernel removes its settings.
-    host.ip("link set va mtu 1000");
-    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
-    assert_eq!(actuators.journal().entries().count(), 10);
-    host.ip("link set va mtu 1500");
-    let setting = "ipv6/conf/va/accept_redirects";
-    assert_eq!(host.get(setting), "1");
-    let found = tighten(&host, &mut visited, &mut actuators);
-    assert_eq!(
-        changes(&found),
-        ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]
-    );
-    // Too small for IPv4; the settings of IPv6 stay on a loopback, and are not examined again.
-    host.ip("link set lo mtu 60");
-    host.set("ipv6/conf/lo/accept_redirects", "1");
-    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
-    assert_eq!(actuators.journal().entries().count(), 10);
-    host.ip("link set lo mtu 65536");
-    let found = tighten(&host, &mut visited, &mut actuators);
-    assert_eq!(
-        changes(&found),
-        ["net.ipv4.conf.lo.accept_redirects: 1 -> 0"]
-    );
-    // An existing setting is not examined again, although it was set since.
-    host.set(REDIRECTS, "1");
-    host.ip("link set va name vx");
-    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
-    assert_eq!(actuators.journal().entries().count(), 11);
-    assert_eq!(actuators.undo(), undone(11, 0, 0));
-    assert_eq!(host.get("ipv6/conf/vx/accept_redirects"), "1");
-}
-
-#[test]
 fn a_name_with_control_characters_is_sanitized() {
     let host = Host::new("odd");
     host.ip("link set va name \u{1b}[2Jx.1");
