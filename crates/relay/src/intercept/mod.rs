@@ -79,9 +79,9 @@ pub enum InterceptError {
     Taken,
     /// It cannot be found out whether another process intercepts.
     #[error(
-        "interception: cannot find out whether another relay intercepts on this machine, by a lock in \
-         /proc/sys/net: {0}{hint}",
-        hint = privileges::hint(.0, &[Capability::NetAdmin])
+        "interception: cannot find out whether another relay intercepts in this network namespace, by the address of a \
+         UDP socket that only one can have: {0}{hint}",
+        hint = privileges::hint(.0, &[Capability::NetBindService])
     )]
     Lock(#[source] io::Error),
     /// A named device is missing.

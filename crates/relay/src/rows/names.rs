@@ -1,5 +1,4 @@
-//! The addresses of members and destinations that are given by name. A look-up blocks, so each has a
-//! thread of its own.
+//! The addresses of members and destinations that are given by name, as [`names`] finds them.
 //!
 //! Members and destinations have slots and memory of their own: other relays choose the
 //! destinations, and a name server that does not answer for those must not keep this relay from

@@ -22,7 +22,7 @@ pub struct SessionRecord {
     pub time: SystemTime,
     /// The session's identifier.
     pub session: SessionId,
-    /// The forward, named by the first address that it listens on.
+    /// The forward: its `name`, or else the first address that it listens on.
     pub forward: Arc<str>,
     /// The client's address.
     pub client: SocketAddr,
