@@ -54,12 +54,18 @@ impl Net {
                 net.ifindex
             ),
         );
-        for (netns, end) in [(&net.client, 1), (&net.relay, 2)] {
+        for (netns, end, other) in [(&net.client, 1, 2), (&net.relay, 2, 1)] {
+            // A kernel worker makes an end listen for neighbour solicitations: on a busy machine later than a neighbour
+            // asks.
+            let neighbour = format!("lladdr 02:00:00:00:09:0{other} dev {LINK} nud permanent");
             for line in [
+                format!("link set {LINK} address 02:00:00:00:09:0{end}"),
                 format!("address add 10.9.0.{end}/24 dev {LINK}"),
                 format!("address add fd09::{end}/64 dev {LINK} nodad"),
                 "link set lo up".to_owned(),
                 format!("link set {LINK} up"),
+                format!("neigh add 10.9.0.{other} {neighbour}"),
+                format!("neigh add fd09::{other} {neighbour}"),
             ] {
                 net.ip(netns, &line);
             }

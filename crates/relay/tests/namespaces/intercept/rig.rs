@@ -67,27 +67,35 @@ impl Net {
             );
             ip(&net.router, &line);
         }
+        let server = ["10.50.2.2", "fd50:2::2"];
+        // With the link address of each end, and the addresses of the other.
         let ends = [
-            (&net.client, "wire", CLIENT, Some(ROUTER_TO_CLIENT)),
-            (&net.router, TO_CLIENT, ROUTER_TO_CLIENT, None),
-            (&net.router, TO_SERVER, ROUTER_TO_SERVER, None),
-            (
-                &net.server,
-                "wire",
-                ["10.50.2.2", "fd50:2::2"],
-                Some(ROUTER_TO_SERVER),
-            ),
+            (&net.client, "wire", CLIENT, 0, (ROUTER_TO_CLIENT, 1)),
+            (&net.router, TO_CLIENT, ROUTER_TO_CLIENT, 1, (CLIENT, 0)),
+            (&net.router, TO_SERVER, ROUTER_TO_SERVER, 2, (server, 3)),
+            (&net.server, "wire", server, 3, (ROUTER_TO_SERVER, 2)),
         ];
-        for (netns, device, addrs, gateway) in ends {
+        let mac = |end: u8| format!("02:00:00:00:50:{end:02x}");
+        for (netns, device, addrs, end, (others, other_end)) in ends {
             ip(netns, "link set lo up");
+            ip(netns, &format!("link set {device} address {}", mac(end)));
             ip(netns, &format!("address add {}/24 dev {device}", addrs[0]));
             ip(
                 netns,
                 &format!("address add {}/64 dev {device} nodad", addrs[1]),
             );
             ip(netns, &format!("link set {device} up"));
-            for gateway in gateway.into_iter().flatten() {
-                ip(netns, &format!("route add default via {gateway}"));
+            // A kernel worker makes an end listen for neighbour solicitations: on a busy machine later than a neighbour
+            // asks.
+            for other in others {
+                let lladdr = mac(other_end);
+                let neighbour = format!("{other} lladdr {lladdr} dev {device} nud permanent");
+                ip(netns, &format!("neigh add {neighbour}"));
+            }
+            if device == "wire" {
+                for gateway in others {
+                    ip(netns, &format!("route add default via {gateway}"));
+                }
             }
         }
         ip(&net.server, &format!("address add {} dev lo", SERVER[0]));
