@@ -1,7 +1,7 @@
 //! Writes a sequence of files of lines and deletes the oldest.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -22,6 +22,18 @@ pub struct Rotation {
     pub keep: usize,
 }
 
+/// Records that were lost, and why.
+#[derive(Debug)]
+pub struct Lost {
+    /// Number of records.
+    pub records: u64,
+    /// The error that lost them.
+    pub error: io::Error,
+}
+
+/// The size of the buffer of lines from which on it is written.
+const BUFFER: usize = 64 << 10;
+
 /// A sequence of files in a directory. Other files there are left alone.
 #[derive(Debug)]
 pub struct Files {
@@ -32,8 +44,15 @@ pub struct Files {
 
 #[derive(Debug)]
 struct Current {
-    file: BufWriter<File>,
+    path: PathBuf,
+    file: File,
+    /// Lines that have not been written yet, and their number.
+    buffer: Vec<u8>,
+    buffered: u64,
+    /// The length of the file with these lines.
     length: u64,
+    /// Whether a line is in the file.
+    is_used: bool,
     began: SystemTime,
 }
 
@@ -53,27 +72,34 @@ impl Files {
         })
     }
 
-    /// Writes a line, to a new file if the current one is full or old.
+    /// Adds a line, to a new file if the current one is full or old.
     ///
     /// # Errors
-    /// The file cannot be written, for example because the disk is full. The line is lost or half
-    /// written; the next one begins a new file.
-    pub fn write(&mut self, now: SystemTime, line: &[u8]) -> io::Result<()> {
+    /// The file cannot be written, for example because the disk is full. The next line begins a new file.
+    pub fn write(&mut self, now: SystemTime, line: &[u8]) -> Result<(), Lost> {
         let length = line.len() as u64;
         let is_over = |current: &Current| {
             self.is_old(current, now)
                 || current.length > 0 && current.length + length > self.rotation.size
         };
-        if self.current.as_ref().is_some_and(is_over) {
-            self.close()?;
-        }
+        let ended = match self.current.as_ref().is_some_and(is_over) {
+            true => self.close(),
+            false => Ok(()),
+        };
         let current = match &mut self.current {
             Some(current) => current,
-            none => none.insert(Self::begin(&self.dir, now, self.rotation.keep)?),
+            none => {
+                let lost = |error| Lost { records: 1, error };
+                none.insert(Self::begin(&self.dir, now).map_err(lost)?)
+            }
         };
+        current.buffer.extend_from_slice(line);
+        current.buffered += 1;
         current.length += length;
-        let written = current.file.write_all(line);
-        written.inspect_err(|_| self.give_up())
+        match current.buffer.len() < BUFFER {
+            true => ended,
+            false => ended.and(self.write_out()),
+        }
     }
 
     fn is_old(&self, current: &Current, now: SystemTime) -> bool {
@@ -86,32 +112,48 @@ impl Files {
     ///
     /// # Errors
     /// As [`Files::write`].
-    pub fn flush(&mut self, now: SystemTime) -> io::Result<()> {
+    pub fn flush(&mut self, now: SystemTime) -> Result<(), Lost> {
         let is_old = |current: &Current| self.is_old(current, now);
-        if self.current.as_ref().is_some_and(is_old) {
-            return self.close();
+        match self.current.as_ref().is_some_and(is_old) {
+            true => self.close(),
+            false => self.write_out(),
         }
-        let flushed = self.current.as_mut().map(|current| current.file.flush());
-        flushed.unwrap_or(Ok(())).inspect_err(|_| self.give_up())
     }
 
     /// Ends the current file.
     ///
     /// # Errors
     /// As [`Files::write`].
-    pub fn close(&mut self) -> io::Result<()> {
-        let flushed = self.current.as_mut().map(|current| current.file.flush());
-        self.give_up();
-        flushed.unwrap_or(Ok(()))
+    pub fn close(&mut self) -> Result<(), Lost> {
+        let written = self.write_out();
+        self.current = None;
+        written
     }
 
-    /// Closes the current file without another write.
-    fn give_up(&mut self) {
-        // Dropping the writer would try to write its buffer again.
-        let _ = self.current.take().map(|current| current.file.into_parts());
+    /// Writes the buffered lines. After an error the file is ended, and removed if it has no line. Older files are
+    /// deleted only for one that has a line: files that cannot be written replace none.
+    fn write_out(&mut self) -> Result<(), Lost> {
+        let Some(current) = self.current.as_mut().filter(|of| of.buffered > 0) else {
+            return Ok(());
+        };
+        let written = current.file.write_all(&current.buffer);
+        let records = std::mem::take(&mut current.buffered);
+        current.buffer.clear();
+        if let Err(error) = written {
+            if !current.is_used {
+                let _ = fs::remove_file(&current.path);
+            }
+            self.current = None;
+            return Err(Lost { records, error });
+        }
+        if !std::mem::replace(&mut current.is_used, true) {
+            let pruned = Self::prune(&self.dir, self.rotation.keep);
+            return pruned.map_err(|error| Lost { records: 0, error });
+        }
+        Ok(())
     }
 
-    fn begin(dir: &Path, now: SystemTime, keep: usize) -> io::Result<Current> {
+    fn begin(dir: &Path, now: SystemTime) -> io::Result<Current> {
         // Some file systems and programs do not accept colons.
         let time = humantime::format_rfc3339_seconds(now)
             .to_string()
@@ -125,14 +167,16 @@ impl Files {
             // Only the owner and the group may read who talks to whom.
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o640);
-            match options.open(path) {
+            match options.open(&path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
-                    let file = BufWriter::new(opened?);
-                    Self::prune(dir, keep)?;
                     return Ok(Current {
-                        file,
+                        path,
+                        file: opened?,
+                        buffer: Vec::new(),
+                        buffered: 0,
                         length: 0,
+                        is_used: false,
                         began: now,
                     });
                 }
@@ -267,6 +311,30 @@ mod tests {
         }
         files.close().unwrap();
         assert_eq!(lengths(dir.path()), [92, 93, 94]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_replaces_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = dir.path().join("connections-1970-01-01T00-00-00Z.jsonl");
+        fs::write(&kept, "kept\n").unwrap();
+        let rotation = Rotation {
+            keep: 1,
+            ..ROTATION
+        };
+        let mut files = Files::in_dir(dir.path(), rotation).unwrap();
+        for second in 1..4 {
+            files.write(at(second), b"lost\n").unwrap();
+            files.write(at(second), b"lost\n").unwrap();
+            // As on a full disk.
+            let current = files.current.as_mut().unwrap();
+            current.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+            assert_eq!(files.flush(at(second)).unwrap_err().records, 2);
+        }
+        assert_eq!(lengths(dir.path()), [5]);
+        files.write(at(9), b"later\n").unwrap();
+        files.close().unwrap();
+        assert_eq!(lengths(dir.path()), [6]);
     }
 
     #[test]

@@ -231,9 +231,9 @@ impl Metrics {
             .inc_by(counts.without_phases - before.without_phases);
     }
 
-    /// Counts a record that could not be written.
-    pub fn lost(&self) {
-        self.lost.inc();
+    /// Counts records that could not be written.
+    pub fn lost(&self, records: u64) {
+        self.lost.inc_by(records);
     }
 
     fn process(&mut self, process: Option<&Process>) -> String {

@@ -11,7 +11,7 @@ use signal_hook::flag;
 use taut_exposition::SpawnError;
 use taut_sys::listen::Listen;
 
-use super::files::{Files, Rotation};
+use super::files::{Files, Lost, Rotation};
 use super::line::Line;
 use super::metrics::Metrics;
 use super::{Report, ReportSink, Watcher};
@@ -130,6 +130,11 @@ pub fn run(
     }
 }
 
+/// Returns the loss of one record.
+fn one(error: io::Error) -> Lost {
+    Lost { records: 1, error }
+}
+
 // === impl Recorder ===
 
 impl Recorder {
@@ -158,29 +163,33 @@ impl Recorder {
         let now = SystemTime::now();
         let flushed = match &mut self.output {
             Output::Files(files) => files.flush(now),
-            Output::Stdout(out) => out.flush(),
+            Output::Stdout(out) => out.flush().map_err(one),
         };
-        if let Err(error) = flushed {
-            self.failed(error);
+        match flushed {
+            Ok(()) if self.fault.take().is_some() => {
+                tracing::info!("records can be written again");
+            }
+            Ok(()) => {}
+            Err(lost) => self.failed(lost),
         }
     }
 
     fn close(&mut self) {
         let closed = match &mut self.output {
             Output::Files(files) => files.close(),
-            Output::Stdout(out) => out.flush(),
+            Output::Stdout(out) => out.flush().map_err(one),
         };
-        if let Err(error) = closed {
-            self.failed(error);
+        if let Err(lost) = closed {
+            self.failed(lost);
         }
     }
 
-    fn failed(&mut self, error: io::Error) {
-        self.metrics.lost();
+    fn failed(&mut self, Lost { records, error }: Lost) {
+        self.metrics.lost(records);
         if let Output::Stdout(_) = self.output {
             self.end = Some(error);
         } else if self.fault.replace(error.kind()) != Some(error.kind()) {
-            tracing::error!(%error, "records are lost; taut watch continues");
+            tracing::error!(%error, records, "records are lost; taut watch continues");
         }
     }
 }
@@ -195,18 +204,13 @@ impl ReportSink for Recorder {
         let record = Line::of(report, now);
         self.line.clear();
         let text = record.write(&mut self.line);
-        let written = text
-            .map_err(io::Error::from)
-            .and_then(|()| match &mut self.output {
-                Output::Files(files) => files.write(now, &self.line),
-                Output::Stdout(out) => out.write_all(&self.line),
-            });
-        match written {
-            Ok(()) if self.fault.take().is_some() => {
-                tracing::info!("records can be written again");
-            }
-            Ok(()) => {}
-            Err(e) => self.failed(e),
+        let text = text.map_err(|error| one(error.into()));
+        let written = text.and_then(|()| match &mut self.output {
+            Output::Files(files) => files.write(now, &self.line),
+            Output::Stdout(out) => out.write_all(&self.line).map_err(one),
+        });
+        if let Err(lost) = written {
+            self.failed(lost);
         }
     }
 

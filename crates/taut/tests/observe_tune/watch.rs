@@ -264,9 +264,6 @@ fn a_disk_that_takes_nothing_loses_lines_and_nothing_else() {
         "20ms",
         "--open-every",
         "20ms",
-        // The test alone deletes files.
-        "--keep",
-        "100000",
         "--to",
         to.to_str().unwrap(),
     ]);
