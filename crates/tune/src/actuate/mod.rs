@@ -9,6 +9,7 @@ pub(crate) mod undo;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::time::Duration;
 
 use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
@@ -290,6 +291,7 @@ impl Actuators {
         if let Some(index) = &index {
             sort_for_undo(&mut entries, index);
         }
+        let mut left = profile::undo::MAX_VISITS;
         let mut ownerless = Vec::new();
         let mut rest = entries.into_iter().peekable();
         while let Some(entry) = rest.next() {
@@ -301,7 +303,7 @@ impl Actuators {
                 while let Some(next) = rest.next_if(is_same_netns) {
                     settings.push(next);
                 }
-                self.undo_settings(index, netns, &settings, &mut summary);
+                self.undo_settings(index, netns, &settings, &mut left, &mut summary);
                 continue;
             }
             let buffer = entry.target.as_buffer();
@@ -376,13 +378,14 @@ impl Actuators {
         index: &NamespaceIndex,
         netns: u64,
         entries: &[Entry],
+        left: &mut Duration,
         summary: &mut UndoSummary,
     ) {
         let mut unlogged = 0_usize;
         let mut failed = 0_usize;
         for (entry, outcome) in entries
             .iter()
-            .zip(profile::undo::undo(index, netns, entries))
+            .zip(profile::undo::undo(index, netns, entries, left))
         {
             failed += usize::from(outcome.is_err());
             match outcome.is_err() && failed > MAX_LOGGED {

@@ -1,6 +1,7 @@
 //! Restores the settings of a profile, unless they have been changed since.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use taut_sys::{interface, netns};
 
@@ -12,14 +13,23 @@ use crate::namespaces::index::NamespaceIndex;
 use crate::sysctl::{SysctlError, is_same};
 use crate::undo::UndoOutcome;
 
+/// The time for the settings of a namespace that is not this program's own, whose owner may slow it down.
+const MAX_VISIT: Duration = Duration::from_secs(1);
+/// The time for all such namespaces together: systemd follows SIGTERM with SIGKILL after 90 s.
+pub(crate) const MAX_VISITS: Duration = Duration::from_secs(60);
+
+/// Why a setting stays in the journal: its namespace, or those before it, took too long.
+const LATE: &str = "there was no time for it: run `taut tune --undo` again";
 /// Why a setting stays in the journal: its file does not exist.
 const NO_FILES: &str = "its interface exists, but has no settings now, as while it is renamed: run `taut tune --undo` again";
 
-/// Restores settings of one namespace, in one visit. Returns the result for each entry.
+/// Restores settings of one namespace, in one visit. Returns the result for each entry. `left` is the time for this
+/// and all later ones.
 pub(crate) fn undo(
     index: &NamespaceIndex,
     cookie: u64,
     entries: &[Entry],
+    left: &mut Duration,
 ) -> Vec<Result<UndoOutcome, SysctlError>> {
     let file_error = |entry: &Entry, error: io::Error| SysctlError::File {
         name: setting_of(entry).map_or_else(String::new, |setting| setting.name(None)),
@@ -36,11 +46,21 @@ pub(crate) fn undo(
         Ok(None) => return all_gone(),
         Err(error) => return all_failed(error),
     };
+    let began = Instant::now();
+    let until = (!namespace.is_own()).then(|| began + MAX_VISIT.min(*left));
+    let undo = |entry| match until.is_some_and(|until| Instant::now() >= until) {
+        true => Err(io::Error::other(LATE)),
+        false => undo_once(entry),
+    };
     let visit = || -> io::Result<Option<Vec<_>>> {
-        let undone = || entries.iter().map(undo_once).collect();
+        let undone = || entries.iter().map(undo).collect();
         Ok((netns::cookie()? == cookie).then(undone))
     };
-    match namespace.run(visit) {
+    let ran = namespace.run(visit);
+    if until.is_some() {
+        *left = left.saturating_sub(began.elapsed());
+    }
+    match ran {
         Ok(Some(Ok(Some(undone)))) => {
             let result = |(entry, outcome): (&Entry, io::Result<UndoOutcome>)| {
                 outcome.map_err(|e| file_error(entry, e))
@@ -89,7 +109,7 @@ fn undo_once(entry: &Entry) -> io::Result<UndoOutcome> {
 /// Whether a setting without a file no longer exists. The kernel removes the settings of an
 /// interface whose MTU is too small for the protocol, and creates new ones later. An interface that
 /// is being renamed has no files, but keeps its settings.
-fn is_gone(setting: Setting) -> io::Result<bool> {
+pub(super) fn is_gone(setting: Setting) -> io::Result<bool> {
     match (setting.interface(), setting.family()) {
         (Some(index), Some(family)) => Ok(!interface::has_family(index, family)?),
         _ => Ok(true),

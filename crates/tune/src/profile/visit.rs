@@ -9,10 +9,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use taut_observe::namespaces::Namespace;
 use taut_sys::interface::{self, InterfaceLookup};
 use taut_sys::netns;
+use taut_sys::route::Family;
 
 use super::interface_name::InterfaceName;
 use super::setting_file::{SettingFile, read_companion, value};
 use super::settings::{Profile, Setting};
+use super::undo::is_gone;
 use crate::journal::{Entry, Journal, JournalWriteError, Target};
 use crate::plan::Change;
 use crate::sysctl::{SysctlError, file_error};
@@ -172,6 +174,14 @@ impl Visit<'_> {
                 continue;
             }
             for setting in self.profile.of_interface(index) {
+                // The kernel removes the settings of IPv6 if the MTU is too small for it, and makes others later.
+                if setting.family() == Some(Family::V6)
+                    && self.visited.examined.contains(&setting)
+                    && setting.path(Some(name)).is_some_and(|path| !path.exists())
+                    && matches!(is_gone(setting), Ok(true))
+                {
+                    self.forget(setting);
+                }
                 self.examine_once(setting, Some(name));
             }
         }

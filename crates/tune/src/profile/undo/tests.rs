@@ -3,7 +3,27 @@
 use super::*;
 use crate::actuate::sort_for_undo;
 use crate::profile::setting_file::value;
-use crate::profile::testing::Host;
+use crate::profile::testing::{Host, tighten, undone};
+use crate::profile::visit::VisitedNamespace;
+use crate::testing::actuators;
+
+#[test]
+fn settings_without_time_stay_in_the_journal_and_are_restored_later() {
+    let host = Host::new("late");
+    let before = host.settings();
+    let (mut actuators, _dir) = actuators();
+    tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
+    let entries: Vec<Entry> = actuators.journal().entries().cloned().collect();
+    let cookie = host.0.run(netns::cookie).unwrap().unwrap();
+    let index = NamespaceIndex::read();
+    let mut left = Duration::ZERO;
+    for undone in undo(&index, cookie, &entries, &mut left) {
+        let error = undone.unwrap_err().to_string();
+        assert!(error.contains("taut tune --undo"), "{error}");
+    }
+    assert_eq!(actuators.undo(), undone(11, 0, 0));
+    assert_eq!(host.settings(), before);
+}
 
 #[test]
 fn the_own_namespace_is_undone_first_and_each_in_one_visit() {

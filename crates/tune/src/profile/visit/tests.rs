@@ -292,6 +292,25 @@ fn settings_that_an_interface_gets_later_are_changed_then() {
 }
 
 #[test]
+fn settings_that_the_kernel_makes_again_are_examined_again() {
+    let host = Host::new("again");
+    let (mut actuators, _dir) = actuators();
+    let mut visited = VisitedNamespace::default();
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 11);
+    // Too small for IPv6: the kernel removes its settings.
+    host.ip("link set va mtu 1000");
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
+    assert_eq!(actuators.journal().entries().count(), 10);
+    host.ip("link set va mtu 1500");
+    let found = tighten(&host, &mut visited, &mut actuators);
+    assert_eq!(
+        changes(&found),
+        ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]
+    );
+    assert_eq!(actuators.undo(), undone(11, 0, 0));
+}
+
+#[test]
 fn a_name_with_control_characters_is_sanitized() {
     let host = Host::new("odd");
     host.ip("link set va name \u{1b}[2Jx.1");
