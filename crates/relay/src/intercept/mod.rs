@@ -73,7 +73,7 @@ pub enum InterceptError {
     Transparent(#[source] io::Error),
     /// Another process intercepts in this network namespace.
     #[error(
-        "interception: another relay intercepts on this machine already; `pgrep -a taut` lists the \
+        "interception: another relay intercepts in this network namespace already; `pgrep -a taut` lists the \
          processes, stop that one or put both into one configuration"
     )]
     Taken,

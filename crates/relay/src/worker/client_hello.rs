@@ -77,7 +77,6 @@ impl Worker {
         if self.client_hellos.len() >= self.shared.share(MAX_HELLOS) as usize
             && let Some(oldest) = self.client_hellos.remove_oldest()
         {
-            self.io.metrics.hellos_waiting.sub(1);
             self.refuse_hello(oldest.client, HelloRefusal::Full);
         }
         let waiting = Waiting {
@@ -132,7 +131,6 @@ impl Worker {
         else {
             return;
         };
-        self.io.metrics.hellos_waiting.sub(1);
         client.read = reader.into_stream();
         let name = hello.server_name.as_deref();
         let Some(by_name) = &client.route.by_name else {
@@ -156,6 +154,7 @@ impl Worker {
             client.route = route.clone();
         }
         self.io.metrics.hellos[counter].add(1);
+        self.io.metrics.hellos_waiting.sub(1);
         self.start(client);
     }
 
@@ -163,22 +162,31 @@ impl Worker {
     pub(super) fn poll_client_hellos(&mut self) {
         while let Some(waiting) = self.client_hellos.remove_due(self.io.now) {
             self.refuse_hello(waiting.client, HelloRefusal::TimedOut);
-            self.io.metrics.hellos_waiting.sub(1);
         }
     }
 
     fn end_hello(&mut self, slot: Slot, generation: Generation, why: HelloRefusal) {
         if let Some(waiting) = self.client_hellos.remove(slot, generation) {
             self.refuse_hello(waiting.client, why);
-            self.io.metrics.hellos_waiting.sub(1);
         }
     }
 
+    /// Resets a client that has waited.
     fn refuse_hello(&mut self, client: Client, why: HelloRefusal) {
+        let Client {
+            stream,
+            permit,
+            addr,
+            route,
+            ..
+        } = client;
         self.io.metrics.hellos_refused[why.index()].add(1);
-        let counters = client.route.stats.worker(self.io.worker);
+        let counters = route.stats.worker(self.io.worker);
         counters.hello_refused.add(1);
-        counters.last_refused.set(client.addr.0.ip());
-        client.stream.abort();
+        counters.last_refused.set(addr.0.ip());
+        // Whoever sees the reset, or one less that waits, finds its place free.
+        drop(permit);
+        self.io.metrics.hellos_waiting.sub(1);
+        stream.abort();
     }
 }

@@ -14,6 +14,7 @@ use taut_relay::node::Node;
 use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
 use taut_sys::socket::SourcePool;
+use taut_sys_testing::skip::skip;
 
 use crate::mesh_rig::*;
 use crate::rig::*;
@@ -816,7 +817,7 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
     if evicted() == 1 {
         let took = began.elapsed();
         assert!(took >= Duration::from_secs(1), "evicted after {took:?}");
-        println!("not tested: after {took:?} they were not young any more");
+        skip(&format!("{took:?} passed before the ninth connection"));
         return;
     }
     if let Some(mut another) = another {

@@ -473,7 +473,7 @@ fn a_connection_left_alone_keeps_the_maximum_of_its_namespace() {
         }
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         said.extend(lines.map(Result::unwrap));
-        child.wait().unwrap();
+        assert!(child.wait().unwrap().success());
         said.join("\n")
     };
     // A second connection is tuned. The maximum changes in the same round, before it.

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::plan::{Act, Options, Phase};
 use super::rig::{Rig, TAP};
@@ -100,12 +101,13 @@ impl<'a> Chaos<'a> {
                 self.done.restarts += 1;
             }
             Act::Stop(pause) => {
-                self.note();
+                self.expect_on(&self.rig.status());
                 // A process that ends waits 5 s for the guest to take what it had no memory for; `--off` waits
                 // until it has.
                 if self.phase.faults.drops() {
                     self.ask("--off")?;
                 }
+                self.add_counters(&self.rig.status());
                 self.end(Signal::TERM)?;
                 std::thread::sleep(pause);
                 self.begin()?;
@@ -211,19 +213,27 @@ impl<'a> Chaos<'a> {
         Ok(false)
     }
 
-    /// Adds the counters of a process before the process ends.
+    /// Checks the state of the tap, and adds the counters of a process, before the process ends.
     fn note(&mut self) {
         let status = self.rig.status();
+        self.add_counters(&status);
+        self.expect_on(&status);
+    }
+
+    fn add_counters(&mut self, status: &Value) {
         self.done.broken += status["lost_after_early_ack"].as_u64().unwrap_or(0);
-        snooping::add_exits(&status, "to_guest", &mut self.done.to_guest);
+        snooping::add_exits(status, "to_guest", &mut self.done.to_guest);
         let mut from_guest = BTreeMap::new();
-        snooping::add_exits(&status, "from_guest", &mut from_guest);
+        snooping::add_exits(status, "from_guest", &mut from_guest);
         if !self.phase.faults.drops() {
             self.done.doubts += from_guest.get("doubt").copied().unwrap_or(0);
         }
         for (exit, count) in from_guest {
             *self.done.from_guest.entry(exit).or_default() += count;
         }
+    }
+
+    fn expect_on(&mut self, status: &Value) {
         if status["state"] != "on" {
             let (state, why) = (&status["state"], &status["why"]);
             self.fault(format!("{TAP} is {state} and should be on: {why}"));
