@@ -14,7 +14,7 @@ use crate::route::Family;
 const RTM_GETNETCONF: u16 = 82;
 const NETCONFA_IFINDEX: u16 = 1;
 
-/// Looks up the indices of many interfaces through one socket, in the network namespace where it
+/// Looks up the indices and flags of many interfaces through one socket, in the network namespace where it
 /// was opened.
 #[derive(Debug)]
 pub struct InterfaceLookup(OwnedFd);
@@ -41,6 +41,25 @@ impl InterfaceLookup {
     /// # Errors
     /// Those of netdevice(7), `SIOCGIFINDEX`.
     pub fn index(&self, name: &CStr) -> io::Result<Option<u32>> {
+        let answer = self.ask(name, libc::SIOCGIFINDEX)?;
+        // SAFETY: all bytes of the union are initialised, and any bytes are a valid integer.
+        let index = answer.map(|answer| unsafe { answer.ifr_ifru.ifru_ifindex });
+        Ok(index.and_then(|index| u32::try_from(index).ok()))
+    }
+
+    /// Returns the `IFF_` flags of the interface with this name, or `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of netdevice(7), `SIOCGIFFLAGS`.
+    pub fn flags(&self, name: &CStr) -> io::Result<Option<u16>> {
+        let answer = self.ask(name, libc::SIOCGIFFLAGS)?;
+        // SAFETY: all bytes of the union are initialised, and any bytes are a valid integer.
+        let flags = answer.map(|answer| unsafe { answer.ifr_ifru.ifru_flags });
+        Ok(flags.map(i16::cast_unsigned))
+    }
+
+    /// Asks a question of netdevice(7) about the interface with this name.
+    fn ask(&self, name: &CStr, question: libc::Ioctl) -> io::Result<Option<libc::ifreq>> {
         let name = name.to_bytes_with_nul();
         // No interface name is longer.
         if name.len() > libc::IF_NAMESIZE {
@@ -53,13 +72,11 @@ impl InterfaceLookup {
         }
         // SAFETY: the descriptor is open; the kernel reads and writes one `ifreq`, which outlives
         // the call.
-        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFINDEX, &raw mut asked) };
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), question, &raw mut asked) };
         if done < 0 {
             return none_or_error();
         }
-        // SAFETY: all bytes of the union are initialised, and any bytes are a valid integer.
-        let index = unsafe { asked.ifr_ifru.ifru_ifindex };
-        Ok(u32::try_from(index).ok())
+        Ok(Some(asked))
     }
 }
 
@@ -142,6 +159,9 @@ mod tests {
             assert_eq!(interfaces.index(c"nobody-has-it").unwrap(), None);
             let longest = interfaces.index(c"a-name-that-is-longer-than-any");
             assert_eq!(longest.unwrap(), None);
+            let flags = interfaces.flags(c"lo").unwrap().unwrap();
+            assert_ne!(i32::from(flags) & libc::IFF_LOOPBACK, 0);
+            assert_eq!(interfaces.flags(c"nobody-has-it").unwrap(), None);
         }
     }
 
