@@ -86,6 +86,17 @@ impl Files {
             true => self.close(),
             false => Ok(()),
         };
+        match (ended, self.add(now, line)) {
+            (Err(ended), Err(added)) => Err(Lost {
+                records: ended.records + added.records,
+                error: added.error,
+            }),
+            (ended, added) => ended.and(added),
+        }
+    }
+
+    /// Adds a line to the current file, or to a new one if there is none.
+    fn add(&mut self, now: SystemTime, line: &[u8]) -> Result<(), Lost> {
         let current = match &mut self.current {
             Some(current) => current,
             none => {
@@ -95,10 +106,10 @@ impl Files {
         };
         current.buffer.extend_from_slice(line);
         current.buffered += 1;
-        current.length += length;
+        current.length += line.len() as u64;
         match current.buffer.len() < BUFFER {
-            true => ended,
-            false => ended.and(self.write_out()),
+            true => Ok(()),
+            false => self.write_out(),
         }
     }
 
@@ -311,6 +322,18 @@ mod tests {
         }
         files.close().unwrap();
         assert_eq!(lengths(dir.path()), [92, 93, 94]);
+    }
+
+    #[test]
+    fn what_an_ended_file_and_the_next_one_lose_is_counted_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::in_dir(dir.path(), ROTATION).unwrap();
+        files.write(at(1), b"lost\n").unwrap();
+        let current = files.current.as_mut().unwrap();
+        current.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        fs::remove_dir_all(dir.path()).unwrap();
+        let later = at(1) + ROTATION.time;
+        assert_eq!(files.write(later, b"lost\n").unwrap_err().records, 2);
     }
 
     #[test]
