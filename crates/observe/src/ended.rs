@@ -164,6 +164,19 @@ impl EndCounts {
         info.data_segs_out = Some(self.data_segs_out);
         info.total_retrans = self.total_retrans;
     }
+
+    /// Returns the count that an instrument of this name has.
+    pub(crate) fn read(&self, instrument: &str) -> Option<u64> {
+        Some(match instrument {
+            "HCDataOctetsOut" => self.bytes_sent,
+            "OctetsRetrans" => self.bytes_retrans,
+            "HCThruOctetsAcked" => self.bytes_acked,
+            "HCThruOctetsReceived" => self.bytes_received,
+            "DataSegsOut" => self.data_segs_out.into(),
+            "SegsRetrans" => self.total_retrans.into(),
+            _ => return None,
+        })
+    }
 }
 
 /// Returns the time from the first segment of the handshake to the end.

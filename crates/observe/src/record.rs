@@ -7,6 +7,7 @@ use serde::ser::{SerializeMap as _, Serializer};
 use taut_sys::sock_diag::Connection;
 
 use crate::both_ends::SequenceBase;
+use crate::ended::EndCounts;
 use crate::instruments::{INSTRUMENTS, Instrument};
 use crate::observer::Tracked;
 use crate::owner::Process;
@@ -65,7 +66,11 @@ pub struct Rates {
 
 /// The instruments of a connection.
 #[derive(Debug)]
-pub struct Instruments<'a>(&'a Connection);
+pub struct Instruments<'a> {
+    connection: &'a Connection,
+    /// What is known of its end without `tcp_info`.
+    counts: Option<&'a EndCounts>,
+}
 
 // === impl Record ===
 
@@ -93,10 +98,19 @@ impl<'a> Record<'a> {
             }),
             congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
             rates: Rates::of(tracked),
-            instruments: Instruments(connection),
+            instruments: Instruments {
+                connection,
+                counts: None,
+            },
             sequence: connection.internals.as_ref().map(SequenceBase::of),
             verdict,
         }
+    }
+
+    /// Adds the counts of the connection's end, for instruments that the last sample does not have.
+    pub(crate) fn with_counts(mut self, counts: &'a EndCounts) -> Self {
+        self.instruments.counts = Some(counts);
+        self
     }
 }
 
@@ -121,7 +135,8 @@ impl Rates {
 impl Instruments<'_> {
     /// Returns the value of an instrument; `None` if the kernel does not report it.
     pub fn read(&self, instrument: &Instrument) -> Option<f64> {
-        instrument.read(self.0)
+        let counted = || Some(self.counts?.read(instrument.name)? as f64);
+        instrument.read(self.connection).or_else(counted)
     }
 }
 
@@ -129,7 +144,7 @@ impl Serialize for Instruments<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for instrument in INSTRUMENTS {
-            if let Some(value) = instrument.read(self.0) {
+            if let Some(value) = self.read(instrument) {
                 map.serialize_entry(instrument.name, &Figure(value))?;
             }
         }

@@ -227,7 +227,8 @@ impl Watcher {
                 at,
                 connection: ended.connection(),
             };
-            let is_reported = self.end_unseen(sample, &ended.netns, None, Some(&ended), to);
+            let figures = Some(Figures::Counts);
+            let is_reported = self.end_unseen(sample, &ended.netns, figures, Some(&ended), to);
             self.counts.unreported += u64::from(is_reported);
         }
     }
@@ -382,15 +383,19 @@ impl Watcher {
             return;
         }
         connection.info = connection.info.filter(is_final);
-        let figures = connection.info.as_ref().map(|_| Figures::End);
         let ended = held.or_else(|| self.observer.remembered(cookie).cloned());
         if ended.is_none() {
             self.note_written(cookie);
         }
-        // With tcp_info, the kernel clears the addresses.
-        if let (None, Some(ended)) = (figures, &ended) {
-            (connection.local, connection.remote) = (ended.local, ended.remote);
-        }
+        let figures = match (&connection.info, &ended) {
+            (Some(_), _) => Some(Figures::End),
+            (None, Some(ended)) => {
+                // With tcp_info, the kernel clears the addresses.
+                (connection.local, connection.remote) = (ended.local, ended.remote);
+                Some(Figures::Counts)
+            }
+            (None, None) => None,
+        };
         let sample = Sample { at, connection };
         self.end_unseen(sample, netns, figures, ended.as_ref(), to);
     }
@@ -676,6 +681,7 @@ mod tests {
         let overdue = since + REPORT_WITHIN + Duration::from_nanos(1);
         watcher.report_ends(overdue, &mut reports);
         assert_eq!(reports.0, [(Event::End, seen, None, None)]);
+        assert_eq!(reports.1, [Some(Figures::Counts)]);
         // The kernel's own report comes after all.
         drop(client);
         drop(connection(&listener, 10));
@@ -703,8 +709,12 @@ mod tests {
         reset(client);
         poll_until(&mut watcher, &mut reports, 2);
         let acked: Vec<_> = reports.0.iter().map(|report| report.3).collect();
-        assert_eq!(acked, [Some(1501), None], "without a scan, none are known");
-        assert_eq!(reports.1, [Some(Figures::Counts), None]);
+        assert_eq!(
+            acked,
+            [Some(1501), None],
+            "tcp_info is known from scans alone"
+        );
+        assert_eq!(reports.1, [Some(Figures::Counts); 2]);
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl<'a> Line<'a> {
             each.filter(|(_, seconds)| *seconds > 0.0)
                 .map(|(factor, seconds)| (factor.name(), seconds))
         });
+        let record = Record::of(
+            report.cookie,
+            report.tracked,
+            report.process,
+            report.verdict.clone(),
+        );
         Self {
             time: now,
             event: match report.event {
@@ -69,12 +75,10 @@ impl<'a> Line<'a> {
                 .ended
                 .and_then(|ended| Some(ended.lasted?.as_secs_f64())),
             phases: report.ended.map(|ended| Seconds(&ended.phases)),
-            record: Record::of(
-                report.cookie,
-                report.tracked,
-                report.process,
-                report.verdict.clone(),
-            ),
+            record: match (report.figures, report.ended) {
+                (Some(Figures::Counts), Some(ended)) => record.with_counts(&ended.counts),
+                _ => record,
+            },
         }
     }
 
@@ -91,8 +95,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::bpf_iter::EndRecord;
+    use crate::ended::Ended;
     use crate::observer::Tracked;
     use crate::watch::Life;
+    use crate::window::Sample;
     use crate::window::tests::sample;
 
     #[test]
@@ -129,5 +136,38 @@ mod tests {
         assert_eq!(line["limited"], serde_json::json!({"loss": 2.5}));
         assert_eq!(line["cookie"], 9);
         assert_eq!(line["instruments"]["HCThruOctetsAcked"], 77);
+    }
+    /// No scan has found it, and the kernel has not reported it in time, or without `tcp_info`.
+    #[test]
+    fn an_end_that_the_program_alone_has_figures_of_has_its_counts_and_no_others() {
+        let record = EndRecord {
+            bytes_sent: 700,
+            bytes_retrans: 5,
+            bytes_acked: 697,
+            ..crate::ended::tests::record()
+        };
+        let ended = Ended::of(&record, "-".into(), None);
+        let sample = Sample {
+            at: Duration::ZERO,
+            connection: ended.connection(),
+        };
+        let tracked = Tracked::only("-".into(), sample);
+        let report = Report {
+            event: Event::End,
+            cookie: 1,
+            tracked: &tracked,
+            process: None,
+            life: None,
+            verdict: None,
+            figures: Some(Figures::Counts),
+            ended: Some(&ended),
+        };
+        let line = serde_json::to_value(Line::of(&report, SystemTime::UNIX_EPOCH)).unwrap();
+        assert_eq!(line["figures"], "counts");
+        let expected = serde_json::json!({
+            "CurAppRQueue": 0, "DataSegsOut": 0, "HCDataOctetsOut": 700, "HCThruOctetsAcked": 697,
+            "HCThruOctetsReceived": 1, "OctetsRetrans": 5, "SegsRetrans": 0,
+        });
+        assert_eq!(line["instruments"], expected);
     }
 }
