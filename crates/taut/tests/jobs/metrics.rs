@@ -296,16 +296,11 @@ fn a_real_prometheus_evaluates_every_expression_of_the_dashboards_and_alerts() {
         // Also of alerts, whose series appear with the first trouble.
         for (label, value) in values_in(&expression) {
             let seen = values(&format!("/api/v1/label/{label}/values"));
-            let (start, is_prefix) = match value.strip_suffix(".*") {
-                Some(start) => (start, true),
-                None => (&*value, false),
-            };
-            let is_known = match is_prefix {
-                true => {
-                    seen.iter().any(|v| v.starts_with(start))
-                        || source.contains(&format!("\"{start}"))
+            let is_known = match value.strip_suffix(".*") {
+                Some(start) => {
+                    seen.iter().any(|v| v.starts_with(start)) || is_spelled(&source, start, "", "")
                 }
-                false => seen.contains(&value) || source.contains(&format!("\"{value}\"")),
+                None => seen.contains(&value) || is_spelled(&source, &value, "\"", ","),
             };
             assert!(is_known, "{place}: nothing exports {label}=\"{value}\"");
         }
@@ -393,6 +388,17 @@ fn values_in(expression: &str) -> BTreeSet<(String, String)> {
         }
     }
     found
+}
+
+/// Returns whether the source has a label's value: as a literal, or as a variant whose name is derived. These ends follow.
+fn is_spelled(source: &str, value: &str, literal_end: &str, variant_end: &str) -> bool {
+    let words = value.split(['-', '_']).filter_map(|word| {
+        let (first, rest) = word.split_at_checked(1)?;
+        Some(first.to_uppercase() + rest)
+    });
+    let variant: String = words.collect();
+    source.contains(&format!("\"{value}{literal_end}"))
+        || source.contains(&format!("\n    {variant}{variant_end}"))
 }
 
 /// Returns the source of the crates that export metrics.
