@@ -139,8 +139,7 @@ fn a_standing_queue_lowers_the_rate_to_that_of_the_link() {
     let (near, far) = relays.connect(&listener, &mesh());
     assert_eq!(near.info().unwrap().pacing_rate, Some(known));
     send_until(&near, &far, |_| {
-        pipe().known_rate(far_ip).unwrap().unwrap() > known
+        pipe().counters().unwrap().get(Count::Raised) >= 1
     });
-    assert!(pipe().counters().unwrap().get(Count::Raised) >= 1);
     assert_eq!(congestion(&near), pipe().name());
 }

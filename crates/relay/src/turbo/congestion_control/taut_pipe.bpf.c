@@ -642,6 +642,18 @@ static __always_inline __u64 leg_delivery(const struct tcp_sock *tp, const struc
 	return (bytes - p->round_leg_bytes) * USEC_PER_SEC / us;
 }
 
+/* The same of this connection; 0 if the measurement began again within the round. */
+static __always_inline __u64 own_delivery(const struct tcp_sock *tp, const struct pipe *p,
+					  __u64 now)
+{
+	__u32 us = (__u32)(now / 1000) - p->round_began_us;
+	__u32 segments = tp->delivered - p->round_delivered;
+
+	if (!us || p->starting)
+		return 0;
+	return (__u64)segments * tp->mss_cache * USEC_PER_SEC / us;
+}
+
 /* Evaluates a round. Returns true if the connection was handed to another
  * control.
  */
@@ -654,6 +666,7 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p, struct p
 	struct pipe_pace pace = p->pace;
 	struct pipe_round round = {
 		.delivery	= p->delivery,
+		.own_delivery	= own_delivery(tp, p, now),
 		.delivered	= tp->delivered - p->round_delivered,
 		.lost		= tp->lost - p->round_lost,
 		.rtt_us		= p->round_rtt_us,

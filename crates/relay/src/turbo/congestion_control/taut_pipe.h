@@ -92,6 +92,7 @@ struct pipe_ack {
 struct pipe_round {
 	__u64	delivery;	/* the highest rate of delivery, bytes a second */
 	__u64	leg_delivery;	/* the mean rate of all connections to that peer */
+	__u64	own_delivery;	/* the mean rate of this one; 0: it says nothing */
 	__u32	delivered;	/* segments */
 	__u32	lost;
 	__u32	rtt_us;		/* the least of the round; 0: no sample */

@@ -130,6 +130,20 @@ static __always_inline __u64 leg_share(const struct pipe_leg *leg, __u64 rate, _
 }
 
 /*
+ * What the leg delivered. Acknowledgements that were held up come together, and a round with them
+ * shows more than the path carries. The kernel's samples of this connection leave that out, because
+ * they count the time in which the data was sent, too. Its share of the excess is everybody's.
+ */
+static __always_inline __u64 leg_carried(const struct pipe_round *r)
+{
+	__u64 leg = r->leg_delivery < RATE_MAX ? r->leg_delivery : RATE_MAX;
+
+	if (r->own_delivery <= r->delivery)
+		return leg;
+	return leg * (r->delivery * 1024 / r->own_delivery) / 1024;
+}
+
+/*
  * Evaluates a round of a connection that shares the link. It has the link for itself again when no
  * queue stood in several rounds in succession, though it used its window.
  */
@@ -161,8 +175,8 @@ static __always_inline void decide_competing(struct pipe_pace *p, const struct p
 		return;
 	}
 	p->lossy = 0;
-	if (r->leg_delivery > known)
-		d->learn = r->leg_delivery < RATE_MAX ? r->leg_delivery : RATE_MAX;
+	if (leg_carried(r) > known)
+		d->learn = leg_carried(r);
 	if (crowded(r->rtt_us, r->least_rtt_us)) {
 		p->clear = 0;
 		return;
@@ -183,7 +197,8 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 	__u32 rtt = r->least_rtt_us;
 	__u32 slack = rtt > QUEUE_SLACK_US ? rtt : QUEUE_SLACK_US;
 	__u64 lower = r->delivery - r->delivery / 8;
-	__u64 leg = r->leg_delivery - r->leg_delivery / 8;
+	__u64 carried = leg_carried(r);
+	__u64 leg = carried - carried / 8;
 	__u64 known = t->known ? t->known : t->start;
 	__u64 least = least_rate(r->mss, rtt);
 	_Bool lossy, queued, standing, used, delivered, too_much;
@@ -274,8 +289,8 @@ static __always_inline void decide(struct pipe_pace *p, const struct pipe_round 
 		return;
 	if (delivered)
 		p->proven = 0;
-	if (r->leg_delivery > known)
-		d->learn = r->leg_delivery < RATE_MAX ? r->leg_delivery : RATE_MAX;
+	if (carried > known)
+		d->learn = carried;
 	/* Above the rate that was asked for, somebody else's queue is a limit, too. */
 	if (p->rate >= t->limit || (standing && p->rate >= t->start))
 		return;

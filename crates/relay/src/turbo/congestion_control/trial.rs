@@ -201,6 +201,24 @@ fn a_ceiling_does_not_bound_what_the_connections_of_a_leg_teach_together() {
     assert_eq!(beyond.learn, NO_LIMIT);
 }
 
+/// Something has held the acknowledgements up, so that more come in a round than the path carries in it.
+#[test]
+fn acknowledgements_that_come_together_do_not_show_a_higher_rate_of_the_leg() {
+    let together = |connections: u64| PipeRound {
+        own_delivery: START + START / 2,
+        ..undisturbed(START, connections * (START + START / 2))
+    };
+    let mut path = Path::new(START, 20_000, 0);
+    path.terms.limit = START;
+    path.terms.known = START;
+    for _ in 0..100 {
+        assert_eq!(path.judge(together(1)).learn, 0);
+    }
+    // Its samples tell how much of what all delivered was held up.
+    let learnt = path.judge(together(4)).learn;
+    assert!((START * 39 / 10..=START * 4).contains(&learnt), "{learnt}");
+}
+
 #[test]
 fn losses_in_three_rounds_hand_the_connection_over_and_two_do_not() {
     let lossy = PipeRound {
@@ -449,7 +467,7 @@ proptest! {
     #[test]
     fn no_figures_make_a_rate_of_zero_or_one_above_the_limit(
         rate in 1u64..=NO_LIMIT, proven in 0u64..=NO_LIMIT,
-        delivery in 0u64..=NO_LIMIT, leg_delivery in 0u64..=NO_LIMIT,
+        delivery in 0u64..=NO_LIMIT, leg_delivery in 0u64..=NO_LIMIT, own in 0u64..=NO_LIMIT,
         known in 0u64..=NO_LIMIT, limit in 1_000_000_000u64..=NO_LIMIT,
         counts in any::<[u32; 2]>(), rtt in any::<[u32; 2]>(), flags in any::<[u8; 4]>(),
     ) {
@@ -470,6 +488,7 @@ proptest! {
         let round = PipeRound {
             delivery,
             leg_delivery,
+            own_delivery: own,
             delivered: counts[0],
             lost: counts[1],
             rtt_us: rtt[0] % 10_000_000,

@@ -380,6 +380,7 @@ impl Pipe {
         let round = PipeRound {
             delivery: self.delivery as u64,
             leg_delivery: (f64::from(in_round) * f64::from(MSS) / seconds) as u64,
+            own_delivery: (f64::from(in_round) * f64::from(MSS) / seconds) as u64,
             delivered: in_round,
             lost: lost - self.round_lost,
             rtt_us: micros(self.round_rtt.min(1000.0)),
