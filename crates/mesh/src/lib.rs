@@ -70,6 +70,7 @@
 //!     route: Vec::new(),
 //!     hops_left: DEFAULT_HOPS,
 //!     session: SessionId([3; 16]),
+//!     passed: Vec::new(),
 //! };
 //! let (mut sealed, _channel) = dialler.ready().expect("a handshake").hello(&hello)?;
 //! assert_eq!(

@@ -115,6 +115,24 @@ pub enum ProxyError {
     Checksum,
 }
 
+// === impl Tlv ===
+
+impl Tlv {
+    /// Returns its length in a header, in bytes.
+    pub(crate) fn encoded_len(&self) -> usize {
+        3 + self.value.len()
+    }
+}
+
+impl From<(u8, &[u8])> for Tlv {
+    fn from((kind, value): (u8, &[u8])) -> Self {
+        Self {
+            kind,
+            value: value.to_vec(),
+        }
+    }
+}
+
 // === impl Header ===
 
 impl Header {
@@ -148,13 +166,7 @@ impl Header {
                 Command::Local => None,
                 Command::Proxy => frame.addresses(),
             },
-            tlvs: fields
-                .into_iter()
-                .map(|(kind, value)| Tlv {
-                    kind,
-                    value: value.to_vec(),
-                })
-                .collect(),
+            tlvs: fields.into_iter().map(Tlv::from).collect(),
         })
     }
 

@@ -14,6 +14,7 @@ use crate::dialler::{Dialler, Ready};
 use crate::hello::{Hello, SessionId, Target};
 use crate::identity::PrivateKey;
 use crate::members::{MAX_NAME, Member, MemberName, Members};
+use crate::proxy::Tlv;
 use crate::tls::{AcceptTls, DialTls};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -73,6 +74,7 @@ pub(crate) fn hello() -> Hello {
         route: vec![name("fra-1"), name("b"), name("Nyc_2.x")],
         hops_left: 8,
         session: SessionId([7; 16]),
+        passed: vec![Tlv::from((0x02, &b"example.org"[..]))],
     }
 }
 
@@ -302,6 +304,11 @@ pub(crate) fn any_name() -> impl Strategy<Value = MemberName> {
         .prop_map(move |indices| name(&indices.into_iter().map(letter).collect::<String>()))
 }
 
+fn any_tlv() -> impl Strategy<Value = Tlv> {
+    let value = proptest::collection::vec(any::<u8>(), 0..300);
+    (any::<u8>(), value).prop_map(|(kind, value)| Tlv { kind, value })
+}
+
 pub(crate) fn any_hello() -> impl Strategy<Value = Hello> {
     (
         any_addr(),
@@ -310,15 +317,17 @@ pub(crate) fn any_hello() -> impl Strategy<Value = Hello> {
         proptest::collection::vec(any_name(), 0..=crate::hello::MAX_ROUTE),
         1..=u8::MAX,
         any::<[u8; 16]>(),
+        proptest::collection::vec(any_tlv(), 0..4),
     )
         .prop_map(
-            |(source, destination, receiver, route, hops_left, session)| Hello {
+            |(source, destination, receiver, route, hops_left, session, passed)| Hello {
                 source,
                 destination,
                 receiver,
                 route,
                 hops_left,
                 session: SessionId(session),
+                passed,
             },
         )
 }

@@ -6,8 +6,8 @@ use crate::rejection::Rejection;
 /// The version of the hello.
 pub(crate) const VERSION: u8 = 2;
 
-/// The longest accepted hello, in bytes.
-pub(crate) const MAX_HELLO: usize = 4096;
+/// The longest accepted hello, in bytes: with all fields of the longest header that is passed on.
+pub(crate) const MAX_HELLO: usize = 1024 + proxy::MAX_HEADER;
 
 /// Types of TLVs, from the range that the PROXY protocol reserves for applications.
 pub(crate) mod kind {
@@ -16,6 +16,7 @@ pub(crate) mod kind {
     pub(crate) const HOPS: u8 = 0xe2;
     pub(crate) const ROUTE: u8 = 0xe3;
     pub(crate) const PURPOSE: u8 = 0xe4;
+    pub(crate) const PASSED: u8 = 0xe5;
 }
 
 /// A hello whose form was checked, and its fields.

@@ -78,9 +78,54 @@ fn the_largest_hello_is_within_the_accepted_length() {
         route: vec![name(&"n".repeat(MAX_NAME)); MAX_ROUTE],
         ..hello()
     };
-    // With room for fields of later releases.
-    assert!(largest.encode().len() < MAX_HELLO / 4);
-    assert_eq!(sent(&largest), Ok(largest));
+    let fields = |len: usize| vec![Tlv::from((0xe0, &vec![7; len - 3][..]))];
+    let with_fields = Hello {
+        passed: fields(MAX_HEADER),
+        ..largest.clone()
+    };
+    assert!(with_fields.encode().len() <= MAX_HELLO);
+    assert_eq!(sent(&with_fields), Ok(with_fields));
+    // Fields that no header has room for, as none arrives with.
+    let with_more = Hello {
+        passed: fields(MAX_HEADER + 1),
+        ..largest.clone()
+    };
+    let without = Hello {
+        passed: Vec::new(),
+        ..largest
+    };
+    assert_eq!(sent(&with_more), Ok(without));
+}
+
+#[test]
+fn fields_that_are_passed_on_are_not_those_of_the_hello() {
+    let mut own = Vec::new();
+    proxy::push_tlv(&mut own, kind::HOPS, &[200]);
+    proxy::push_tlv(&mut own, UNIQUE_ID, b"another");
+    let arrived_with = |fields: &[u8]| arrived(plus_passed(fields));
+    let passed = vec![
+        Tlv::from((kind::HOPS, &[200][..])),
+        Tlv::from((UNIQUE_ID, &b"another"[..])),
+    ];
+    let hello = arrived_with(&own).unwrap();
+    assert_eq!((hello.hops_left, hello.session), (8, SessionId([7; 16])));
+    assert_eq!(hello.passed, passed);
+    // One that extends past the end.
+    assert_eq!(
+        arrived_with(&own[..own.len() - 1]),
+        Err(Rejection::BadFrame)
+    );
+}
+
+/// Encodes a hello that passes these bytes on.
+fn plus_passed(fields: &[u8]) -> Vec<u8> {
+    let mut message = Hello {
+        passed: Vec::new(),
+        ..hello()
+    }
+    .encode();
+    proxy::push_tlv(&mut message, kind::PASSED, fields);
+    message
 }
 
 #[test]

@@ -14,6 +14,7 @@ use taut_mesh::identity::PrivateKey;
 use taut_mesh::members::{Member, MemberName};
 use taut_mesh::onward::Policy;
 use taut_mesh::plan::{LegSettings, Options};
+use taut_mesh::proxy::Tlv;
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::{Identity, Introduction, ProxyVersion};
@@ -334,14 +335,19 @@ impl Mesh {
         rule.map(|(version, _)| *version)
     }
 
-    /// Returns the PROXY protocol header with which a leg to the address `to` begins; empty if it has none.
-    pub(crate) fn introduction(&self, client: ClientAddr, to: UpstreamAddr) -> Vec<u8> {
+    /// Returns the PROXY protocol header with these fields with which a leg to the address `to` begins; empty if it
+    /// has none.
+    pub(crate) fn introduction(
+        &self,
+        client: ClientAddr,
+        to: UpstreamAddr,
+        tlvs: Vec<Tlv>,
+    ) -> Vec<u8> {
         self.proxy_version(to).map_or_else(Vec::new, |version| {
             let introduction = Introduction {
                 client: client.0,
                 to: to.0,
-                // A hello does not carry them.
-                tlvs: Vec::new(),
+                tlvs,
             };
             introduction.header(version)
         })

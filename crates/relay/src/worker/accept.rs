@@ -148,9 +148,11 @@ impl Worker {
 
     /// Begins the session of a client, or resets the client if its destination is not allowed.
     pub(super) fn begin_session(&mut self, mut client: Client, place: SessionPlace) {
+        let passed = client.passed_on();
         let to = || client.connected_to();
         let pick = self.pick();
-        let plan = match DialPlan::for_client(&client.route, client.addr, to, &self.setup, pick) {
+        let (route, setup) = (&client.route, &self.setup);
+        let plan = match DialPlan::for_client(route, client.addr, passed, to, setup, pick) {
             Ok(plan) => plan,
             Err(no_plan) => {
                 // Its place is free again.
@@ -199,15 +201,9 @@ impl Worker {
         addr: ClientAddr,
         plan: DialPlan,
         origin: &Origin<'_>,
-        mut introduction: Vec<u8>,
+        introduction: Vec<u8>,
         read: Vec<u8>,
     ) {
-        // A name is looked up first (`Worker::on_resolved`).
-        if let (Origin::Mesh { .. }, Some(to), Some(mesh)) =
-            (origin, plan.first_addr(), &self.setup.mesh)
-        {
-            introduction = mesh.introduction(addr, to);
-        }
         if let Some(key) = self.register(client, addr, plan, origin) {
             if let Some(entry) = self.sessions.entries.get_mut(key) {
                 entry.session.begin_with(read);

@@ -50,6 +50,15 @@ impl Client {
         self.proxied_to.or_else(|| self.stream.local_addr().ok())
     }
 
+    /// Returns the fields that a hello passes on to the last relay. A forward that sends headers itself sends no
+    /// hello.
+    pub(super) fn passed_on(&mut self) -> Vec<Tlv> {
+        match self.route.identity.send_proxy {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut self.tlvs),
+        }
+    }
+
     /// Returns the PROXY protocol header that the destination receives before the client's stream;
     /// empty if the forward sends none.
     pub(super) fn introduction(&mut self) -> Vec<u8> {

@@ -178,7 +178,7 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        let DialPlan::LookUp { name, member } = &entry.plan else {
+        let DialPlan::LookUp { name, member, .. } = &entry.plan else {
             return;
         };
         let Ok(destination) = name.parse::<Destination>() else {
@@ -216,7 +216,12 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        let DialPlan::LookUp { name, member } = &entry.plan else {
+        let DialPlan::LookUp {
+            name,
+            member,
+            passed,
+        } = &mut entry.plan
+        else {
             return;
         };
         let found = match found {
@@ -245,7 +250,7 @@ impl Worker {
         // would take what the client sends for one.
         dial.keep_like_the_first(|addr| mesh.proxy_version(addr));
         if let Some(first) = dial.backends.first() {
-            let header = mesh.introduction(entry.client, first.addr);
+            let header = mesh.introduction(entry.client, first.addr, std::mem::take(passed));
             entry.session.introduce(header);
         }
         entry.plan = DialPlan::Dial(Box::new(dial));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::members::MemberName;
 use taut_mesh::onward::{Onward, SessionRefusal, onward};
+use taut_mesh::proxy::Tlv;
 use taut_mesh::ways::{Alternative, Attempt, Ways};
 use taut_sys::socket::LegOptions;
 
@@ -38,6 +39,8 @@ pub(super) enum DialPlan {
         name: String,
         /// The relay that the session comes from.
         member: MemberName,
+        /// The fields of a header to the destination.
+        passed: Vec<Tlv>,
     },
     /// Send another relay this hello.
     Ask {
@@ -61,11 +64,12 @@ impl DialPlan {
         }
     }
 
-    /// Returns the plan for a client of `route`, or the reason for refusing it. `to` returns the
-    /// address that the client connected to.
+    /// Returns the plan for a client of `route`, or the reason for refusing it. Hellos pass the fields `passed` on.
+    /// `to` returns the address that the client connected to.
     pub(super) fn for_client(
         route: &Route,
         client: ClientAddr,
+        passed: Vec<Tlv>,
         to: impl FnOnce() -> Option<SocketAddr>,
         setup: &Setup,
         pick: Pick,
@@ -100,7 +104,8 @@ impl DialPlan {
                     }
                 };
                 let hops_left = setup.mesh.as_ref().map_or(1, |m| m.hop_limit);
-                let untried = Untried::new(client, destination.clone(), hops_left, ways, auto);
+                let untried =
+                    Untried::new(client, passed, destination.clone(), hops_left, ways, auto);
                 Self::first_of(untried, pick)
             }
         }
@@ -131,20 +136,22 @@ impl DialPlan {
                 let last = last.map(|options| DirectPath::Addr(UpstreamAddr(to), options));
                 let ways = Ways::new(ways.clone(), last);
                 let hops_left = setup.mesh.as_ref().map_or(1, |m| m.hop_limit);
-                let untried = Untried::new(client, Target::Addr(to), hops_left, ways, None);
+                let untried =
+                    Untried::new(client, Vec::new(), Target::Addr(to), hops_left, ways, None);
                 return Self::first_of(untried, pick);
             }
         })
     }
 
-    /// Returns the client that a hello of this member names and the plan for its session, or the
-    /// reason for refusal.
+    /// Returns the client that a hello of this member names, the plan for its session, and the header that its
+    /// destination receives first, if the address is known; or the reason for refusal.
     pub(super) fn for_hello(
         mesh: &Mesh,
         member: &MemberName,
         hello: Hello,
-    ) -> Result<(ClientAddr, Self), SessionRefusal> {
+    ) -> Result<(ClientAddr, Self, Vec<u8>), SessionRefusal> {
         let client = ClientAddr(hello.source);
+        let mut header = Vec::new();
         let plan = match onward(member, &hello, mesh)? {
             Onward::Relay(upstream) => {
                 let peer = mesh
@@ -152,13 +159,17 @@ impl DialPlan {
                     .ok_or(SessionRefusal::NextRelay)?;
                 Self::ask(peer, upstream, None)
             }
-            Onward::Address(addr) => Self::to_addr(addr, &mesh.upstream, mesh.borrow),
+            Onward::Address(addr) => {
+                header = mesh.introduction(client, UpstreamAddr(addr), hello.passed);
+                Self::to_addr(addr, &mesh.upstream, mesh.borrow)
+            }
             Onward::LookUp(destination) => Self::LookUp {
                 name: destination.to_string(),
                 member: member.clone(),
+                passed: hello.passed,
             },
         };
-        Ok((client, plan))
+        Ok((client, plan, header))
     }
 
     /// Returns the plan by the first of these ways, with the others behind it.
@@ -191,14 +202,6 @@ impl DialPlan {
             hello: Box::new(hello),
             attempt: Attempt::new(peer.addrs().len()),
             otherwise,
-        }
-    }
-
-    /// Returns the address that is dialled first; `None` if another relay is asked, or a name is looked up first.
-    pub(super) fn first_addr(&self) -> Option<UpstreamAddr> {
-        match self {
-            Self::Dial(dial) => dial.backends.first().map(|backend| backend.addr),
-            Self::LookUp { .. } | Self::Ask { .. } => None,
         }
     }
 
@@ -251,13 +254,16 @@ impl DialPlan {
     }
 
     /// Records the first byte of an answer.
-    pub(super) fn on_answer(&self) {
+    pub(super) fn on_answer(&mut self) {
         if let Self::Ask {
-            otherwise: Some(untried),
-            ..
+            hello, otherwise, ..
         } = self
         {
-            untried.on_answer();
+            // They may have several kB, and no other hello is sent.
+            hello.passed = Vec::new();
+            if let Some(untried) = otherwise {
+                untried.on_answer();
+            }
         }
     }
 

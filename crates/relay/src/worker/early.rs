@@ -96,7 +96,7 @@ impl Worker {
         }
         let to = || Some(connection.local());
         let pick = self.pick();
-        let plan = DialPlan::for_client(route, client, to, &self.setup, pick).ok()?;
+        let plan = DialPlan::for_client(route, client, Vec::new(), to, &self.setup, pick).ok()?;
         let (mut plan, passed_over) = self.pass_over_broken(plan);
         let upstream = match &mut plan {
             DialPlan::Dial(dial) => {

@@ -244,12 +244,11 @@ impl Worker {
             },
         };
         match DialPlan::for_hello(&mesh, &member, *hello) {
-            Ok((client, plan)) => {
+            Ok((client, plan, header)) => {
                 let leg = TcpLeg::new(stream, channel, &self.io.metrics);
                 let ip = client.0.ip();
                 match self.admit_session(ip, &member, &mesh.inbound) {
                     Ok(admission) => {
-                        let header = Vec::new();
                         self.open((leg, admission), client, plan, &origin, header, early);
                     }
                     Err(cause) => self.refuse(leg, ip, cause, &mesh.stats),

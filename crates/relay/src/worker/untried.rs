@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use taut_mesh::hello::{Hello, SessionId, Target};
+use taut_mesh::proxy::Tlv;
 use taut_mesh::ways::{Alternative, Ways};
 use taut_sys::random;
 use taut_sys::socket::LegOptions;
@@ -25,6 +26,8 @@ pub(super) enum DirectPath {
 pub(super) struct Untried {
     pub(super) client: ClientAddr,
     pub(super) session: SessionId,
+    /// What each hello passes on.
+    passed: Vec<Tlv>,
     destination: Target,
     hops_left: u8,
     ways: Ways<Way, DirectPath>,
@@ -40,6 +43,7 @@ impl Untried {
     /// Returns the ways of a session that has tried none.
     pub(super) fn new(
         client: ClientAddr,
+        passed: Vec<Tlv>,
         destination: Target,
         hops_left: u8,
         ways: Ways<Way, DirectPath>,
@@ -48,6 +52,7 @@ impl Untried {
         Self {
             client,
             session: SessionId(random::bytes()),
+            passed,
             destination,
             hops_left,
             ways,
@@ -78,8 +83,9 @@ impl Untried {
         Some(auto.on_refusal(self.client.0.ip(), way, now))
     }
 
-    /// Records the first byte of an answer on the way that is tried now.
-    pub(super) fn on_answer(&self) {
+    /// Records the first byte of an answer on the way that is tried now, which is the last.
+    pub(super) fn on_answer(&mut self) {
+        self.passed = Vec::new();
         if let (Some(auto), Some(way)) = (&self.auto, &self.current) {
             auto.on_answer(self.client.0.ip(), way);
         }
@@ -94,6 +100,7 @@ impl Untried {
             route: way.route.clone(),
             hops_left: self.hops_left,
             session: self.session,
+            passed: self.passed.clone(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use taut_mesh::channel::Channel;
 use taut_mesh::hello::Hello;
-use taut_mesh::proxy::{MAX_HEADER, Reader};
+use taut_mesh::proxy::{Command, Header, MAX_HEADER, Reader, Tlv};
 use taut_mesh::tls::DialTls;
 use taut_relay::access::Sources;
 use taut_relay::access::identity::ProxyVersion;
@@ -62,16 +62,8 @@ fn the_last_relay_tells_destinations_of_its_list_the_clients_address() {
             said.starts_with(start) && said.ends_with(b"rest"),
             "{said:?}"
         );
-        let mut reader = Reader::new(MAX_HEADER);
-        let mut left = &said[..];
-        let header = loop {
-            let n = left.read(reader.space()).unwrap();
-            if let Some(header) = reader.advance(n).unwrap() {
-                break header;
-            }
-        };
         let expected = (client.local_addr().unwrap(), server.local_addr().unwrap());
-        assert_eq!(header.addresses, Some(expected));
+        assert_eq!(header_of(&said).addresses, Some(expected));
         // Others get none.
         let mesh = Mesh::with(
             |_| {},
@@ -82,6 +74,58 @@ fn the_last_relay_tells_destinations_of_its_list_the_clients_address() {
         );
         let (mut client, mut server) = mesh.pair();
         exchange(&mut client, &mut server, 10);
+    }
+}
+
+/// Returns the header that a stream begins with.
+fn header_of(mut stream: &[u8]) -> Header {
+    let mut reader = Reader::new(MAX_HEADER);
+    loop {
+        let n = stream.read(reader.space()).unwrap();
+        if let Some(header) = reader.advance(n).unwrap() {
+            return header;
+        }
+    }
+}
+
+#[test]
+fn the_fields_of_a_clients_header_reach_the_destination_through_a_mesh() {
+    // As long as a client's certificates, and of a type that the hello has, too.
+    let tlvs = vec![
+        Tlv::from((0x02, &b"origin.example"[..])),
+        Tlv::from((0xe2, &[9][..])),
+        Tlv::from((0xe0, &[7; 14_000][..])),
+    ];
+    let client_addr = "192.0.2.7:700".parse().unwrap();
+    let sent = Header {
+        command: Command::Proxy,
+        addresses: Some((client_addr, "192.0.2.8:443".parse().unwrap())),
+        tlvs: tlvs.clone(),
+    };
+    let sent = sent.encode().unwrap();
+    for host in ["127.0.0.1", "localhost"] {
+        let mesh = Mesh::with(
+            |near| {
+                near.forwards[0].to[0].host = host.to_owned();
+                let proxies = Some(vec!["127.0.0.1/32".parse().unwrap()]);
+                let proxies = Sources::new(proxies, Vec::new()).unwrap();
+                near.forwards[0].identity.accept_proxy = Some(proxies);
+            },
+            |far| {
+                let rules = vec!["127.0.0.1/32:*".parse().unwrap()];
+                far.mesh.as_mut().unwrap().send_proxy = vec![(ProxyVersion::V2, rules)];
+            },
+        );
+        let mut client = mesh.connect();
+        client.write_all(&[&sent[..], b"rest"].concat()).unwrap();
+        end_writing(&client);
+        let mut server = accept_at(&mesh.server);
+        let said = read_to_fin(&mut server);
+        let header = header_of(&said);
+        let expected = (client_addr, server.local_addr().unwrap());
+        assert_eq!(header.addresses, Some(expected), "{host}");
+        assert_eq!(header.tlvs, tlvs, "{host}");
+        assert!(said.ends_with(b"rest"));
     }
 }
 
