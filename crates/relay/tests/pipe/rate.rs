@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use taut_netlab::link::shape::Shape;
 use taut_relay::turbo::congestion_control::{Count, LegStart, PipeOptions};
-use taut_sys::socket::Stream;
+use taut_sys::socket::{Listener, Stream};
 
 use crate::rig::{Relays, WINDOW, congestion, mesh, pipe, receive, send, wait_until, window};
 
@@ -16,19 +16,25 @@ fn pacing(stream: &Stream) -> u64 {
     stream.info().unwrap().pacing_rate.unwrap()
 }
 
+/// Connects over a leg that starts at this rate.
+fn connect_at(relays: &mut Relays, rate: u64) -> (Listener, Stream, Stream) {
+    let leg = LegStart {
+        rate,
+        window: WINDOW,
+    };
+    pipe().set_leg(relays.far().ip(), Some(leg)).unwrap();
+    let listener = relays.listen(&mesh());
+    let (near, far) = relays.connect(&listener, &mesh());
+    assert_eq!(pacing(&near), rate);
+    (listener, near, far)
+}
+
 #[test]
 fn a_leg_without_delay_outgrows_the_rate_that_it_starts_at() {
     let mut relays = Relays::new("pipe-grows", 5, Shape::default(), Shape::default());
     // So low that any machine carries more.
     let rate = 5_000_000;
-    let low = LegStart {
-        rate,
-        window: WINDOW,
-    };
-    pipe().set_leg(relays.far().ip(), Some(low)).unwrap();
-    let listener = relays.listen(&mesh());
-    let (near, far) = relays.connect(&listener, &mesh());
-    assert_eq!(pacing(&near), rate);
+    let (listener, near, far) = connect_at(&mut relays, rate);
     std::thread::scope(|scope| {
         scope.spawn(|| receive(&far, usize::MAX));
         for _ in 0..64 {
@@ -53,13 +59,7 @@ fn a_leg_without_delay_outgrows_the_rate_that_it_starts_at() {
 fn a_segment_after_idle_time_is_no_rate_of_the_leg() {
     let mut relays = Relays::new("pipe-segment", 10, Shape::default(), Shape::default());
     let rate = 2_000_000;
-    let low = LegStart {
-        rate,
-        window: WINDOW,
-    };
-    pipe().set_leg(relays.far().ip(), Some(low)).unwrap();
-    let listener = relays.listen(&mesh());
-    let (near, far) = relays.connect(&listener, &mesh());
+    let (_listener, near, far) = connect_at(&mut relays, rate);
     let mss = near.info().unwrap().snd_mss as usize;
     std::thread::scope(|scope| {
         scope.spawn(|| receive(&far, usize::MAX));
@@ -86,18 +86,7 @@ fn a_window_grows_with_the_rate() {
     let far_ip = relays.far().ip();
     // Twice what is in flight in a round trip of 200 ms.
     let rate = 20_000_000;
-    pipe()
-        .set_leg(
-            far_ip,
-            Some(LegStart {
-                rate,
-                window: WINDOW,
-            }),
-        )
-        .unwrap();
-    let listener = relays.listen(&mesh());
-    let (near, far) = relays.connect(&listener, &mesh());
-    assert_eq!(pacing(&near), rate);
+    let (listener, near, far) = connect_at(&mut relays, rate);
     send(&near, 1 << 20);
     receive(&far, 1 << 20);
     wait_until("the window", || window(&near) >= 7_000_000);

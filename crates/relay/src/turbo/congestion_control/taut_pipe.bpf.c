@@ -144,9 +144,10 @@ struct tcp_congestion_ops {
 struct pipe {
 	struct pipe_pace pace;
 	__u64	delivery;		/* highest rate of delivery in this round */
-	__u64	round_leg_bytes;	/* bytes that the leg had delivered then */
 	__u64	leg_born;		/* identifies the leg's entry that counts this connection */
-	__u32	round_began_us;		/* ktime */
+	__u32	measured_us;		/* when the measurement of rates began, ktime */
+	__u32	measured_from;		/* tp->delivered then */
+	__u32	measured_leg_kb;	/* what the leg had delivered then, in units of 1024 bytes */
 	__u32	round_delivered;	/* tp->delivered when the round began */
 	__u32	round_lost;		/* tp->lost then */
 	__u32	marked;			/* tp->delivered_ce at the last acknowledgement */
@@ -355,10 +356,12 @@ static __always_inline void apply(struct sock *sk, struct pipe *p)
 }
 
 /* Forgets the rates that were measured; the losses of the round stay. */
-static __always_inline void begin_measurement(struct pipe *p, const struct pipe_leg *leg, __u64 now)
+static __always_inline void begin_measurement(const struct tcp_sock *tp, struct pipe *p,
+					      const struct pipe_leg *leg, __u64 now)
 {
-	p->round_began_us = now / 1000;
-	p->round_leg_bytes = leg ? leg->bytes : 0;
+	p->measured_us = now / 1000;
+	p->measured_from = tp->delivered;
+	p->measured_leg_kb = leg ? leg->bytes >> 10 : 0;
 	p->round_rtt_us = 0;
 	p->delivery = 0;
 }
@@ -368,7 +371,7 @@ static __always_inline void begin_round(const struct tcp_sock *tp, struct pipe *
 {
 	p->round_delivered = tp->delivered;
 	p->round_lost = tp->lost;
-	begin_measurement(p, leg, now);
+	begin_measurement(tp, p, leg, now);
 }
 
 /* The rate of a connection that starts: at most its ceiling. */
@@ -421,7 +424,7 @@ static __always_inline void join(struct sock *sk, struct pipe *p, _Bool starts)
 	__builtin_memset(&p->pace, 0, sizeof(p->pace));
 	p->pace.rate = share;
 	p->pace.seeking = !leg_full(leg, now);
-	begin_measurement(p, leg, now);
+	begin_measurement(tcp_sk(sk), p, leg, now);
 	apply(sk, p);
 }
 
@@ -634,22 +637,24 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p, _Bool cr
 static __always_inline __u64 leg_delivery(const struct tcp_sock *tp, const struct pipe *p,
 					  const struct pipe_leg *leg, __u64 now)
 {
-	__u32 us = (__u32)(now / 1000) - p->round_began_us;
-	__u64 bytes = leg->bytes;
+	__u32 us = (__u32)(now / 1000) - p->measured_us;
+	__s32 kb = (__u32)(leg->bytes >> 10) - p->measured_leg_kb;
+	__u64 bytes = kb > 0 ? (__u64)kb << 10 : 0;
 
-	if (!us || bytes < p->round_leg_bytes + ROUND_MIN * (__u64)tp->mss_cache)
+	/* Up to 1024 bytes more. */
+	if (!us || bytes + 1024 <= ROUND_MIN * (__u64)tp->mss_cache)
 		return 0;
-	return (bytes - p->round_leg_bytes) * USEC_PER_SEC / us;
+	return bytes * USEC_PER_SEC / us;
 }
 
-/* The same of this connection; 0 if the measurement began again within the round. */
+/* The same of this connection. */
 static __always_inline __u64 own_delivery(const struct tcp_sock *tp, const struct pipe *p,
 					  __u64 now)
 {
-	__u32 us = (__u32)(now / 1000) - p->round_began_us;
-	__u32 segments = tp->delivered - p->round_delivered;
+	__u32 us = (__u32)(now / 1000) - p->measured_us;
+	__u32 segments = tp->delivered - p->measured_from;
 
-	if (!us || p->starting)
+	if (!us)
 		return 0;
 	return (__u64)segments * tp->mss_cache * USEC_PER_SEC / us;
 }
