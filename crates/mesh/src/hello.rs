@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 pub use self::target::{Target, TargetError};
 use crate::name::MemberName;
-use crate::proxy::{self, Command, MAX_HEADER, Tlv};
+use crate::proxy::{self, Command, Tlvs};
 use crate::rejection::Rejection;
 use crate::wire::{self, Fields, VERSION, kind};
 
@@ -40,8 +40,8 @@ pub struct Hello {
     /// The ID of the session, which every relay on its path logs.
     pub session: SessionId,
     /// The fields of the PROXY protocol header that the client's connection began with, for a header to
-    /// the destination. More than fit into a header of [`MAX_HEADER`] bytes are left out, all of them.
-    pub passed: Vec<Tlv>,
+    /// the destination.
+    pub passed: Tlvs,
 }
 
 /// The ID of a session, the same at each relay on its path: 16 random bytes.
@@ -129,13 +129,8 @@ impl Hello {
         if !self.route.is_empty() {
             proxy::push_tlv(&mut message, kind::ROUTE, &route::encode(&self.route));
         }
-        let passed: usize = self.passed.iter().map(Tlv::encoded_len).sum();
-        if (1..=MAX_HEADER).contains(&passed) {
-            let mut fields = Vec::with_capacity(passed);
-            for Tlv { kind, value } in &self.passed {
-                proxy::push_tlv(&mut fields, *kind, value);
-            }
-            proxy::push_tlv(&mut message, kind::PASSED, &fields);
+        if !self.passed.is_empty() {
+            proxy::push_tlv(&mut message, kind::PASSED, self.passed.as_bytes());
         }
         let len = message.len();
         proxy::set_length(&mut message, len);
@@ -204,9 +199,7 @@ impl Hello {
             },
             hops_left: u8::from_be_bytes(fields.field(kind::HOPS)?),
             session: SessionId(fields.field(proxy::kind::UNIQUE_ID)?),
-            passed: proxy::tlvs(fields.optional_field(kind::PASSED)?.unwrap_or_default())
-                .map(|field| field.map(Tlv::from))
-                .collect::<Result<_, _>>()
+            passed: Tlvs::parse(fields.optional_field(kind::PASSED)?.unwrap_or_default())
                 .map_err(wire::rejection)?,
         };
         hello.check().map_err(|error| match error {

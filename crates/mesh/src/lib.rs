@@ -70,7 +70,7 @@
 //!     route: Vec::new(),
 //!     hops_left: DEFAULT_HOPS,
 //!     session: SessionId([3; 16]),
-//!     passed: Vec::new(),
+//!     passed: Default::default(),
 //! };
 //! let (mut sealed, _channel) = dialler.ready().expect("a handshake").hello(&hello)?;
 //! assert_eq!(

@@ -9,6 +9,7 @@ mod reader;
 mod text;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use crc::{CRC_32_ISCSI, Crc};
 
@@ -115,14 +116,60 @@ pub enum ProxyError {
     Checksum,
 }
 
-// === impl Tlv ===
+/// The fields of a header in their encoded form, which copies share. At most [`MAX_HEADER`] bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tlvs(Option<Arc<[u8]>>);
 
-impl Tlv {
-    /// Returns its length in a header, in bytes.
-    pub(crate) fn encoded_len(&self) -> usize {
-        3 + self.value.len()
+// === impl Tlvs ===
+
+impl Tlvs {
+    /// Returns fields that have this encoded form.
+    ///
+    /// # Errors
+    /// [`ProxyError::TooLong`]; [`ProxyError::Tlv`] if one extends past the end.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, ProxyError> {
+        let (len, max) = (bytes.len(), MAX_HEADER);
+        if len > max {
+            return Err(ProxyError::TooLong { len, max });
+        }
+        for field in tlvs(bytes) {
+            field?;
+        }
+        Ok(Self((len > 0).then(|| bytes.into())))
+    }
+
+    /// Returns whether there is no field.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Returns the encoded form.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
+
+    /// Decodes the fields.
+    pub fn decode(&self) -> Vec<Tlv> {
+        tlvs(self.as_bytes()).flatten().map(Tlv::from).collect()
     }
 }
+
+/// Fields of an accepted header, which are no longer than that. None of more than fit.
+impl From<&[Tlv]> for Tlvs {
+    fn from(fields: &[Tlv]) -> Self {
+        let len: usize = fields.iter().map(|field| 3 + field.value.len()).sum();
+        if len == 0 || len > MAX_HEADER {
+            return Self::default();
+        }
+        let mut bytes = Vec::with_capacity(len);
+        for Tlv { kind, value } in fields {
+            push_tlv(&mut bytes, *kind, value);
+        }
+        Self(Some(bytes.into()))
+    }
+}
+
+// === impl Tlv ===
 
 impl From<(u8, &[u8])> for Tlv {
     fn from((kind, value): (u8, &[u8])) -> Self {

@@ -14,7 +14,7 @@ use crate::dialler::{Dialler, Ready};
 use crate::hello::{Hello, SessionId, Target};
 use crate::identity::PrivateKey;
 use crate::members::{MAX_NAME, Member, MemberName, Members};
-use crate::proxy::Tlv;
+use crate::proxy::{Tlv, Tlvs};
 use crate::tls::{AcceptTls, DialTls};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ pub(crate) fn hello() -> Hello {
         route: vec![name("fra-1"), name("b"), name("Nyc_2.x")],
         hops_left: 8,
         session: SessionId([7; 16]),
-        passed: vec![Tlv::from((0x02, &b"example.org"[..]))],
+        passed: Tlvs::from(&[Tlv::from((0x02, &b"example.org"[..]))][..]),
     }
 }
 
@@ -327,7 +327,7 @@ pub(crate) fn any_hello() -> impl Strategy<Value = Hello> {
                 route,
                 hops_left,
                 session: SessionId(session),
-                passed,
+                passed: Tlvs::from(&passed[..]),
             },
         )
 }

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::members::MAX_NAME;
 use crate::proxy::kind::{AUTHORITY, UNIQUE_ID};
+use crate::proxy::{MAX_HEADER, Tlv};
 use crate::sim::{any_hello, hello, name};
 use crate::wire::MAX_HELLO;
 
@@ -78,7 +79,7 @@ fn the_largest_hello_is_within_the_accepted_length() {
         route: vec![name(&"n".repeat(MAX_NAME)); MAX_ROUTE],
         ..hello()
     };
-    let fields = |len: usize| vec![Tlv::from((0xe0, &vec![7; len - 3][..]))];
+    let fields = |len: usize| Tlvs::from(&[Tlv::from((0xe0, &vec![7; len - 3][..]))][..]);
     let with_fields = Hello {
         passed: fields(MAX_HEADER),
         ..largest.clone()
@@ -91,7 +92,7 @@ fn the_largest_hello_is_within_the_accepted_length() {
         ..largest.clone()
     };
     let without = Hello {
-        passed: Vec::new(),
+        passed: Tlvs::default(),
         ..largest
     };
     assert_eq!(sent(&with_more), Ok(without));
@@ -109,18 +110,23 @@ fn fields_that_are_passed_on_are_not_those_of_the_hello() {
     ];
     let hello = arrived_with(&own).unwrap();
     assert_eq!((hello.hops_left, hello.session), (8, SessionId([7; 16])));
-    assert_eq!(hello.passed, passed);
+    assert_eq!(hello.passed.decode(), passed);
+    let next = hello.next_hop().unwrap().unwrap();
+    assert_eq!(next.passed.decode(), passed);
     // One that extends past the end.
     assert_eq!(
         arrived_with(&own[..own.len() - 1]),
         Err(Rejection::BadFrame)
     );
+    let mut long = Vec::new();
+    proxy::push_tlv(&mut long, 0xe0, &[7; MAX_HEADER - 2]);
+    assert_eq!(arrived_with(&long), Err(Rejection::TooLong));
 }
 
 /// Encodes a hello that passes these bytes on.
 fn plus_passed(fields: &[u8]) -> Vec<u8> {
     let mut message = Hello {
-        passed: Vec::new(),
+        passed: Tlvs::default(),
         ..hello()
     }
     .encode();

@@ -23,7 +23,7 @@ impl World {
             route: Vec::new(),
             hops_left: u8::MAX,
             session: session_id(number),
-            passed: Vec::new(),
+            passed: Default::default(),
         };
         let forbidden = Target::Addr(SocketAddr::from(([169, 254, 169, 254], 80)));
         match act % 9 {

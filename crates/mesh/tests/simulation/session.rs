@@ -182,7 +182,7 @@ impl World {
             route: names,
             hops_left: DEFAULT_HOPS,
             session: session_id(session),
-            passed: Vec::new(),
+            passed: Default::default(),
         }
     }
 

@@ -160,7 +160,7 @@ impl World {
             route: Vec::new(),
             hops_left: DEFAULT_HOPS,
             session: session_id(number),
-            passed: Vec::new(),
+            passed: Default::default(),
         };
         self.dial_hostile(from, to, self.relay(from).key, hello.encode());
     }

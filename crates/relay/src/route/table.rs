@@ -14,7 +14,7 @@ use taut_mesh::identity::PrivateKey;
 use taut_mesh::members::{Member, MemberName};
 use taut_mesh::onward::Policy;
 use taut_mesh::plan::{LegSettings, Options};
-use taut_mesh::proxy::Tlv;
+use taut_mesh::proxy::Tlvs;
 use taut_sys::socket::LegOptions;
 
 use crate::access::identity::{Identity, Introduction, ProxyVersion};
@@ -341,13 +341,13 @@ impl Mesh {
         &self,
         client: ClientAddr,
         to: UpstreamAddr,
-        tlvs: Vec<Tlv>,
+        passed: &Tlvs,
     ) -> Vec<u8> {
         self.proxy_version(to).map_or_else(Vec::new, |version| {
             let introduction = Introduction {
                 client: client.0,
                 to: to.0,
-                tlvs,
+                tlvs: passed.decode(),
             };
             introduction.header(version)
         })

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use taut_mesh::proxy::Tlv;
+use taut_mesh::proxy::{Tlv, Tlvs};
 use taut_sys::socket::Stream;
 
 use crate::access::identity::Introduction;
@@ -52,10 +52,10 @@ impl Client {
 
     /// Returns the fields that a hello passes on to the last relay. A forward that sends headers itself sends no
     /// hello.
-    pub(super) fn passed_on(&mut self) -> Vec<Tlv> {
+    pub(super) fn passed_on(&mut self) -> Tlvs {
         match self.route.identity.send_proxy {
-            Some(_) => Vec::new(),
-            None => std::mem::take(&mut self.tlvs),
+            Some(_) => Tlvs::default(),
+            None => Tlvs::from(&std::mem::take(&mut self.tlvs)[..]),
         }
     }
 

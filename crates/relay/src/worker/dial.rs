@@ -220,7 +220,7 @@ impl Worker {
             name,
             member,
             passed,
-        } = &mut entry.plan
+        } = &entry.plan
         else {
             return;
         };
@@ -250,7 +250,7 @@ impl Worker {
         // would take what the client sends for one.
         dial.keep_like_the_first(|addr| mesh.proxy_version(addr));
         if let Some(first) = dial.backends.first() {
-            let header = mesh.introduction(entry.client, first.addr, std::mem::take(passed));
+            let header = mesh.introduction(entry.client, first.addr, passed);
             entry.session.introduce(header);
         }
         entry.plan = DialPlan::Dial(Box::new(dial));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::members::MemberName;
 use taut_mesh::onward::{Onward, SessionRefusal, onward};
-use taut_mesh::proxy::Tlv;
+use taut_mesh::proxy::Tlvs;
 use taut_mesh::ways::{Alternative, Attempt, Ways};
 use taut_sys::socket::LegOptions;
 
@@ -40,7 +40,7 @@ pub(super) enum DialPlan {
         /// The relay that the session comes from.
         member: MemberName,
         /// The fields of a header to the destination.
-        passed: Vec<Tlv>,
+        passed: Tlvs,
     },
     /// Send another relay this hello.
     Ask {
@@ -69,7 +69,7 @@ impl DialPlan {
     pub(super) fn for_client(
         route: &Route,
         client: ClientAddr,
-        passed: Vec<Tlv>,
+        passed: Tlvs,
         to: impl FnOnce() -> Option<SocketAddr>,
         setup: &Setup,
         pick: Pick,
@@ -136,8 +136,14 @@ impl DialPlan {
                 let last = last.map(|options| DirectPath::Addr(UpstreamAddr(to), options));
                 let ways = Ways::new(ways.clone(), last);
                 let hops_left = setup.mesh.as_ref().map_or(1, |m| m.hop_limit);
-                let untried =
-                    Untried::new(client, Vec::new(), Target::Addr(to), hops_left, ways, None);
+                let untried = Untried::new(
+                    client,
+                    Tlvs::default(),
+                    Target::Addr(to),
+                    hops_left,
+                    ways,
+                    None,
+                );
                 return Self::first_of(untried, pick);
             }
         })
@@ -160,7 +166,7 @@ impl DialPlan {
                 Self::ask(peer, upstream, None)
             }
             Onward::Address(addr) => {
-                header = mesh.introduction(client, UpstreamAddr(addr), hello.passed);
+                header = mesh.introduction(client, UpstreamAddr(addr), &hello.passed);
                 Self::to_addr(addr, &mesh.upstream, mesh.borrow)
             }
             Onward::LookUp(destination) => Self::LookUp {
@@ -254,16 +260,30 @@ impl DialPlan {
     }
 
     /// Records the first byte of an answer.
-    pub(super) fn on_answer(&mut self) {
+    pub(super) fn on_answer(&self) {
         if let Self::Ask {
-            hello, otherwise, ..
+            otherwise: Some(untried),
+            ..
         } = self
         {
-            // They may have several kB, and no other hello is sent.
-            hello.passed = Vec::new();
-            if let Some(untried) = otherwise {
-                untried.on_answer();
+            untried.on_answer();
+        }
+    }
+
+    /// Releases what hellos pass on, once a byte has gone either way: the session keeps its connection then.
+    pub(super) fn forget_passed(&mut self) {
+        let otherwise = match self {
+            Self::Ask {
+                hello, otherwise, ..
+            } => {
+                hello.passed = Tlvs::default();
+                otherwise
             }
+            Self::Dial(dial) => &mut dial.otherwise,
+            Self::LookUp { .. } => return,
+        };
+        if let Some(untried) = otherwise {
+            untried.forget_passed();
         }
     }
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use taut_mesh::proxy::Tlvs;
 use taut_sys::epoll::Interest;
 
 use super::Worker;
@@ -96,7 +97,8 @@ impl Worker {
         }
         let to = || Some(connection.local());
         let pick = self.pick();
-        let plan = DialPlan::for_client(route, client, Vec::new(), to, &self.setup, pick).ok()?;
+        let plan =
+            DialPlan::for_client(route, client, Tlvs::default(), to, &self.setup, pick).ok()?;
         let (mut plan, passed_over) = self.pass_over_broken(plan);
         let upstream = match &mut plan {
             DialPlan::Dial(dial) => {

@@ -307,6 +307,9 @@ impl Worker {
         if before.1 == 0 && after.1 > 0 {
             entry.plan.on_answer();
         }
+        if before == (0, 0) && after != before {
+            entry.plan.forget_passed();
+        }
         let redial_fault = (step == Step::Redial(Errno::TIMEDOUT)).then(|| {
             let connect = entry.timeouts.connect;
             RelayFault {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use taut_mesh::hello::{Hello, SessionId, Target};
-use taut_mesh::proxy::Tlv;
+use taut_mesh::proxy::Tlvs;
 use taut_mesh::ways::{Alternative, Ways};
 use taut_sys::random;
 use taut_sys::socket::LegOptions;
@@ -27,7 +27,7 @@ pub(super) struct Untried {
     pub(super) client: ClientAddr,
     pub(super) session: SessionId,
     /// What each hello passes on.
-    passed: Vec<Tlv>,
+    passed: Tlvs,
     destination: Target,
     hops_left: u8,
     ways: Ways<Way, DirectPath>,
@@ -43,7 +43,7 @@ impl Untried {
     /// Returns the ways of a session that has tried none.
     pub(super) fn new(
         client: ClientAddr,
-        passed: Vec<Tlv>,
+        passed: Tlvs,
         destination: Target,
         hops_left: u8,
         ways: Ways<Way, DirectPath>,
@@ -83,9 +83,13 @@ impl Untried {
         Some(auto.on_refusal(self.client.0.ip(), way, now))
     }
 
-    /// Records the first byte of an answer on the way that is tried now, which is the last.
-    pub(super) fn on_answer(&mut self) {
-        self.passed = Vec::new();
+    /// Releases what hellos pass on: none is sent any more.
+    pub(super) fn forget_passed(&mut self) {
+        self.passed = Tlvs::default();
+    }
+
+    /// Records the first byte of an answer on the way that is tried now.
+    pub(super) fn on_answer(&self) {
         if let (Some(auto), Some(way)) = (&self.auto, &self.current) {
             auto.on_answer(self.client.0.ip(), way);
         }

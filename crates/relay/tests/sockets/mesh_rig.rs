@@ -265,7 +265,7 @@ pub(crate) fn hello(to: SocketAddr) -> Hello {
         route: Vec::new(),
         hops_left: 8,
         session: SessionId([0; 16]),
-        passed: Vec::new(),
+        passed: Default::default(),
     }
 }
 

@@ -257,7 +257,7 @@ async fn record(rig: &Rig) -> io::Result<Recording> {
             route: Vec::new(),
             hops_left: DEFAULT_HOPS,
             session: SessionId([0; 16]),
-            passed: Vec::new(),
+            passed: Default::default(),
         };
         let ready = dialler.ready().ok_or(io::ErrorKind::InvalidData)?;
         let (mut hello, _) = ready.hello(&hello).map_err(io::Error::other)?;

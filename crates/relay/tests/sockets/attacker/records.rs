@@ -50,7 +50,7 @@ fn plain_hello(rig: &Rig) -> Vec<u8> {
         route: Vec::new(),
         hops_left: 8,
         session: SessionId([7; 16]),
-        passed: Vec::new(),
+        passed: Default::default(),
     };
     hello.encode()
 }
