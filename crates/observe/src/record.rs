@@ -107,7 +107,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Adds the counts of the connection's end, for instruments that the last sample does not have.
+    /// Adds the counts of the connection's end, which are its instruments if no sample has any.
     pub(crate) fn with_counts(mut self, counts: &'a EndCounts) -> Self {
         self.instruments.counts = Some(counts);
         self
@@ -135,8 +135,10 @@ impl Rates {
 impl Instruments<'_> {
     /// Returns the value of an instrument; `None` if the kernel does not report it.
     pub fn read(&self, instrument: &Instrument) -> Option<f64> {
-        let counted = || Some(self.counts?.read(instrument.name)? as f64);
-        instrument.read(self.connection).or_else(counted)
+        match (self.counts, &self.connection.info) {
+            (Some(counts), None) => counts.read(instrument.name).map(|count| count as f64),
+            _ => instrument.read(self.connection),
+        }
     }
 }
 

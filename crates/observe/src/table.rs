@@ -400,7 +400,8 @@ impl<M: Copy> Tracked<M> {
                 counts.update(info);
                 Figures::Counts
             }
-            _ => Figures::Scan,
+            (None, Some(_), None) => Figures::Counts,
+            (None, None, _) => Figures::Scan,
         };
         self.samples.push(sample, usize::MAX);
         figures

@@ -165,7 +165,7 @@ mod tests {
         let line = serde_json::to_value(Line::of(&report, SystemTime::UNIX_EPOCH)).unwrap();
         assert_eq!(line["figures"], "counts");
         let expected = serde_json::json!({
-            "CurAppRQueue": 0, "DataSegsOut": 0, "HCDataOctetsOut": 700, "HCThruOctetsAcked": 697,
+            "DataSegsOut": 0, "HCDataOctetsOut": 700, "HCThruOctetsAcked": 697,
             "HCThruOctetsReceived": 1, "OctetsRetrans": 5, "SegsRetrans": 0,
         });
         assert_eq!(line["instruments"], expected);

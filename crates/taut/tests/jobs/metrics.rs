@@ -300,7 +300,7 @@ fn a_real_prometheus_evaluates_every_expression_of_the_dashboards_and_alerts() {
                 Some(start) => {
                     seen.iter().any(|v| v.starts_with(start)) || is_spelled(&source, start, "", "")
                 }
-                None => seen.contains(&value) || is_spelled(&source, &value, "\"", ","),
+                None => seen.contains(&value) || is_spelled(&source, &value, "\"", ",\n"),
             };
             assert!(is_known, "{place}: nothing exports {label}=\"{value}\"");
         }
