@@ -14,8 +14,8 @@ use crate::route::Family;
 const RTM_GETNETCONF: u16 = 82;
 const NETCONFA_IFINDEX: u16 = 1;
 
-/// Looks up the indices and flags of many interfaces through one socket, in the network namespace where it
-/// was opened.
+/// Looks up the indices and flags of many interfaces through one socket, in the network namespace
+/// where it was opened.
 #[derive(Debug)]
 pub struct InterfaceLookup(OwnedFd);
 

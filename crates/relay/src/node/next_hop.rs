@@ -19,14 +19,16 @@ use crate::net::targets::Targets;
 use crate::route::peer::{Peer, Way};
 use crate::route::table::{Alternatives, Direct, NextHop, OriginalDst, Rules, Setup, Upstream};
 
-/// The addresses of this machine and of relays, and the NAT64 prefixes, for the checks of destinations.
+/// The addresses of this machine and of relays, and the NAT64 prefixes, for the checks of
+/// destinations.
 pub(super) struct Locality<'a> {
     pub(super) own: &'a OwnAddresses,
     pub(super) relays: &'a MeshAddresses,
     pub(super) nat64: &'a [Nat64Prefix],
 }
 
-/// Returns the next hop of a forward to `to`. `targets` are the addresses of `to`, if this node dials it.
+/// Returns the next hop of a forward to `to`. `targets` are the addresses of `to`, if this node dials
+/// it.
 pub(super) fn next_hop(
     forward: &Forward,
     to: &[Destination],
@@ -126,7 +128,8 @@ pub(super) fn access(
     Ok((destinations(&mesh.allow, &[])?, rules))
 }
 
-/// Returns the destinations to which legs of sessions from the mesh begin with a PROXY protocol header.
+/// Returns the destinations to which legs of sessions from the mesh begin with a PROXY protocol
+/// header.
 pub(super) fn send_proxy(mesh: &MeshConfig) -> Result<Vec<(ProxyVersion, Vec<Rule>)>, StartError> {
     let rules = mesh.send_proxy.iter();
     let rules = rules.map(|(version, to)| Ok((*version, bounded(to.clone())?)));
@@ -151,8 +154,9 @@ pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> 
         .map(|addr| addr.0)
 }
 
-/// Puts the present addresses of all relays, as far as they are known without a look-up, into `relays`:
-/// those that relays are dialled at, those that the list of members has, and this relay's mesh port.
+/// Puts the present addresses of all relays, as far as they are known without a look-up, into
+/// `relays`: those that relays are dialled at, those that the list of members has, and this relay's
+/// mesh port.
 pub(super) fn note_relays(relays: &MeshAddresses, setup: &Setup) {
     let Some(mesh) = &setup.mesh else {
         return relays.replace([]);
