@@ -39,8 +39,8 @@ pub struct Hello {
     pub hops_left: u8,
     /// The ID of the session, which every relay on its path logs.
     pub session: SessionId,
-    /// The fields of the PROXY protocol header that the client's connection began with, for a header to
-    /// the destination.
+    /// The fields of the PROXY protocol header that the client's connection began with, for a header
+    /// to the destination.
     pub passed: Tlvs,
 }
 

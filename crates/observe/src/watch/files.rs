@@ -75,7 +75,8 @@ impl Files {
     /// Adds a line, to a new file if the current one is full or old.
     ///
     /// # Errors
-    /// The file cannot be written, for example because the disk is full. The next line begins a new file.
+    /// The file cannot be written, for example because the disk is full. The next line begins a new
+    /// file.
     pub fn write(&mut self, now: SystemTime, line: &[u8]) -> Result<(), Lost> {
         let length = line.len() as u64;
         let is_over = |current: &Current| {
@@ -141,8 +142,8 @@ impl Files {
         written
     }
 
-    /// Writes the buffered lines. After an error the file is ended, and removed if it has no line. Older files are
-    /// deleted only for one that has a line: files that cannot be written replace none.
+    /// Writes the buffered lines. After an error the file is ended, and removed if it has no line.
+    /// Older files are deleted only for one that has a line: files that cannot be written replace none.
     fn write_out(&mut self) -> Result<(), Lost> {
         let Some(current) = self.current.as_mut().filter(|of| of.buffered > 0) else {
             return Ok(());

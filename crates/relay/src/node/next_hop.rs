@@ -27,8 +27,8 @@ pub(super) struct Locality<'a> {
     pub(super) nat64: &'a [Nat64Prefix],
 }
 
-/// Returns the next hop of a forward to `to`. `targets` are the addresses of `to`, if this node dials
-/// it.
+/// Returns the next hop of a forward to `to`. `targets` are the addresses of `to`, if this node
+/// dials it.
 pub(super) fn next_hop(
     forward: &Forward,
     to: &[Destination],

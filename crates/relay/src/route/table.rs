@@ -335,8 +335,8 @@ impl Mesh {
         rule.map(|(version, _)| *version)
     }
 
-    /// Returns the PROXY protocol header with these fields with which a leg to the address `to` begins; empty if it
-    /// has none.
+    /// Returns the PROXY protocol header, with the fields `passed`, that a leg to the address `to`
+    /// begins with; empty if it begins with none.
     pub(crate) fn introduction(
         &self,
         client: ClientAddr,

@@ -50,8 +50,8 @@ impl Client {
         self.proxied_to.or_else(|| self.stream.local_addr().ok())
     }
 
-    /// Returns the fields that a hello passes on to the last relay. A forward that sends headers itself sends no
-    /// hello.
+    /// Returns the fields that a hello passes on to the last relay. A forward that sends headers
+    /// itself sends no hello.
     pub(super) fn passed_on(&mut self) -> Tlvs {
         match self.route.identity.send_proxy {
             Some(_) => Tlvs::default(),

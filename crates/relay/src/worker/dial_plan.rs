@@ -64,8 +64,8 @@ impl DialPlan {
         }
     }
 
-    /// Returns the plan for a client of `route`, or the reason for refusing it. Hellos pass the fields `passed` on.
-    /// `to` returns the address that the client connected to.
+    /// Returns the plan for a client of `route`, or the reason for refusing it. Hellos carry the
+    /// fields `passed`. `to` returns the address that the client connected to.
     pub(super) fn for_client(
         route: &Route,
         client: ClientAddr,
@@ -149,8 +149,9 @@ impl DialPlan {
         })
     }
 
-    /// Returns the client that a hello of this member names, the plan for its session, and the header that its
-    /// destination receives first, if the address is known; or the reason for refusal.
+    /// Returns the client that a hello of this member names, the plan for its session, and the
+    /// PROXY protocol header for its destination, empty if it gets none or its address is not known
+    /// yet; or the reason for refusal.
     pub(super) fn for_hello(
         mesh: &Mesh,
         member: &MemberName,
@@ -270,7 +271,8 @@ impl DialPlan {
         }
     }
 
-    /// Releases what hellos pass on, once a byte has gone either way: the session keeps its connection then.
+    /// Releases the fields that hellos carry. Call this once a byte has gone either way: the session
+    /// keeps its connection from then on.
     pub(super) fn forget_passed(&mut self) {
         let otherwise = match self {
             Self::Ask {

@@ -26,7 +26,7 @@ pub(super) enum DirectPath {
 pub(super) struct Untried {
     pub(super) client: ClientAddr,
     pub(super) session: SessionId,
-    /// What each hello passes on.
+    /// The fields of the client's header, which each hello carries.
     passed: Tlvs,
     destination: Target,
     hops_left: u8,
@@ -83,7 +83,7 @@ impl Untried {
         Some(auto.on_refusal(self.client.0.ip(), way, now))
     }
 
-    /// Releases what hellos pass on: none is sent any more.
+    /// Releases the fields of the client's header: no hello is sent any more.
     pub(super) fn forget_passed(&mut self) {
         self.passed = Tlvs::default();
     }

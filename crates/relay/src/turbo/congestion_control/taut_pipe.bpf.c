@@ -641,13 +641,13 @@ static __always_inline __u64 leg_delivery(const struct tcp_sock *tp, const struc
 	__s32 kb = (__u32)(leg->bytes >> 10) - p->measured_leg_kb;
 	__u64 bytes = kb > 0 ? (__u64)kb << 10 : 0;
 
-	/* Up to 1024 bytes more. */
+	/* The difference of two rounded figures may be up to 1024 bytes too small. */
 	if (!us || bytes + 1024 <= ROUND_MIN * (__u64)tp->mss_cache)
 		return 0;
 	return bytes * USEC_PER_SEC / us;
 }
 
-/* The same of this connection. */
+/* Bytes a second that this connection has delivered in that time; 0 if no time has passed. */
 static __always_inline __u64 own_delivery(const struct tcp_sock *tp, const struct pipe *p,
 					  __u64 now)
 {

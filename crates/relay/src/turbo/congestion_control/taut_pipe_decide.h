@@ -150,8 +150,9 @@ static __always_inline __u64 leg_carried(const struct pipe_round *r)
 static __always_inline void decide_competing(struct pipe_pace *p, const struct pipe_round *r,
 					     __u64 leg, __u64 known, struct pipe_decision *d)
 {
-	__u64 carried = r->delivery * r->least_rtt_us / USEC_PER_SEC;
-	_Bool used = carried >= (__u64)p->window * r->mss / 2;
+	__u64 flight = r->delivery * r->least_rtt_us / USEC_PER_SEC;
+	_Bool used = flight >= (__u64)p->window * r->mss / 2;
+	__u64 carried = leg_carried(r);
 
 	if (p->rounds < 255)
 		p->rounds++;
@@ -175,8 +176,8 @@ static __always_inline void decide_competing(struct pipe_pace *p, const struct p
 		return;
 	}
 	p->lossy = 0;
-	if (leg_carried(r) > known)
-		d->learn = leg_carried(r);
+	if (carried > known)
+		d->learn = carried;
 	if (crowded(r->rtt_us, r->least_rtt_us)) {
 		p->clear = 0;
 		return;

@@ -201,7 +201,7 @@ fn a_ceiling_does_not_bound_what_the_connections_of_a_leg_teach_together() {
     assert_eq!(beyond.learn, NO_LIMIT);
 }
 
-/// Something has held the acknowledgements up, so that more come in a round than the path carries in it.
+/// Something has held the acknowledgements up, so that more come in a round than the path carries.
 #[test]
 fn acknowledgements_that_come_together_do_not_show_a_higher_rate_of_the_leg() {
     let together = |connections: u64| PipeRound {
