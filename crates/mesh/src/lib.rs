@@ -86,12 +86,14 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptor;
+pub mod answer;
 pub mod auto;
 pub mod channel;
 pub mod client_hello;
 mod crypto;
 mod deadline;
 pub mod dialler;
+pub mod dials;
 pub mod early_syn;
 pub mod etcd;
 #[cfg(any(test, fuzzing))]

@@ -117,11 +117,13 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
         self.retired = false;
     }
 
-    /// Records that the peer is not dialled any more, but for sessions that already wait. Returns the ready
-    /// connections, to be closed.
-    pub fn retire(&mut self) -> VecDeque<C> {
+    /// Records that the peer is not dialled any more. Returns the ready connections, to be closed, and the
+    /// sessions that wait, which have to leave the peer.
+    pub fn retire(&mut self) -> (VecDeque<C>, Vec<W>) {
         self.retired = true;
-        self.drain()
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.session);
+        let waiting = waiting.collect();
+        (self.drain(), waiting)
     }
 
     /// Returns whether the peer is not dialled any more.

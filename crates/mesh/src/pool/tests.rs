@@ -383,16 +383,16 @@ fn without_a_pool_one_session_at_a_time_tries_a_broken_peer() {
 }
 
 #[test]
-fn a_retired_pool_serves_only_sessions_that_already_wait() {
+fn sessions_that_wait_leave_a_retired_pool() {
     let now = Instant::now();
     let mut pool = pool(now);
     dial(&mut pool, 1, now);
     pool.wait("session");
-    assert_eq!(pool.retire(), VecDeque::from([1]));
+    assert_eq!(pool.retire(), (VecDeque::from([1]), vec!["session"]));
     assert_eq!(pool.dials_wanted(now), 0);
     assert!(!pool.may_dial_ahead(now));
-    assert_eq!(dial(&mut pool, 2, now), Given::To("session"));
-    assert_eq!(dial(&mut pool, 3, now), Given::Surplus);
+    assert!(!pool.is_dial_awaited());
+    assert_eq!(dial(&mut pool, 2, now), Given::Surplus);
     pool.adopt(BOUNDS);
     assert_eq!(pool.dials_wanted(now), 2);
 }

@@ -3,11 +3,13 @@
 //! [`Ways`] and [`Attempt`] decide which relay a session asks and when it goes on to the next.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use rustix::io::Errno;
+use taut_mesh::answer::Consequence;
 use taut_mesh::dialler::Ready;
+use taut_mesh::dials::{Asked, Asking, Fault};
 use taut_mesh::hello::Hello;
-use taut_mesh::ways::{Attempt, Prospect, Step, Ways};
+use taut_mesh::ways::{Attempt, Ways};
 
 use crate::connection::{DialEnd, End, Packet};
 use crate::engine::Key;
@@ -63,12 +65,6 @@ impl World {
         };
         let (peer, may_leave) = (*peer, ways.is_any_left());
         let now = self.local_now(node);
-        let known = &self.relay(node).peers[peer];
-        let prospect = Prospect {
-            is_peer: !known.pool.is_retired(),
-            is_broken: known.pool.is_broken(now),
-            may_leave,
-        };
         let Some(Leg {
             plan: Plan::Ask { attempt, .. },
             is_waiting,
@@ -78,30 +74,24 @@ impl World {
             return;
         };
         *is_waiting = false;
-        let takes = match attempt.step(at_first, prospect) {
-            Step::Take => true,
-            Step::Dial => false,
-            Step::Leave => {
-                self.leave_relay(leg);
-                return;
-            }
+        let asking = Asking {
+            session: leg,
+            attempt,
+            at_first,
+            may_leave,
         };
+        let dials = &mut self.relays[usize::from(node)].dials;
+        let asked = dials.ask(peer, asking, now);
         let is_first = self.legs.get(leg).is_some_and(|leg| leg.inbound.is_none());
-        let known = self.peer_mut(node, peer);
-        let spare = takes.then(|| known.pool.take(now)).flatten();
-        if is_first && may_leave {
-            self.check_detour(node, peer, spare.is_some());
+        if is_first && may_leave && !matches!(asked, Asked::Leaves { .. }) {
+            self.check_detour(node, peer, matches!(asked, Asked::Ready(_)));
         }
-        match spare {
-            Some(connection) => {
-                self.join(leg, connection, true);
-                self.fill_pool(node, peer);
-            }
-            None => {
-                let wait = if may_leave { DIAL_PATIENCE } else { CONNECT };
-                self.wait(leg, node, peer, wait);
-            }
+        match asked {
+            Asked::Ready(connection) => self.join(leg, connection, true),
+            Asked::Waits(_) => self.wait(leg, node, may_leave),
+            Asked::Leaves { .. } => self.leave_relay(leg),
         }
+        self.act(node);
     }
 
     /// Leaves the relay of a leg for the next way.
@@ -115,17 +105,14 @@ impl World {
         }
     }
 
-    /// Makes a leg wait for a connection that is dialled.
-    fn wait(&mut self, leg: Key, node: Node, peer: usize, wait: Duration) {
+    /// Limits the time for which a leg waits for a connection.
+    fn wait(&mut self, leg: Key, node: Node, may_leave: bool) {
+        let wait = if may_leave { DIAL_PATIENCE } else { CONNECT };
+        let until = self.when(node, self.local_now(node) + wait);
         if let Some(place) = self.legs.get_mut(leg) {
             place.waits += 1;
-            place.is_waiting = true;
-            let until = self.when(node, self.local_now(node) + wait);
-            let waits = self.legs.get(leg).map_or(0, |place| place.waits);
-            self.queue.at(until, Event::WaitEnds(leg, waits));
-        }
-        if self.peer_mut(node, peer).pool.wait(leg) == taut_mesh::pool::Wait::Dial {
-            self.dial(node, peer);
+            (place.is_waiting, place.wait) = (true, wait);
+            self.queue.at(until, Event::WaitEnds(leg, place.waits));
         }
     }
 
@@ -139,9 +126,11 @@ impl World {
         if !place.is_waiting || place.waits != waits {
             return;
         }
-        let node = place.relay;
-        self.peer_mut(node, peer).pool.forget(leg);
-        self.on_fault_of(node, peer);
+        let (node, wait) = (place.relay, place.wait);
+        let now = self.local_now(node);
+        self.relay_mut(node).dials.forget(peer, leg);
+        let (error, since) = (Errno::TIMEDOUT, now - wait);
+        self.on_fault(node, Fault { peer, error, since });
         self.ask(leg, false);
     }
 
@@ -180,7 +169,7 @@ impl World {
         };
         place.is_waiting = false;
         place.upstream = Some(connection);
-        place.made_before = made_before;
+        place.answer.joined(made_before);
         let (node, session, is_first) = (place.relay, place.session, place.inbound.is_none());
         let (bytes, _) = Ready::trusted().hello(hello).expect("without TLS");
         if is_first {
@@ -199,10 +188,14 @@ impl World {
 
     /// Has the hello of a leg watched: the other relay must acknowledge it.
     pub(crate) fn expect_answer(&mut self, leg: Key, connection: Key) {
-        let Some(node) = self.legs.get(leg).map(|leg| leg.relay) else {
+        let Some(place) = self.legs.get(leg) else {
             return;
         };
-        let until = self.when(node, self.local_now(node) + PATIENCE);
+        let now = self.local_now(place.relay);
+        let until = self.when(place.relay, now + PATIENCE);
+        if let Some(place) = self.legs.get_mut(leg) {
+            place.answer.expect(PATIENCE, now);
+        }
         self.queue.at(until, Event::Patience(leg, connection));
     }
 
@@ -211,54 +204,60 @@ impl World {
         let Some(place) = self.legs.get(leg) else {
             return;
         };
-        let Plan::Ask { peer, .. } = place.plan else {
-            return;
-        };
         let is_silent = self
             .connections
             .get(connection)
             .is_some_and(|connection| !connection.acknowledged);
-        if place.upstream != Some(connection) || place.answered || !is_silent {
+        if place.upstream != Some(connection) {
             return;
         }
-        let (node, session) = (place.relay, place.session);
-        self.on_fault_of(node, peer);
-        if !self.sessions[session].talks_first {
-            self.close(connection, End::Dialler);
-            self.redial(leg);
+        let (now, session) = (self.local_now(place.relay), place.session);
+        let is_untouched = !self.sessions[session].talks_first;
+        let Some(place) = self.legs.get_mut(leg) else {
+            return;
+        };
+        if let Some((patience, until)) = place.answer.take_due(now)
+            && !place.answered
+            && is_silent
+        {
+            let consequence = place.answer.on_silence(until - patience, is_untouched);
+            self.follow(leg, consequence, Errno::TIMEDOUT);
+            if consequence.redials {
+                self.close(connection, End::Dialler);
+                self.redial(leg);
+            }
+        }
+    }
+
+    /// Records that the peer that a leg asks does not work, if that is so.
+    fn follow(&mut self, leg: Key, consequence: Consequence, error: Errno) {
+        let asks = self.legs.get(leg).and_then(Leg::asks);
+        if let (Some((node, peer)), Some(since)) = (asks, consequence.broken_since) {
+            self.on_fault(node, Fault { peer, error, since });
         }
     }
 
     /// Records that a peer does not work.
-    pub(crate) fn on_fault_of(&mut self, node: Node, peer: usize) {
+    fn on_fault(&mut self, node: Node, fault: Fault) {
         if self.broken == Some(Rule::Detour) {
             return;
         }
-        let (now, at) = (self.local_now(node), self.queue.now());
-        let known = self.peer_mut(node, peer);
-        let Some(useless) = known.pool.on_fault(now, now, |_| true) else {
-            return;
-        };
-        known.noticed = Some(at);
-        let to = known.node;
-        self.trace
-            .tell(at, || format!("relay{node} takes relay{to} for broken"));
-        self.close_all(useless);
-        self.fill_pool(node, peer);
+        let now = self.local_now(node);
+        self.relay_mut(node).dials.on_fault(fault, now);
+        self.act(node);
     }
 
     /// Gets a leg another connection.
     fn redial(&mut self, leg: Key) {
         if let Some(place) = self.legs.get_mut(leg) {
             place.upstream = None;
-            place.made_before = false;
         }
         self.ask(leg, false);
     }
 
     /// The upstream connection of a leg has broken.
-    pub(crate) fn upstream_failed(&mut self, leg: Key, connection: Key, is_refusal: bool) {
-        let Some(place) = self.legs.get(leg) else {
+    pub(crate) fn upstream_failed(&mut self, leg: Key, connection: Key, error: Errno) {
+        let Some(place) = self.legs.get_mut(leg) else {
             return;
         };
         if place.upstream != Some(connection) {
@@ -267,21 +266,19 @@ impl World {
         let (node, session) = (place.relay, place.session);
         if place.inbound.is_none() && self.sessions[session].phase == Phase::Awaited {
             // The relay watches the connection once the client has come.
-            if let Some(place) = self.legs.get_mut(leg) {
-                place.lost = true;
-            }
+            place.lost = Some(error);
             return;
         }
-        if let (Plan::Ask { peer, .. }, true) = (&place.plan, is_refusal) {
-            let peer = *peer;
-            self.on_fault_of(node, peer);
-        }
-        let Some(place) = self.legs.get(leg) else {
+        let now = self.local_now(node);
+        // A byte of the client may have arrived even without an acknowledgement.
+        let talks_first = self.sessions[session].talks_first;
+        let Some(place) = self.legs.get_mut(leg) else {
             return;
         };
-        // A byte of the client may have arrived even without an acknowledgement.
-        let is_touched = place.answered || self.sessions[session].talks_first;
-        match place.made_before && !is_touched {
+        let is_untouched = !place.answered && !talks_first;
+        let consequence = place.answer.on_end(error, is_untouched, now);
+        self.follow(leg, consequence, error);
+        match consequence.redials {
             true => self.redial(leg),
             false => self.end_leg(leg, Some(connection)),
         }

@@ -2,15 +2,19 @@
 //!
 //! TCP is simulated: packets are lost and sent again, a machine without the process resets, one that is
 //! gone is silent. So is the exchange of keys in TLS, whose own tests are in the crate. What the two ends
-//! make of it is decided by the real [`taut_mesh::pool::Pool`], [`Members`](taut_mesh::members::Members) and
+//! make of it is decided by the real [`taut_mesh::dials::Dials`], [`Members`](taut_mesh::members::Members) and
 //! [`Acceptor`].
 
+use std::sync::Arc;
+
+use rustix::io::Errno;
 use taut_mesh::acceptor::Acceptor;
+use taut_mesh::dials::{DialId, Keys};
 use taut_mesh::identity::PublicKey;
 
 use crate::engine::{Key, Time};
 use crate::network::Node;
-use crate::world::{CONNECT, Event, State, World};
+use crate::world::{Event, State, World};
 
 /// How often a packet is sent again before its sender gives up.
 const MAX_TRIES: u8 = 12;
@@ -23,13 +27,9 @@ pub(crate) struct Connection {
     pub(crate) accept: AcceptEnd,
     /// The pool that dialled it.
     pub(crate) peer: usize,
-    /// The number of the address, as the pool counts them.
-    pub(crate) tried: usize,
     pub(crate) begun: Time,
-    /// When the dialler closes the connection if it is still the same.
-    pub(crate) until: Time,
-    /// The dialler's list of members when it dialled.
-    pub(crate) list: usize,
+    /// The keys that the handshake uses, once it has begun.
+    pub(crate) keys: Option<Arc<Keys>>,
     /// The key that the dialler proves.
     pub(crate) own: PublicKey,
     /// The key that the acceptor has proven.
@@ -43,9 +43,8 @@ pub(crate) struct Connection {
 /// The dialling end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DialEnd {
-    Dialling,
-    /// In the pool.
-    Ready,
+    /// Dialled, or ready in its pool.
+    Pooled(DialId),
     /// The upstream connection of this leg.
     Used(Key),
     /// A hostile party has it.
@@ -215,7 +214,7 @@ impl World {
     pub(crate) fn reads(&mut self, key: Key, to: End, packet: Packet) {
         match (to, packet) {
             (End::Acceptor, Packet::Syn) => self.admit(key),
-            (End::Dialler, Packet::SynAck) => self.send(key, End::Acceptor, Packet::Opening),
+            (End::Dialler, Packet::SynAck) => self.on_connected(key),
             (End::Acceptor, Packet::Opening) => self.on_opening(key),
             (End::Dialler, Packet::Answer) => self.on_answer(key),
             (End::Acceptor, Packet::Proof) => self.on_proof(key),
@@ -235,8 +234,9 @@ impl World {
         let Some(connection) = self.connections.get(key) else {
             return;
         };
-        let (node, peer) = (connection.dialler, connection.peer);
-        let (dial, begun) = (connection.dial, connection.begun);
+        let dial = connection.dial;
+        let is_gone = { self.relays.get(usize::from(connection.acceptor)) }
+            .is_some_and(|relay| relay.state == State::Vanished);
         if to == End::Acceptor {
             if let AcceptEnd::Used(leg) = connection.accept {
                 self.close_silently(key, to);
@@ -246,26 +246,17 @@ impl World {
             }
             return;
         }
+        let error = match (is_refusal, is_gone) {
+            (true, _) => Errno::ACCESS,
+            // Keepalive has ended it.
+            (false, true) => Errno::TIMEDOUT,
+            (false, false) => Errno::CONNRESET,
+        };
         match dial {
-            DialEnd::Dialling => {
-                self.close_silently(key, End::Acceptor);
-                self.lose_dial(key);
-            }
-            DialEnd::Ready => {
-                self.close_silently(key, to);
-                let now = self.local_now(node);
-                let pool = &mut self.peer_mut(node, peer).pool;
-                pool.remove(key);
-                // A peer that refuses this relay's key says so only after the handshake. Without a pause, the
-                // pool would dial it again at once.
-                if is_refusal || self.queue.now() < begun + CONNECT {
-                    self.peer_mut(node, peer).pool.on_failure(now);
-                }
-                self.fill_pool(node, peer);
-            }
+            DialEnd::Pooled(_) => self.on_lost(key, error),
             DialEnd::Used(leg) => {
                 self.close_silently(key, to);
-                self.upstream_failed(leg, key, is_refusal);
+                self.upstream_failed(leg, key, error);
             }
             DialEnd::Hostile => self.close_silently(key, to),
             DialEnd::Closed => {}

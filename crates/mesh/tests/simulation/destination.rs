@@ -22,7 +22,8 @@ impl Policy for Permissions<'_> {
 
     fn leads_to(&self, relay: &MemberName) -> bool {
         let mut peers = self.relay.peers.iter();
-        peers.any(|peer| !peer.pool.is_retired() && name(usize::from(peer.node)) == *relay)
+        let peer = peers.position(|peer| name(usize::from(peer.node)) == *relay);
+        peer.is_some_and(|peer| self.relay.dials.is_dialled(peer))
     }
 
     fn may_reach(&self, _: &MemberName, destination: SocketAddr) -> bool {

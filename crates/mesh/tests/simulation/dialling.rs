@@ -1,56 +1,146 @@
-//! The pools of a relay: what they dial, and what becomes of it, as `Pools` of the relay does it.
+//! The dials of a relay: the real [`Dials`](taut_mesh::dials::Dials) decide, and this module has the connections.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::io::Errno;
+use taut_mesh::dials::{Action, Closing, DialId, Keys, PeerTerms, Times};
 use taut_mesh::identity::PublicKey;
-use taut_mesh::members::Members;
-use taut_mesh::pool::{Given, expiry};
 
 use crate::connection::{AcceptEnd, Connection, DialEnd, End, Packet};
-use crate::engine::{Key, Time};
+use crate::engine::Key;
 use crate::network::Node;
 use crate::oracle::{Rule, Unanswered};
-use crate::world::{CONNECT, DIAL_PATIENCE, Event, MAX_AGE, Peer, World, name};
+use crate::world::{BOUNDS, CONNECT, DIAL_PATIENCE, Event, MAX_AGE, State, World, name};
+
+/// When keepalive ends a ready connection to a machine that is gone.
+pub(crate) const PROBED_AFTER: Duration = Duration::from_secs(15);
+
+const TIMES: Times = Times {
+    connect: CONNECT,
+    patience: DIAL_PATIENCE,
+    max_age: MAX_AGE,
+};
 
 impl World {
-    /// Dials what a pool wants, for itself and for the sessions that wait.
-    pub(crate) fn fill_pool(&mut self, node: Node, peer: usize) {
-        let now = self.local_now(node);
-        let wanted = self.peer_mut(node, peer).pool.dials_wanted(now);
-        let never = self.broken == Some(Rule::Recovery)
-            && self.peer_mut(node, peer).pool.retry_at().is_some();
-        for _ in 0..wanted {
-            if !never {
-                self.dial(node, peer);
+    /// Carries out what the dials of a relay have decided.
+    pub(crate) fn act(&mut self, node: Node) {
+        while let Some(action) = self.relay_mut(node).dials.next_action() {
+            match action {
+                Action::Dial { id, peer, .. } => self.dial(node, id, peer),
+                Action::Serve(leg, connection) => self.join_waiting(leg, connection),
+                Action::Fail(leg, _) => self.ask(leg, false),
+                Action::Close {
+                    connection, why, ..
+                } => {
+                    if let (Closing::Failed(_), Some(known)) =
+                        (why, self.connections.get(connection))
+                    {
+                        let (at, to) = (self.queue.now(), known.acceptor);
+                        self.trace
+                            .tell(at, || format!("relay{node}: a dial to relay{to} fails"));
+                    }
+                    self.close(connection, End::Dialler);
+                }
+                Action::Slow => {}
+                Action::Fault { fault, works } => {
+                    let at = self.queue.now();
+                    let known = self.peer_mut(node, fault.peer);
+                    let to = known.node;
+                    if !works {
+                        known.noticed = Some(at);
+                    }
+                    self.trace
+                        .tell(at, || format!("relay{node} takes relay{to} for broken"));
+                }
             }
         }
-        while self.peer_mut(node, peer).pool.is_dial_awaited() {
-            self.dial(node, peer);
+        if self.relay_mut(node).dials.has_gained() {
+            self.serve_early(node);
+        }
+        self.plan_poll(node);
+    }
+
+    /// Has the dials of a relay polled when that is due.
+    fn plan_poll(&mut self, node: Node) {
+        let Some(next) = self.relay(node).dials.next() else {
+            return;
+        };
+        let at = self.when(node, next).max(self.queue.now());
+        let relay = self.relay_mut(node);
+        if relay.polled_at.is_none_or(|planned| at < planned) {
+            relay.polled_at = Some(at);
+            let process = relay.process;
+            self.queue.at(at, Event::Polls(node, process));
         }
     }
 
-    pub(crate) fn dial(&mut self, node: Node, peer: usize) {
-        let Peer { node: to, pool, .. } = self.peer_mut(node, peer);
-        let (to, tried) = (*to, pool.on_dial());
-        let relay = self.relay(node);
+    pub(crate) fn polls(&mut self, node: Node, process: u32) {
         let now = self.queue.now();
+        let relay = self.relay_mut(node);
+        if relay.process != process || relay.state != State::Running {
+            return;
+        }
+        // An event that was planned for a later time, or is late.
+        if relay.polled_at.is_none_or(|at| at > now) {
+            return;
+        }
+        relay.polled_at = None;
+        let now = self.local_now(node);
+        self.relay_mut(node).dials.poll(|_| BOUNDS, now);
+        self.act(node);
+    }
+
+    /// Has a relay adopt its present list of members and its own key, as when its configuration is reloaded.
+    pub(crate) fn adopt_peers(&mut self, node: Node) {
+        let now = self.local_now(node);
+        let peers = 0..self.relay(node).peers.len();
+        let peers: Vec<_> = peers.map(|peer| self.peer_terms(node, peer)).collect();
+        let dials = &mut self.relay_mut(node).dials;
+        dials.adopt(TIMES, peers, now);
+        dials.drop_old_keys(|_| true, now);
+        self.act(node);
+    }
+
+    /// Returns what a relay knows of a peer, or `None` if that is no member.
+    fn peer_terms(&self, node: Node, peer: usize) -> Option<PeerTerms> {
+        let relay = self.relay(node);
+        let named = name(usize::from(relay.peers[peer].node));
+        let member = relay.local.members.by_name(named.as_str())?;
+        Some(PeerTerms {
+            keys: Arc::new(Keys {
+                peer: member.keys.clone(),
+                own: relay.key,
+            }),
+            bounds: BOUNDS,
+            keepalive: PROBED_AFTER,
+        })
+    }
+
+    /// Begins a dial.
+    fn dial(&mut self, node: Node, id: DialId, peer: usize) {
+        let has_failed = {
+            let pool = self.relay(node).dials.pool(peer);
+            pool.is_some_and(|pool| pool.retry_at().is_some())
+        };
+        if self.broken == Some(Rule::Recovery) && has_failed {
+            return;
+        }
         let connection = Connection {
             dialler: node,
-            acceptor: to,
-            dial: DialEnd::Dialling,
+            acceptor: self.relay(node).peers[peer].node,
+            dial: DialEnd::Pooled(id),
             accept: AcceptEnd::Unseen,
             peer,
-            tried,
-            begun: now,
-            until: now + DIAL_PATIENCE,
-            list: relay.list,
-            own: relay.key,
+            begun: self.queue.now(),
+            keys: None,
+            own: self.relay(node).key,
             shown: None,
             hello: Vec::new(),
             acknowledged: false,
         };
         let key = self.connections.insert(connection);
-        self.queue.after(DIAL_PATIENCE, Event::DialTimer(key));
+        self.relay_mut(node).dials.begun(id, key);
         self.send(key, End::Acceptor, Packet::Syn);
     }
 
@@ -63,10 +153,8 @@ impl World {
             dial: DialEnd::Hostile,
             accept: AcceptEnd::Unseen,
             peer: usize::MAX,
-            tried: 0,
             begun: now,
-            until: Time::MAX,
-            list: 0,
+            keys: None,
             own,
             shown: None,
             hello,
@@ -79,167 +167,91 @@ impl World {
         }
     }
 
+    /// The acceptor's kernel has accepted a connection: the handshake begins.
+    pub(crate) fn on_connected(&mut self, key: Key) {
+        if let Some((node, _, id)) = self.pooled(key) {
+            let keys = self.relay_mut(node).dials.connected(id);
+            if let (Some(connection), Some(keys)) = (self.connections.get_mut(key), keys) {
+                connection.own = keys.own;
+                connection.keys = Some(keys);
+            }
+        }
+        self.send(key, End::Acceptor, Packet::Opening);
+    }
+
     /// The acceptor has answered with its key.
     pub(crate) fn on_answer(&mut self, key: Key) {
         let Some(connection) = self.connections.get(key) else {
             return;
         };
-        let (node, peer) = (connection.dialler, connection.peer);
-        match connection.dial {
-            DialEnd::Dialling => {}
-            DialEnd::Hostile => {
-                let has_hello = !connection.hello.is_empty();
-                self.send(key, End::Acceptor, Packet::Proof);
-                if has_hello {
-                    self.send(key, End::Acceptor, Packet::Hello);
-                }
-                return;
+        if connection.dial == DialEnd::Hostile {
+            let has_hello = !connection.hello.is_empty();
+            self.send(key, End::Acceptor, Packet::Proof);
+            if has_hello {
+                self.send(key, End::Acceptor, Packet::Hello);
             }
-            _ => return,
-        }
-        let named = name(usize::from(connection.acceptor));
-        let (shown, own) = (connection.shown, connection.own);
-        let has_key = |members: &Members| {
-            let member = members.by_name(named.as_str());
-            member.is_some_and(|member| shown.is_some_and(|key| member.keys.contains(&key)))
-        };
-        if !has_key(&self.lists[connection.list].members) {
-            self.lose_dial(key);
             return;
         }
-        let setup = self.queue.now() - connection.begun;
-        self.send(key, End::Acceptor, Packet::Proof);
+        let Some((node, peer, id)) = self.pooled(key) else {
+            return;
+        };
         let (now, at) = (self.local_now(node), self.queue.now());
-        let known = self.peer_mut(node, peer);
-        known.pool.on_dial_succeeded(setup, now);
-        known.proven = Some(at);
-        known.unanswered = Unanswered::default();
-        // The list of members, or this relay's key, may have changed during the handshake.
-        if !has_key(self.members_at(node)) || self.relay(node).key != own {
-            self.close(key, End::Dialler);
-            self.fill_pool(node, peer);
-            return;
-        }
-        if let Some(connection) = self.connections.get_mut(key) {
-            connection.dial = DialEnd::Ready;
-        }
-        match self.peer_mut(node, peer).pool.give(key) {
-            Given::To(leg) => {
-                self.join_waiting(leg, key);
-                self.fill_pool(node, peer);
-            }
-            Given::Surplus => self.close(key, End::Dialler),
-            Given::Kept => {
-                let until = expiry(now, MAX_AGE, self.random.bits());
-                let until = self.when(node, until);
-                if let Some(connection) = self.connections.get_mut(key) {
-                    connection.until = until;
-                }
-                self.queue.at(until, Event::DialTimer(key));
-                self.serve_early(node);
-            }
-        }
-    }
-
-    pub(crate) fn on_dial_timer(&mut self, key: Key) {
-        let now = self.queue.now();
-        let Some(connection) = self.connections.get(key).filter(|c| c.until <= now) else {
-            return;
-        };
-        match connection.dial {
-            DialEnd::Dialling => self.on_slow_dial(key),
-            DialEnd::Ready => self.discard(key),
-            _ => {}
-        }
-    }
-
-    /// A dial has taken long: first long enough to doubt the peer, then too long.
-    fn on_slow_dial(&mut self, key: Key) {
-        let now = self.queue.now();
-        let Some(connection) = self.connections.get_mut(key) else {
-            return;
-        };
-        let begun = connection.begun;
-        if now >= begun + CONNECT {
-            return self.lose_dial(key);
-        }
-        connection.until = begun + CONNECT;
-        let (node, peer) = (connection.dialler, connection.peer);
-        self.queue.at(begun + CONNECT, Event::DialTimer(key));
-        let begun = self.local_then(node, begun);
-        // If a later dial has succeeded, only this one has lost its SYN.
-        if !self.peer_mut(node, peer).pool.has_connected_since(begun) {
-            self.on_fault_of(node, peer);
-        }
-    }
-
-    /// Ends a dial that has failed.
-    pub(crate) fn lose_dial(&mut self, key: Key) {
         let Some(connection) = self.connections.get(key) else {
             return;
         };
-        let (node, peer, tried) = (connection.dialler, connection.peer, connection.tried);
-        let to = connection.acceptor;
-        let at = self.queue.now();
-        self.trace
-            .tell(at, || format!("relay{node}: a dial to relay{to} fails"));
-        self.close(key, End::Dialler);
-        let now = self.local_now(node);
-        let waiter = self.peer_mut(node, peer).pool.on_dial_failed(tried, now);
-        if let Some(leg) = waiter {
-            self.ask(leg, false);
+        let keys = connection.keys.as_ref();
+        let shown = { connection.shown }.filter(|key| keys.is_some_and(|k| k.peer.contains(key)));
+        match shown {
+            Some(shown) => {
+                self.send(key, End::Acceptor, Packet::Proof);
+                self.relay_mut(node).dials.proven(id, Some(shown), now);
+                let known = self.peer_mut(node, peer);
+                known.proven = Some(at);
+                known.unanswered = Unanswered::default();
+            }
+            None => {
+                self.relay_mut(node).dials.proved_no_key(id, now);
+            }
         }
-        self.fill_pool(node, peer);
+        self.act(node);
     }
 
-    /// Closes a ready connection of a pool.
-    pub(crate) fn discard(&mut self, key: Key) {
-        let Some(connection) = self.connections.get(key) else {
-            return;
-        };
-        let (node, peer) = (connection.dialler, connection.peer);
-        self.peer_mut(node, peer).pool.remove(key);
-        self.close(key, End::Dialler);
-        self.fill_pool(node, peer);
-    }
-
-    /// Closes connections that a pool has given up.
-    pub(crate) fn close_all(&mut self, keys: VecDeque<Key>) {
-        for key in keys {
-            self.close(key, End::Dialler);
+    /// A dial, or a connection in a pool, has ended.
+    pub(crate) fn on_lost(&mut self, key: Key, error: Errno) {
+        if let Some((node, _, id)) = self.pooled(key) {
+            self.close_silently(key, End::Dialler);
+            let now = self.local_now(node);
+            self.relay_mut(node).dials.lost(id, error, now);
+            self.act(node);
         }
     }
 
     /// The acceptor of a connection in a pool has no room for it.
     pub(crate) fn on_full(&mut self, key: Key) {
-        let Some(connection) = self.connections.get(key) else {
-            return;
-        };
         // A session whose hello has crossed the message is served.
-        if connection.dial != DialEnd::Ready {
-            return;
+        if let Some((node, _, id)) = self.pooled(key) {
+            let now = self.local_now(node);
+            self.relay_mut(node).dials.full(id, now);
+            self.act(node);
         }
-        let (node, peer) = (connection.dialler, connection.peer);
-        let now = self.local_now(node);
-        self.peer_mut(node, peer).pool.on_full(now);
-        self.discard(key);
     }
 
     /// The acceptor of a connection in a pool is draining.
     pub(crate) fn on_withdrawal(&mut self, key: Key) {
-        let Some(connection) = self.connections.get(key) else {
-            return;
-        };
         // A session whose hello has crossed the message is served.
-        if connection.dial != DialEnd::Ready {
-            return;
-        }
-        let (node, peer) = (connection.dialler, connection.peer);
-        let is_young = self.queue.now() < connection.begun + CONNECT;
-        if is_young {
+        if let Some((node, _, id)) = self.pooled(key) {
             let now = self.local_now(node);
-            self.peer_mut(node, peer).pool.on_failure(now);
+            self.relay_mut(node).dials.withdrawn(id, now);
+            self.act(node);
         }
-        self.discard(key);
+    }
+
+    /// Returns the relay, the peer and the ID of a connection that no session has.
+    fn pooled(&self, key: Key) -> Option<(Node, usize, DialId)> {
+        let connection = self.connections.get(key)?;
+        match connection.dial {
+            DialEnd::Pooled(id) => Some((connection.dialler, connection.peer, id)),
+            DialEnd::Used(_) | DialEnd::Hostile | DialEnd::Closed => None,
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use taut_mesh::early_syn::{Admission, FourTuple, Limits, Rate, SynEvent};
+use taut_mesh::pool::Pool;
 use taut_mesh::ways::{Alternative, Ways};
 
 use crate::connection::End;
@@ -121,12 +122,12 @@ impl World {
         };
         let now = self.local_now(node);
         let breaks_rule = self.broken == Some(Rule::EarlySyn);
-        let pool = &mut self.peer_mut(node, peer).pool;
+        let dials = &mut self.relay_mut(node).dials;
         let taken = match breaks_rule {
-            true => pool.take(now),
-            false => pool.take_early(now),
+            true => dials.take_that(peer, |_| true, now),
+            false => dials.take_early(peer, now),
         };
-        let left = pool.ready();
+        let left = dials.pool(peer).map_or(0, Pool::ready);
         let Some(connection) = taken else {
             return false;
         };
@@ -142,7 +143,7 @@ impl World {
             attempt.taken_early();
         }
         self.send_hello(leg, connection, true);
-        self.fill_pool(node, peer);
+        self.act(node);
         true
     }
 
@@ -151,19 +152,20 @@ impl World {
         let Some(peer) = self.peer_number(node, next) else {
             return false;
         };
-        let pool = &mut self.peer_mut(node, peer).pool;
-        let pauses = pool.retry_at().is_some_and(|at| now < at);
-        if !pool.may_dial_ahead(now) {
+        let dials = &mut self.relay_mut(node).dials;
+        let known = |pool: &Pool<u32, Key>| (pool.retry_at(), pool.ready() + pool.dialling() + 1);
+        let (retry_at, will_have) = dials.pool(peer).map_or((None, 0), known);
+        let pauses = retry_at.is_some_and(|at| now < at);
+        if !dials.dial_ahead(peer, now) {
             return false;
         }
-        let will_have = pool.ready() + pool.dialling() + 1;
         if pauses || will_have > BOUNDS.ceiling {
             let what = format!(
                 "a SYN makes relay{node} dial relay{next}, to which it has {will_have} connections"
             );
             self.violate(Rule::EarlySyn, what);
         }
-        self.dial(node, peer);
+        self.act(node);
         true
     }
 
@@ -205,12 +207,12 @@ impl World {
         let (node, asks, upstream) = (known.relay, known.asks(), known.upstream);
         if let Some((_, peer)) = asks {
             let now = self.local_now(node);
-            let pool = &mut self.peer_mut(node, peer).pool;
-            let is_retired = pool.is_retired();
-            if !is_retired {
-                pool.on_early_client(now);
+            let is_dialled = self.relay(node).dials.is_dialled(peer);
+            if is_dialled {
+                self.relay_mut(node).dials.on_early_client(peer, now);
+                self.act(node);
             }
-            if is_retired || upstream.is_none() {
+            if !is_dialled || upstream.is_none() {
                 self.drop_early(leg);
                 return false;
             }
@@ -222,8 +224,10 @@ impl World {
         let (answered, lost) = (known.answered, known.lost);
         match upstream {
             _ if answered => self.pass_reply(leg),
-            Some(connection) if lost => self.upstream_failed(leg, connection, false),
-            Some(connection) => self.expect_answer(leg, connection),
+            Some(connection) => match lost {
+                Some(error) => self.upstream_failed(leg, connection, error),
+                None => self.expect_answer(leg, connection),
+            },
             None => {}
         }
         true
@@ -267,10 +271,8 @@ impl World {
 
     fn is_broken(&self, node: Node, next: Node) -> bool {
         let peer = self.peer_number(node, next);
-        peer.is_some_and(|peer| {
-            let pool = &self.relay(node).peers[peer].pool;
-            pool.is_broken(self.local_now(node))
-        })
+        let now = self.local_now(node);
+        peer.is_some_and(|peer| self.relay(node).dials.is_broken(peer, now))
     }
 }
 

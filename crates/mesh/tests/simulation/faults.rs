@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use taut_mesh::dials::Dials;
 use taut_mesh::early_syn::Limiter;
 use taut_mesh::name_cache::NameCache;
 
 use crate::connection::{AcceptEnd, Connection, DialEnd, End, Packet};
+use crate::dialling::PROBED_AFTER;
 use crate::early;
 use crate::engine::{Key, Time};
 use crate::membership::ADOPTION;
@@ -16,9 +18,6 @@ use crate::world::{Event, State, World, key};
 
 /// When the kernel of a peer gives up a connection with a session to a machine that is gone.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-
-/// When it does so with one that is ready: it probes such connections after this time of silence.
-const PROBED_AFTER: Duration = Duration::from_secs(15);
 
 /// The number of outsiders, and how many connections they open each time.
 const OUTSIDERS: usize = 3;
@@ -389,10 +388,11 @@ impl World {
             return;
         }
         let members = self.lists[list].members.clone();
-        for peer in 0..self.relay(node).peers.len() {
-            let pool = self.new_pool(node);
-            let known = self.peer_mut(node, peer);
-            (known.pool, known.noticed, known.proven) = (pool, None, None);
+        let dials = Dials::new(self.random.bits());
+        let relay = self.relay_mut(node);
+        (relay.dials, relay.polled_at) = (dials, None);
+        for known in &mut relay.peers {
+            (known.noticed, known.proven) = (None, None);
             known.unanswered = Unanswered::default();
         }
         for peer in self.relays.iter_mut().flat_map(|relay| &mut relay.peers) {
@@ -405,10 +405,7 @@ impl World {
         relay.process += 1;
         relay.list = list;
         relay.local.members = members;
-        let process = relay.process;
-        self.retire_removed(node);
-        self.queue
-            .after(Duration::ZERO, Event::Polls(node, process));
+        self.adopt_peers(node);
     }
 
     /// Replaces the process of a relay. The former one serves its sessions to their ends, and takes no new ones.
@@ -417,10 +414,14 @@ impl World {
             return;
         }
         self.withdraw(node);
+        // The new process begins with empty pools.
+        let now = self.local_now(node);
         for peer in 0..self.relay(node).peers.len() {
-            let ready = self.peer_mut(node, peer).pool.drain();
-            self.close_all(ready);
+            while let Some(ready) = self.relay_mut(node).dials.take_that(peer, |_| true, now) {
+                self.close(ready, End::Dialler);
+            }
         }
+        self.act(node);
     }
 
     /// Returns a forward whose legs begin at SYNs, of this relay if it has one.

@@ -133,13 +133,14 @@ fn replay() {
 fn each_rule_that_is_broken_on_purpose_is_found_and_its_seed_replays() {
     for rule in Rule::ALL {
         let broken = |seed, tells| World::new(seed, HUNDRED, Some(rule), tells).run();
+        // In some worlds it breaks another rule first: a relay that keeps an old list loses sessions, too.
         let found = (0..SEEDS_FOR_ONE).find_map(|seed| {
             let violation = broken(seed, false).oracle.violation;
+            let violation = violation.filter(|violation| violation.rule == rule);
             violation.map(|violation| (seed, violation))
         });
         let (seed, violation) = found.unwrap_or_else(|| panic!("nobody finds {rule:?}"));
         println!("{rule:?}: found at seed {seed}: {violation}");
-        assert_eq!(violation.rule, rule);
         let again = broken(seed, true);
         assert_eq!(again.oracle.violation, Some(violation));
         assert!(again.trace.text().contains("BROKEN"));

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use taut_mesh::identity::PublicKey;
 
-use crate::connection::{AcceptEnd, DialEnd, End};
+use crate::connection::{AcceptEnd, End};
 use crate::network::Node;
 use crate::oracle::Rule;
-use crate::world::{BOUNDS, Event, List, State, World, key, members, name};
+use crate::world::{Event, List, State, World, key, members, name};
 
 /// The longest time from a change of the list of members until a relay has read it.
 pub(crate) const ADOPTION: Duration = Duration::from_secs(2);
@@ -54,31 +54,13 @@ impl World {
         }
         let relay = self.relay_mut(node);
         relay.local.members = members;
-        self.retire_removed(node);
+        self.adopt_peers(node);
         for other in changed {
             self.drop_old_keys(node, other);
         }
     }
 
-    /// Retires the pools of relays that are no members, and takes up those of others.
-    pub(crate) fn retire_removed(&mut self, node: Node) {
-        for peer in 0..self.relay(node).peers.len() {
-            let other = self.relay(node).peers[peer].node;
-            let is_member = {
-                let name = name(usize::from(other));
-                self.members_at(node).by_name(name.as_str()).is_some()
-            };
-            let pool = &mut self.peer_mut(node, peer).pool;
-            if is_member {
-                pool.adopt(BOUNDS);
-            } else {
-                let ready = pool.retire();
-                self.close_all(ready);
-            }
-        }
-    }
-
-    /// Ends what `node` has with a member whose keys have changed: unused connections with a former key, and
+    /// Ends what `node` has from a member whose keys have changed: unused connections with a former key, and
     /// the sessions of a former member.
     fn drop_old_keys(&mut self, node: Node, other: Node) {
         let keys = {
@@ -86,18 +68,6 @@ impl World {
             let member = self.members_at(node).by_name(name.as_str());
             member.map_or(Vec::new(), |member| member.keys.clone())
         };
-        for key in self.connections_where(|c| c.dialler == node && c.acceptor == other) {
-            let connection = self.connections.get(key);
-            let Some((dial, shown)) = connection.map(|c| (c.dial, c.shown)) else {
-                continue;
-            };
-            match dial {
-                DialEnd::Ready if shown.is_none_or(|shown| !keys.contains(&shown)) => {
-                    self.discard(key);
-                }
-                _ => {}
-            }
-        }
         for key in self.connections_where(|c| c.dialler == other && c.acceptor == node) {
             let Some(connection) = self.connections.get(key) else {
                 continue;
@@ -126,11 +96,7 @@ impl World {
                 if self.relay(node).state != State::Running {
                     return Some(ADOPTION);
                 }
-                for peer in 0..self.relay(node).peers.len() {
-                    let ready = self.peer_mut(node, peer).pool.drain();
-                    self.close_all(ready);
-                    self.fill_pool(node, peer);
-                }
+                self.adopt_peers(node);
             }
             2 => self.publish(node, vec![new]),
             _ => return None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use taut_mesh::hello::MAX_ROUTE;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::MemberName;
-use taut_mesh::pool::DIALS_AT_ONCE;
+use taut_mesh::pool::{DIALS_AT_ONCE, Pool};
 use taut_mesh::unproven::GRACE;
 
 use crate::accepting::address_of;
@@ -324,7 +324,7 @@ impl World {
         let relay = self.relay(node);
         let known = &relay.peers[peer];
         let is_up = |relay: &Relay| relay.state == State::Running && relay.stopped_until.is_none();
-        if known.pool.is_retired() || !is_up(relay) || !is_up(self.relay(known.node)) {
+        if !relay.dials.is_dialled(peer) || !is_up(relay) || !is_up(self.relay(known.node)) {
             return true;
         }
         let is_excused = self.oracle.troubles.iter().any(|trouble| {
@@ -334,7 +334,9 @@ impl World {
                 || location.is_between(node, known.node);
             touches && trouble.to > since
         });
-        is_excused || (!known.pool.is_broken(self.local_now(node)) && known.pool.ready() > 0)
+        let now = self.local_now(node);
+        let works = |pool: &Pool<u32, Key>| !pool.is_broken(now) && pool.ready() > 0;
+        is_excused || relay.dials.pool(peer).is_some_and(works)
     }
 
     /// Checks whether what a fault has touched works again, and looks again later if it does not.
@@ -408,11 +410,14 @@ impl World {
                     ),
                 ));
             }
-            for peer in &relay.peers {
+            for (number, peer) in relay.peers.iter().enumerate() {
+                let Some(pool) = relay.dials.pool(number) else {
+                    continue;
+                };
                 let dials = BOUNDS.ceiling.max(DIALS_AT_ONCE);
-                let waiting = peer.pool.waiting() as usize;
-                if peer.pool.ready() > BOUNDS.ceiling
-                    || peer.pool.dialling() > dials
+                let waiting = pool.waiting() as usize;
+                if pool.ready() > BOUNDS.ceiling
+                    || pool.dialling() > dials
                     || waiting > self.legs.len()
                 {
                     found = Some((

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use taut_mesh::answer::Answer;
 use taut_mesh::hello::{DEFAULT_HOPS, Hello, Target};
 use taut_mesh::member_quota::MemberPermit;
 use taut_mesh::members::MemberName;
@@ -78,10 +80,12 @@ pub(crate) struct Leg {
     /// Counts the waits for a connection.
     pub(crate) waits: u32,
     pub(crate) is_waiting: bool,
-    pub(crate) made_before: bool,
+    /// How long it waits.
+    pub(crate) wait: Duration,
+    pub(crate) answer: Answer,
     pub(crate) answered: bool,
-    /// The upstream connection has broken before the client came.
-    pub(crate) lost: bool,
+    /// How the upstream connection has broken before the client came.
+    pub(crate) lost: Option<Errno>,
 }
 
 /// The places of a leg.
@@ -281,7 +285,8 @@ impl World {
             return;
         };
         if let (Plan::Ask { peer, .. }, true) = (&place.plan, place.is_waiting) {
-            self.peer_mut(place.relay, *peer).pool.forget(leg);
+            let dials = &mut self.relay_mut(place.relay).dials;
+            dials.forget(*peer, leg);
         }
         if let Some(upstream) = place.upstream {
             self.close(upstream, End::Dialler);
@@ -359,9 +364,10 @@ impl Leg {
             plan: Plan::Connect,
             waits: 0,
             is_waiting: false,
-            made_before: false,
+            wait: Duration::ZERO,
+            answer: Answer::default(),
             answered: false,
-            lost: false,
+            lost: None,
         }
     }
 

@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use taut_mesh::acceptor::Local;
+use taut_mesh::dials::Dials;
 use taut_mesh::early_syn::Limiter;
 use taut_mesh::identity::{PrivateKey, PublicKey};
 use taut_mesh::member_quota::MemberQuota;
 use taut_mesh::members::{Member, MemberName, Members};
 use taut_mesh::name_cache::NameCache;
 use taut_mesh::places::SessionPlaces;
-use taut_mesh::pool::{Bounds, Pool};
+use taut_mesh::pool::Bounds;
 use taut_mesh::tls::AcceptTls;
 use taut_mesh::unproven::Unproven;
 use taut_mesh::unused::Unused;
@@ -52,9 +53,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a relay may leave a dial unanswered.
 pub(crate) const DIAL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often a relay looks at the sizes of its pools.
-const POLL: Duration = Duration::from_secs(1);
-
 /// The number of peers that each relay dials.
 const PEERS: usize = 4;
 
@@ -71,10 +69,9 @@ pub(crate) enum Event {
     /// An acknowledgement of a hello arrives, or leaves.
     Acknowledged(Key),
     Acknowledges(Key),
-    /// Time limits of a connection's two ends.
-    DialTimer(Key),
+    /// A time limit of a connection at the mesh port.
     AcceptTimer(Key),
-    /// A relay looks at its pools, if it still is the process that planned this.
+    /// A relay polls its dials, if it still is the process that planned this.
     Polls(Node, u32),
     /// A session has waited long enough for the acknowledgement of its hello, or for a connection.
     Patience(Key, Key),
@@ -126,6 +123,9 @@ pub(crate) struct Relay {
     pub(crate) local: Local,
     clock: Clock,
     pub(crate) peers: Vec<Peer>,
+    pub(crate) dials: Dials<Key, Key>,
+    /// When its dials are polled next.
+    pub(crate) polled_at: Option<Time>,
     /// Connections at its mesh port that wait for a hello.
     pub(crate) ready: Unused<Key>,
     /// Those that have not proven a key.
@@ -155,7 +155,6 @@ struct Clock {
 /// A relay that another one dials.
 pub(crate) struct Peer {
     pub(crate) node: Node,
-    pub(crate) pool: Pool<Key, Key>,
     /// When the dialler last noticed that this peer leaves sessions unanswered, and when a dial last succeeded.
     pub(crate) noticed: Option<Time>,
     pub(crate) proven: Option<Time>,
@@ -252,12 +251,11 @@ impl World {
     /// Runs the world to its end, or to the first rule that is broken.
     pub(crate) fn run(mut self) -> Self {
         for node in 0..self.size.relays {
-            let at = self.random.between(Time::ZERO, POLL);
-            self.queue.at(at, Event::Polls(node as Node, 0));
+            self.adopt_peers(node as Node);
         }
         self.plan_faults();
         self.plan_sessions();
-        self.queue.at(POLL, Event::Audits);
+        self.queue.at(Duration::from_secs(1), Event::Audits);
         while self.oracle.violation.is_none() && self.queue.now() <= self.size.length {
             let Some(event) = self.queue.next() else {
                 break;
@@ -294,7 +292,6 @@ impl World {
                 }
             }
             Event::Acknowledges(key) => self.acknowledge(key),
-            Event::DialTimer(key) => self.on_dial_timer(key),
             Event::AcceptTimer(key) => self.on_accept_timer(key),
             Event::Polls(node, process) => self.polls(node, process),
             Event::Patience(leg, connection) => self.on_patience(leg, connection),
@@ -318,7 +315,6 @@ impl World {
     /// Returns the relay whose process handles an event. Packets reach a machine's kernel first.
     fn process_of(&self, event: &Event) -> Option<Node> {
         match event {
-            Event::DialTimer(key) => self.connections.get(*key).map(|c| c.dialler),
             Event::AcceptTimer(key) => self.connections.get(*key).map(|c| c.acceptor),
             Event::Polls(node, _)
             | Event::Adopts(node, _)
@@ -343,17 +339,6 @@ impl World {
                 event => self.handle(event),
             }
         }
-    }
-
-    fn polls(&mut self, node: Node, process: u32) {
-        let relay = self.relay(node);
-        if relay.process != process || relay.state != State::Running {
-            return;
-        }
-        for peer in 0..self.relay(node).peers.len() {
-            self.fill_pool(node, peer);
-        }
-        self.queue.after(POLL, Event::Polls(node, process));
     }
 
     // === nodes ===
@@ -424,6 +409,8 @@ impl World {
                 rate: 1.0 + 1e-3 * (self.random.unit() - 0.5),
             },
             peers: Vec::new(),
+            dials: Dials::new(self.random.bits()),
+            polled_at: None,
             ready: Unused::default(),
             unproven: Unproven::default(),
             places: SessionPlaces::new(MAX_SESSIONS),
@@ -435,12 +422,6 @@ impl World {
             missed: VecDeque::new(),
             allows: self.random.bits() as u32 & ((1 << DESTINATIONS) - 1),
         }
-    }
-
-    /// Returns a new pool, as a process has it at its start.
-    pub(crate) fn new_pool(&mut self, node: Node) -> Pool<Key, Key> {
-        let seed = self.random.bits();
-        Pool::new(BOUNDS, self.local_now(node), seed)
     }
 
     /// Chooses the relays that `node` dials: near ones and others.
@@ -455,10 +436,8 @@ impl World {
             chosen.extend(candidates.iter().min_by_key(near));
         }
         for other in chosen {
-            let pool = self.new_pool(node);
             self.relay_mut(node).peers.push(Peer {
                 node: other,
-                pool,
                 noticed: None,
                 proven: None,
                 unanswered: Unanswered::default(),

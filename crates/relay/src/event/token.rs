@@ -32,7 +32,7 @@ pub(crate) enum Token {
 
 const KIND_SHIFT: u32 = 60;
 const GENERATION_SHIFT: u32 = 32;
-const GENERATION_BITS: u32 = 28;
+const GENERATION_BITS: u32 = taut_mesh::dials::GENERATION_BITS;
 
 // === impl Generation ===
 

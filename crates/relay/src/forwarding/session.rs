@@ -15,6 +15,7 @@
 
 use std::time::{Duration, Instant};
 
+use taut_mesh::answer::{Answer, Consequence};
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
@@ -63,10 +64,8 @@ pub(crate) struct Session<L: Leg> {
     /// [`Timeouts::first_byte`] is still to be checked. As `idle_from`, it is looked at only when the deadline
     /// passes.
     awaits_first_byte: bool,
-    /// The upstream leg came from the pool and may have died since without notice.
-    ready_made: bool,
-    /// How long the next relay may leave the hello unacknowledged, and until when.
-    answer_by: Option<(Duration, Instant)>,
+    /// What the next relay has to answer.
+    answer: Answer,
     /// The user timeouts of the legs to relays: the client's and the upstream one.
     user_timeouts: [UserTimeout; 2],
     /// When these are checked next; `None` while nothing is outstanding.
@@ -146,8 +145,7 @@ impl<L: Leg> Session<L> {
             idle_from: now,
             introduced: 0,
             awaits_first_byte: true,
-            ready_made: false,
-            answer_by: None,
+            answer: Answer::default(),
             user_timeouts: Default::default(),
             user_timeout_check: None,
             relay_fault: None,
@@ -184,7 +182,7 @@ impl<L: Leg> Session<L> {
     pub(crate) fn joined(&mut self, upstream: L, made_before: bool, now: Instant) {
         self.upstream = Some(upstream);
         self.upstream_ready = None;
-        self.ready_made = made_before;
+        self.answer.joined(made_before);
         self.phase = Phase::Relaying;
         self.progress = now;
         self.idle_from = now;
@@ -194,7 +192,7 @@ impl<L: Leg> Session<L> {
     /// Expects the relay at the upstream leg to acknowledge what it was sent within `patience`. If it does
     /// not and no byte of this session has gone to it, the session returns [`Step::Redial`].
     pub(crate) fn expect_answer(&mut self, patience: Duration, now: Instant) {
-        self.answer_by = Some((patience, now + patience));
+        self.answer.expect(patience, now);
         self.user_timeout_check = Some(now + patience);
     }
 
@@ -289,7 +287,7 @@ impl<L: Leg> Session<L> {
                 let first_byte = timeouts.first_byte.filter(|_| self.awaits_first_byte);
                 let idle = [timeouts.idle, first_byte].into_iter().flatten().min();
                 let idle = idle.map(|idle| self.idle_from + idle);
-                let answer = self.answer_by.map(|(_, until)| until);
+                let answer = self.answer.deadline();
                 let user = self.user_timeout_check;
                 let [up, down] = [0, 1].map(|at| self.backlogs[at].as_ref().and_then(|b| b.next()));
                 let looks = [half_closed, idle, self.pipe_look, answer, user, up, down];
@@ -420,19 +418,14 @@ impl<L: Leg> Session<L> {
                 self.user_timeout_check = Some(check);
             }
         }
-        if let Some((patience, until)) = self.answer_by
-            && now >= until
+        if let Some((patience, until)) = self.answer.take_due(now)
+            && self.to_client.moved() == 0
+            && upstream.is_unanswered(patience)
         {
-            self.answer_by = None;
-            let is_silent = self.to_client.moved() == 0 && upstream.is_unanswered(patience);
-            self.relay_fault = is_silent.then_some(RelayFault {
-                error: Errno::TIMEDOUT,
-                since: until - patience,
-            });
             let is_untouched = self.to_upstream.is_untouched() && self.to_client.is_untouched();
-            if is_silent && is_untouched {
-                self.ready_made = true;
-                return self.break_off(Side::Upstream, Errno::TIMEDOUT, now, t, io);
+            let consequence = self.answer.on_silence(until - patience, is_untouched);
+            if self.follow(consequence, Errno::TIMEDOUT) {
+                return self.redial(Errno::TIMEDOUT, now, io);
             }
         }
         if let Some((side, since)) = self.exceeded_user_timeout(now, t.user) {
@@ -593,23 +586,11 @@ impl<L: Leg> Session<L> {
     where
         W: Buffers<Pipe = L::Pipe>,
     {
-        if dead == Side::Upstream && e == Errno::ACCESS {
-            self.relay_fault = Some(RelayFault {
-                error: e,
-                since: now,
-            });
-        }
-        if dead == Side::Upstream && self.ready_made && self.is_untouched() {
-            self.ready_made = false;
-            self.answer_by = None;
-            self.upstream = None;
-            self.upstream_failed = false;
-            // The next leg may be one that bytes in a pipe cannot go to.
-            self.to_upstream.unpin(io);
-            self.to_upstream.lose_sink();
-            self.to_client.lose_source();
-            self.phase = Phase::Connecting { until: now };
-            return Step::Redial(e);
+        if dead == Side::Upstream {
+            let consequence = self.answer.on_end(e, self.is_untouched(), now);
+            if self.follow(consequence, e) {
+                return self.redial(e, now, io);
+            }
         }
         match dead {
             Side::Client => self.to_upstream.break_off(),
@@ -622,6 +603,29 @@ impl<L: Leg> Session<L> {
             watch: Watch::new(now),
         };
         self.flush(now, t, io)
+    }
+
+    /// Records what an error means for the relay at the upstream leg. Returns whether to redial.
+    fn follow(&mut self, consequence: Consequence, error: Errno) -> bool {
+        if let Some(since) = consequence.broken_since {
+            self.relay_fault = Some(RelayFault { error, since });
+        }
+        consequence.redials
+    }
+
+    /// Gives the upstream leg up for another one.
+    fn redial<W>(&mut self, error: Errno, now: Instant, io: &mut W) -> Step
+    where
+        W: Buffers<Pipe = L::Pipe>,
+    {
+        self.upstream = None;
+        self.upstream_failed = false;
+        // The next leg may be one that bytes in a pipe cannot go to.
+        self.to_upstream.unpin(io);
+        self.to_upstream.lose_sink();
+        self.to_client.lose_source();
+        self.phase = Phase::Connecting { until: now };
+        Step::Redial(error)
     }
 
     /// Returns whether no byte of this session has gone to the upstream leg or come from it. Bytes

@@ -1,8 +1,8 @@
 //! A worker's pools of connections to other relays. They are established and proven before a
 //! session needs them, and each is used once (pied-piper 3.2, improvement 3).
 //!
-//! [`Pool`] decides for each peer what to dial and when, and which session gets a connection. This module
-//! dials the connections, watches them while idle, replaces old ones and hands them to sessions. Nothing
+//! [`Dials`] decides for each peer what to dial and when, which session gets a connection, and which connections
+//! to close. This module dials the connections, watches them while idle, and counts what becomes of them. Nothing
 //! blocks on a connect.
 
 use std::borrow::Cow;
@@ -11,10 +11,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slab::Slab;
 use taut_mesh::dialler::{Dialler, Ready, Rejection};
+use taut_mesh::dials::{self, Action, Asked, Asking, Closing, DialId, Dials, PeerTerms, Times};
 use taut_mesh::hello::Hello;
-use taut_mesh::pool::{Bounds, Given, Pool, Wait, expiry};
+use taut_mesh::identity::PublicKey;
+use taut_mesh::pool::{Bounds, Wait};
 use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::{Keepalive, Stream};
 use taut_sys::{Errno, random};
@@ -22,7 +23,6 @@ use taut_sys::{Errno, random};
 use crate::config::PoolLimits;
 use crate::counters::told::SegmentCounts;
 use crate::counters::worker::WorkerMetrics;
-use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::direction::Scratch;
 use crate::forwarding::leg::{READS_MAX, TcpLeg, read_records};
@@ -30,8 +30,8 @@ use crate::outcome::peer::PeerFailure;
 use crate::route::peer::Peer;
 use crate::route::table::Mesh;
 
-/// The interval at which sizes are checked without an event.
-const POLL_EVERY: Duration = Duration::from_secs(1);
+/// The interval at which outgrown connections are searched for: a search passes over all connections.
+const SEARCH_EVERY: Duration = Duration::from_secs(1);
 
 /// A session that waits for a connection.
 pub(crate) type Waiter = (Slot, Generation);
@@ -66,54 +66,23 @@ pub(crate) struct PoolTerms<'a> {
 }
 
 /// All pools of a worker.
-#[derive(Default)]
 pub(crate) struct Pools {
-    pools: Vec<PeerPool>,
-    conns: Slab<Conn>,
-    generation: Generation,
-    deadlines: Deadlines,
-    poll_at: Option<Instant>,
+    /// By their numbers, those that are not dialled any more included.
+    peers: Vec<Arc<Peer>>,
+    dials: Dials<Conn, Waiter>,
     /// When outgrown connections were last searched for.
     searched_at: Option<Instant>,
     outcomes: VecDeque<DialOutcome>,
     /// Faults of peers that this worker has found and the others do not know of.
-    faults: Vec<PeerFault>,
-    /// A connection has become ready since the last [`Pools::has_gained`].
-    gained: bool,
-    /// The node accepts no more sessions: only those that wait have connections dialled.
-    closed: bool,
-}
-
-/// The reason why a peer, and its connections that look alive, may be useless.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PeerFault {
-    /// The number of the peer.
-    pub(crate) peer: usize,
-    pub(crate) error: Errno,
-    /// Since when the peer has not answered.
-    pub(crate) since: Instant,
-}
-
-/// The connections to one peer.
-struct PeerPool {
-    peer: Arc<Peer>,
-    pool: Pool<Slot, Waiter>,
+    faults: Vec<dials::Fault>,
 }
 
 struct Conn {
     stream: Stream,
     to: SocketAddr,
-    generation: Generation,
-    pool: usize,
-    /// The number of the address, as the pool counts them.
-    addr: usize,
     state: State,
-    /// The peer as the handshake uses it; before the handshake, as it was when the dial began.
-    known: Arc<Peer>,
-    begun: Instant,
     /// Its window, if that follows what the peer needs.
     window: Option<u32>,
-    deadline: Option<Instant>,
     /// Its segments that samples have counted.
     segment_counts: SegmentCounts,
 }
@@ -144,64 +113,110 @@ impl Spare {
 
 // === impl Pools ===
 
+impl Default for Pools {
+    fn default() -> Self {
+        Self {
+            peers: Vec::new(),
+            dials: Dials::new(u64::from_ne_bytes(random::bytes())),
+            searched_at: None,
+            outcomes: VecDeque::new(),
+            faults: Vec::new(),
+        }
+    }
+}
+
 impl Pools {
     /// Returns empty pools for these peers.
-    pub(crate) fn new(peers: &[Arc<Peer>], limits: PoolLimits, now: Instant) -> Self {
-        Self {
-            pools: peers
-                .iter()
-                .map(|peer| PeerPool::new(peer, limits, now))
-                .collect(),
-            poll_at: (!peers.is_empty()).then_some(now),
-            ..Self::default()
-        }
+    pub(crate) fn new(
+        peers: &[Arc<Peer>],
+        limits: PoolLimits,
+        timeout: Duration,
+        now: Instant,
+    ) -> Self {
+        let mut pools = Self::default();
+        pools.set_peers(peers, limits, timeout, now);
+        pools
     }
 
     /// Adopts the peers, and the limits of `terms`. Closes the ready connections of former peers
     /// and keeps those of remaining ones.
     pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &mut PoolTerms<'_>) {
-        for i in 0..self.pools.len() {
-            let PeerPool { peer: known, pool } = &mut self.pools[i];
-            let closed = match peers.iter().find(|peer| peer.id == i) {
-                Some(peer) => {
-                    // Connections that this relay's former key proved last only until their peers forget
-                    // that key.
-                    let has_new_key = known.own != peer.own;
-                    *known = peer.clone();
-                    pool.adopt(bounds(terms.limits, peer));
-                    has_new_key.then(|| pool.drain())
-                }
-                None => Some(pool.retire()),
-            };
-            self.close_all(closed.into_iter().flatten(), i, terms);
-        }
-        // Peers are numbered in this order, without gaps.
-        let mut new: Vec<_> = peers.iter().filter(|p| p.id >= self.pools.len()).collect();
-        new.sort_by_key(|peer| peer.id);
-        let new = new
-            .into_iter()
-            .map(|p| PeerPool::new(p, terms.limits, terms.now));
-        self.pools.extend(new);
-        self.poll_at = (!peers.is_empty()).then_some(terms.now);
+        self.set_peers(peers, terms.limits, terms.timeout, terms.now);
+        self.act(terms);
     }
 
-    /// Returns a ready connection for a session, if there is one.
-    pub(crate) fn take(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        self.poll_at = Some(terms.now);
-        let slot = self.pools[peer].pool.take(terms.now);
-        match slot.is_some() {
-            true => terms.metrics.pool_hits.add(1),
-            false => terms.metrics.pool_misses.add(1),
-        }
-        self.take_out(slot?, peer, terms)
+    fn set_peers(
+        &mut self,
+        peers: &[Arc<Peer>],
+        limits: PoolLimits,
+        timeout: Duration,
+        now: Instant,
+    ) {
+        // Peers are numbered in this order, without gaps.
+        let mut new: Vec<_> = peers.iter().filter(|p| p.id >= self.peers.len()).collect();
+        new.sort_by_key(|peer| peer.id);
+        self.peers.extend(new.into_iter().cloned());
+        let of_each = self.peers.iter_mut().enumerate().map(|(id, known)| {
+            let peer = peers.iter().find(|peer| peer.id == id)?;
+            *known = peer.clone();
+            let Keepalive {
+                idle,
+                interval,
+                probes,
+            } = peer.options.keepalive;
+            Some(PeerTerms {
+                keys: peer.keys.clone(),
+                bounds: bounds(limits, peer),
+                keepalive: idle + interval * probes,
+            })
+        });
+        let times = Times {
+            connect: timeout,
+            patience: limits.dial_patience(),
+            max_age: limits.max_age,
+        };
+        self.dials.adopt(times, of_each, now);
+    }
+
+    /// Gets a session a connection to a peer. A [`DialOutcome`] ends a wait for it.
+    pub(crate) fn ask(
+        &mut self,
+        peer: usize,
+        asking: Asking<'_, Waiter>,
+        terms: &mut PoolTerms<'_>,
+    ) -> Asked<Spare> {
+        let at_first = asking.at_first;
+        let asked = match self.dials.ask(peer, asking, terms.now) {
+            Asked::Ready(conn) => {
+                terms.metrics.pool_hits.add(1);
+                self.count_ready_less(peer, terms);
+                let spare = conn.into_spare();
+                spare.map_or(Asked::Leaves { is_broken: false }, Asked::Ready)
+            }
+            Asked::Waits(wait) => {
+                match at_first {
+                    true => terms.metrics.pool_misses.add(1),
+                    false => terms.metrics.pool_retries.add(1),
+                }
+                let is_postponed = wait == Wait::Postponed;
+                terms
+                    .metrics
+                    .pool_dials_postponed
+                    .add(u64::from(is_postponed));
+                Asked::Waits(wait)
+            }
+            Asked::Leaves { is_broken } => Asked::Leaves { is_broken },
+        };
+        self.act(terms);
+        asked
     }
 
     /// Returns a ready connection for a client whose handshake is still under way, if sessions can
     /// spare one.
     pub(crate) fn take_early(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        let slot = self.pools.get_mut(peer)?.pool.take_early(terms.now)?;
-        self.poll_at = Some(terms.now);
-        self.take_out(slot, peer, terms)
+        let conn = self.dials.take_early(peer, terms.now)?;
+        self.count_ready_less(peer, terms);
+        conn.into_spare()
     }
 
     /// Records a client that has completed its handshake, for which a connection was wanted before.
@@ -212,110 +227,49 @@ impl Pools {
         has_one: bool,
         terms: &mut PoolTerms<'_>,
     ) {
-        if let Some(PeerPool { pool, .. }) = self.pools.get_mut(peer) {
-            pool.on_early_client(terms.now);
-            self.poll_at = Some(terms.now);
-            terms.metrics.pool_hits.add(u64::from(has_one));
-        }
-    }
-
-    /// Removes a connection that a session gets.
-    fn take_out(&mut self, slot: Slot, peer: usize, terms: &mut PoolTerms<'_>) -> Option<Spare> {
-        terms.metrics.pool_ready.sub(1);
-        self.pools[peer]
-            .peer
-            .stats
-            .worker(terms.worker)
-            .ready
-            .sub(1);
-        self.remove(slot)?.into_spare()
+        self.dials.on_early_client(peer, terms.now);
+        terms.metrics.pool_hits.add(u64::from(has_one));
     }
 
     /// Returns, once, whether a connection has become ready for which no session waited.
     pub(crate) fn has_gained(&mut self) -> bool {
-        std::mem::take(&mut self.gained)
+        self.dials.has_gained()
     }
 
-    /// Dials a connection for `waiter`, now or when another dial completes, or waits for one that was
-    /// dialled ahead. A [`DialOutcome`] reports the result.
-    pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &mut PoolTerms<'_>) {
-        match self.pools[peer].pool.wait(waiter) {
-            Wait::Dial => self.dial(peer, terms),
-            Wait::DialledAhead => {}
-            Wait::Postponed => terms.metrics.pool_dials_postponed.add(1),
-        }
-    }
-
-    /// Returns whether the peer cannot be reached as far as is known ([`Pool::is_broken`]).
+    /// Returns whether the peer cannot be reached as far as is known.
     pub(crate) fn is_broken(&self, peer: usize, now: Instant) -> bool {
-        self.pools
-            .get(peer)
-            .is_some_and(|peer| peer.pool.is_broken(now))
+        self.dials.is_broken(peer, now)
     }
 
     /// Records that the peer has left a session unanswered, or has refused this relay's key: connections to
     /// it that look alive and are older may be as useless, also those of the other workers.
-    pub(crate) fn on_fault(&mut self, fault: PeerFault, terms: &mut PoolTerms<'_>) {
-        if !self.adopt_fault(fault, terms) {
-            return;
-        }
-        let PeerPool { peer, pool } = &self.pools[fault.peer];
-        // Otherwise only the older connections are useless.
-        if !pool.has_connected_after(fault.since) {
-            let failure = PeerFailure::of(fault.error, true);
-            peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-            tracing::debug!(peer = %peer.name, error = %fault.error, "a relay does not work");
-        }
-        self.faults.push(fault);
+    pub(crate) fn on_fault(&mut self, fault: dials::Fault, terms: &mut PoolTerms<'_>) {
+        self.dials.on_fault(fault, terms.now);
+        self.act(terms);
     }
 
-    /// Does the same for a fault that another worker has found. Returns whether it was news.
-    pub(crate) fn adopt_fault(&mut self, fault: PeerFault, terms: &mut PoolTerms<'_>) -> bool {
-        let PeerFault { peer, since, .. } = fault;
-        let conns = &self.conns;
-        let is_older = |slot: &Slot| {
-            let conn = conns.get(slot.0 as usize);
-            conn.is_none_or(|conn| conn.begun <= since)
-        };
-        let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
-        let Some(useless) = pool.and_then(|pool| pool.on_fault(since, terms.now, is_older)) else {
-            return false;
-        };
-        terms.metrics.pool_dead.add(useless.len() as u64);
-        self.close_all(useless, peer, terms);
-        self.poll_at = Some(terms.now);
-        true
+    /// Does the same for a fault that another worker has found.
+    pub(crate) fn adopt_fault(&mut self, fault: dials::Fault, terms: &mut PoolTerms<'_>) {
+        self.dials.adopt_fault(fault, terms.now);
+        self.act(terms);
     }
 
     /// Returns, once, the faults that this worker has found.
-    pub(crate) fn take_faults(&mut self) -> Vec<PeerFault> {
+    pub(crate) fn take_faults(&mut self) -> Vec<dials::Fault> {
         std::mem::take(&mut self.faults)
     }
 
     /// Removes a session that no longer waits.
     pub(crate) fn forget(&mut self, peer: usize, waiter: Waiter) {
-        if let Some(PeerPool { pool, .. }) = self.pools.get_mut(peer) {
-            pool.forget(waiter);
-        }
-    }
-
-    /// Dials for waiting sessions, up to the limit.
-    fn dial_for_waiters(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
-        // A dial that fails at once removes a waiter, so the loop ends.
-        while self.pools[peer].pool.is_dial_awaited() {
-            self.dial(peer, terms);
-        }
+        self.dials.forget(peer, waiter);
     }
 
     /// Dials a connection for a client whose handshake is still under way, if the pool has room for one
     /// more. Returns whether it does.
     pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &mut PoolTerms<'_>) -> bool {
-        let pool = self.pools.get_mut(peer).map(|peer| &mut peer.pool);
-        if !pool.is_some_and(|pool| pool.may_dial_ahead(terms.now)) {
-            return false;
-        }
-        self.dial(peer, terms);
-        true
+        let may = self.dials.dial_ahead(peer, terms.now);
+        self.act(terms);
+        may
     }
 
     /// Returns the youngest ready connection to each peer, beginning with another peer in each `round`.
@@ -323,12 +277,11 @@ impl Pools {
         &self,
         round: u64,
     ) -> impl Iterator<Item = (&Peer, &Stream, &SegmentCounts)> {
-        let first = usize::try_from(round).unwrap_or(0) % self.pools.len().max(1);
-        let (before, after) = self.pools.split_at(first.min(self.pools.len()));
-        after.iter().chain(before).filter_map(|pool| {
-            let slot = pool.pool.youngest()?;
-            let conn = self.conns.get(slot.0 as usize)?;
-            Some((&*pool.peer, &conn.stream, &conn.segment_counts))
+        let first = usize::try_from(round).unwrap_or(0) % self.peers.len().max(1);
+        let (before, after) = self.peers.split_at(first.min(self.peers.len()));
+        after.iter().chain(before).filter_map(|peer| {
+            let conn = self.dials.youngest(peer.id)?;
+            Some((&**peer, &conn.stream, &conn.segment_counts))
         })
     }
 
@@ -339,10 +292,7 @@ impl Pools {
 
     /// Returns the time at which [`Pools::poll`] is due even without an event.
     pub(crate) fn next(&self) -> Option<Instant> {
-        [self.deadlines.next(), self.poll_at]
-            .into_iter()
-            .flatten()
-            .min()
+        self.dials.next()
     }
 
     /// Handles an event of a connection.
@@ -353,202 +303,139 @@ impl Pools {
         ready: Readiness,
         terms: &mut PoolTerms<'_>,
     ) {
-        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
+        let id = DialId {
+            slot: slot.0,
+            generation: generation.0,
+        };
+        let Some((peer, conn)) = self.dials.get_mut(id) else {
             return;
         };
-        if conn.generation != generation {
-            return;
+        let peer = &self.peers[peer];
+        let was_connecting = matches!(conn.state, State::Connecting);
+        let progress = conn.advance(peer, ready, terms);
+        if was_connecting && matches!(conn.state, State::Handshaking(_)) {
+            self.dials.connected(id);
         }
-        let peer = self.pools[conn.pool].peer.clone();
-        match conn.advance(&peer, ready, terms) {
+        match progress {
             Ok(Progress::Waiting) => {}
-            Ok(Progress::Done) => self.on_ready(slot, terms),
-            Ok(Progress::Withdrawn) => {
-                // Another process may accept connections at the same address, or none does.
-                terms.metrics.pool_withdrawn.add(1);
-                let is_young = self
-                    .conns
-                    .get(slot.0 as usize)
-                    .is_some_and(|conn| terms.now < conn.begun + terms.timeout);
-                let pool = self.conns.get(slot.0 as usize).map(|conn| conn.pool);
-                if let Some(pool) = pool.filter(|_| is_young) {
-                    // Otherwise, a peer that says so on every connection would be dialled without a pause.
-                    self.pools[pool].pool.on_failure(terms.now);
+            Ok(Progress::Done(key)) => {
+                if let Some((time, is_kept)) = self.dials.proven(id, key, terms.now) {
+                    terms.metrics.dial_mesh.observe(time);
+                    let counters = peer.stats.worker(terms.worker);
+                    counters.dialled.add(1);
+                    terms.metrics.pool_ready.add(u64::from(is_kept));
+                    counters.ready.add(u64::from(is_kept));
                 }
-                self.poll_at = Some(terms.now);
-                self.discard(slot, terms);
             }
-            Ok(Progress::Full) => {
-                terms.metrics.pool_withdrawn.add(1);
-                if let Some(conn) = self.conns.get(slot.0 as usize) {
-                    let PeerPool { peer, pool } = &mut self.pools[conn.pool];
-                    pool.on_full(terms.now);
-                    let failed = &peer.stats.worker(terms.worker).failed;
-                    failed[PeerFailure::Full.index()].add(1);
+            Ok(Progress::Withdrawn) => self.dials.withdrawn(id, terms.now),
+            Ok(Progress::Full) => self.dials.full(id, terms.now),
+            Ok(Progress::NoKey) => {
+                if !self.dials.proved_no_key(id, terms.now) {
+                    let rejection = Rejection::UnknownKey;
+                    tracing::debug!(peer = %peer.name, cause = rejection.label(), "{rejection}");
+                    terms.metrics.pool_peers_rejected.add(1);
                 }
-                self.discard(slot, terms);
             }
-            Ok(Progress::Outdated) => {
-                if let Some(conn) = self.conns.get(slot.0 as usize) {
-                    self.pools[conn.pool].pool.on_dial_outdated();
-                }
-                self.drop_outdated(slot, terms);
-            }
-            Err(error) => self.on_lost(slot, error, terms),
+            Err(error) => self.dials.lost(id, error, terms.now),
         }
+        self.act(terms);
     }
 
     /// Closes connections that are too old or too slow, and dials replacements for missing ones.
     pub(crate) fn poll(&mut self, terms: &mut PoolTerms<'_>) {
-        let due: Vec<_> = self.deadlines.due(terms.now).collect();
-        for slot in due {
-            match self.conns.get(slot.0 as usize).map(|c| &c.state) {
-                Some(State::Ready(_)) => {
-                    terms.metrics.pool_expired.add(1);
-                    self.discard(slot, terms);
-                }
-                Some(_) => self.on_slow_dial(slot, terms),
-                None => {}
-            }
-        }
-        if self.poll_at.is_none_or(|at| terms.now < at) {
-            return;
-        }
-        self.poll_at = (!self.pools.is_empty()).then(|| terms.now + POLL_EVERY);
-        // Sessions cause a poll each; a search passes over all connections.
         let searches = self
             .searched_at
-            .is_none_or(|at| terms.now >= at + POLL_EVERY);
+            .is_none_or(|at| terms.now >= at + SEARCH_EVERY);
         if searches {
             self.searched_at = Some(terms.now);
+            for peer in 0..self.peers.len() {
+                self.replace_outgrown(peer, terms);
+            }
         }
-        for i in 0..self.pools.len() {
-            let PeerPool { peer, pool } = &mut self.pools[i];
-            if pool.is_retired() {
-                continue;
-            }
-            pool.set_bounds(bounds(terms.limits, peer));
-            if searches {
-                self.replace_outgrown(i, terms);
-            }
-            let pool = &self.pools[i].pool;
-            let wanted = match self.closed {
-                true => 0,
-                false => pool.dials_wanted(terms.now),
-            };
-            for _ in 0..wanted {
-                self.dial(i, terms);
-            }
-            self.dial_for_waiters(i, terms);
-        }
+        let Self { dials, peers, .. } = self;
+        dials.poll(|peer| bounds(terms.limits, &peers[peer]), terms.now);
+        self.act(terms);
     }
 
     /// Closes a ready connection whose peer needs twice its window by now. One each time, so that sessions
     /// still find others.
     fn replace_outgrown(&mut self, peer: usize, terms: &mut PoolTerms<'_>) {
-        if !self.pools[peer].peer.sizes_window {
+        if !self.peers[peer].sizes_window {
             return;
         }
-        let window = terms.mesh.turbo.window_of(&self.pools[peer].peer.name);
-        let outgrown = self.conns.iter().find(|(_, conn)| {
-            conn.pool == peer
-                && matches!(conn.state, State::Ready(_))
-                && conn.window.is_some_and(|own| own <= window / 2)
-        });
-        if let Some((key, _)) = outgrown {
+        let window = terms.mesh.turbo.window_of(&self.peers[peer].name);
+        let is_outgrown = |conn: &Conn| conn.window.is_some_and(|own| own <= window / 2);
+        if self.dials.take_that(peer, is_outgrown, terms.now).is_some() {
             terms.metrics.pool_outgrown.add(1);
-            self.discard(Slot(u32::try_from(key).unwrap_or(u32::MAX)), terms);
-        }
-    }
-
-    /// Handles a dial that has taken long: first long enough to doubt the peer, then too long.
-    fn on_slow_dial(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
-        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
-            return;
-        };
-        let end = conn.begun + terms.timeout;
-        if terms.now >= end {
-            return self.on_lost(slot, Errno::TIMEDOUT, terms);
-        }
-        self.deadlines.set(slot, conn.deadline, Some(end));
-        conn.deadline = Some(end);
-        let (peer, begun) = (conn.pool, conn.begun);
-        // The sessions that wait for the dial cannot be relied on to report this: their clients may give up first. If
-        // a later dial has succeeded, only this one has lost its SYN.
-        if !self.pools[peer].pool.has_connected_since(begun) {
-            terms.metrics.pool_dials_slow.add(1);
-            let error = Errno::TIMEDOUT;
-            let since = begun;
-            self.on_fault(PeerFault { peer, error, since }, terms);
+            self.count_ready_less(peer, terms);
         }
     }
 
     /// Closes ready connections to peers whose key is no longer one of theirs, and plain ones to addresses
     /// in networks that are no longer trusted.
     pub(crate) fn drop_old_keys(&mut self, terms: &mut PoolTerms<'_>) {
-        let old: Vec<_> = self
-            .conns
-            .iter()
-            .filter(|(_, conn)| {
-                let State::Ready(ready) = &conn.state else {
-                    return false;
-                };
-                match ready.peer() {
-                    Some(key) => !self.pools[conn.pool].peer.keys.contains(&key),
-                    None => !terms.mesh.trusts(conn.to.ip()),
-                }
-            })
-            .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
-            .collect();
-        for slot in old {
-            self.discard(slot, terms);
-        }
-        self.poll_at = self.poll_at.map(|_| terms.now);
+        let is_trusted = |conn: &Conn| terms.mesh.trusts(conn.to.ip());
+        self.dials.drop_old_keys(is_trusted, terms.now);
+        self.act(terms);
     }
 
     /// Closes ready connections, and dials no more but for sessions that wait.
     pub(crate) fn close(&mut self, terms: &mut PoolTerms<'_>) {
-        self.closed = true;
-        self.poll_at = None;
-        for i in 0..self.pools.len() {
-            let ready = self.pools[i].pool.drain();
-            self.close_all(ready, i, terms);
+        self.dials.close();
+        self.act(terms);
+    }
+
+    /// Carries out what is decided, and counts it.
+    fn act(&mut self, terms: &mut PoolTerms<'_>) {
+        while let Some(action) = self.dials.next_action() {
+            match action {
+                Action::Dial { id, peer, address } => match self.dial(id, peer, address, terms) {
+                    Ok(conn) => self.dials.begun(id, conn),
+                    Err(error) => {
+                        self.count_failed_dial(peer, error, false, terms);
+                        self.dials.lost(id, error, terms.now);
+                    }
+                },
+                Action::Serve(waiter, conn) => {
+                    let spare = conn.into_spare();
+                    self.outcomes
+                        .extend(spare.map(|spare| DialOutcome::Serve(waiter, spare)));
+                }
+                Action::Fail(waiter, error) => {
+                    self.outcomes.push_back(DialOutcome::Fail(waiter, error));
+                }
+                Action::Close {
+                    connection,
+                    peer,
+                    why,
+                } => self.count_closed(&connection, peer, why, terms),
+                Action::Slow => terms.metrics.pool_dials_slow.add(1),
+                Action::Fault { fault, works } => {
+                    // Otherwise only the older connections are useless.
+                    if !works {
+                        self.count_failure(fault.peer, PeerFailure::of(fault.error, true), terms);
+                        let peer = &self.peers[fault.peer].name;
+                        tracing::debug!(%peer, error = %fault.error, "a relay does not work");
+                    }
+                    self.faults.push(fault);
+                }
+            }
         }
     }
 
-    /// Closes connections that were ready.
-    fn close_all(
-        &mut self,
-        ready: impl IntoIterator<Item = Slot>,
+    /// Begins a dial.
+    fn dial(
+        &self,
+        id: DialId,
         peer: usize,
-        terms: &mut PoolTerms<'_>,
-    ) {
-        for slot in ready {
-            terms.metrics.pool_ready.sub(1);
-            self.pools[peer]
-                .peer
-                .stats
-                .worker(terms.worker)
-                .ready
-                .sub(1);
-            self.remove(slot);
-        }
-    }
-
-    fn dial(&mut self, i: usize, terms: &mut PoolTerms<'_>) {
-        let PeerPool { peer, pool } = &mut self.pools[i];
+        address: usize,
+        terms: &PoolTerms<'_>,
+    ) -> Result<Conn, Errno> {
+        let peer = &self.peers[peer];
         let addrs = peer.addrs();
-        let tried = pool.on_dial();
-        let Some(addr) = tried.checked_rem(addrs.len()).map(|place| addrs[place].0) else {
-            // Its names have not been looked up yet.
-            self.dial_failed(i, tried, Errno::HOSTUNREACH, false, terms);
-            return;
-        };
-        self.generation = self.generation.next();
-        let generation = self.generation;
-        let vacant = self.conns.vacant_entry();
-        let slot = Slot(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
-        let token = Token::Spare(slot, generation).encode();
+        // Its names may not have been looked up yet.
+        let place = address.checked_rem(addrs.len());
+        let to = addrs[place.ok_or(Errno::HOSTUNREACH)?].0;
         let (options, window) = match peer.sizes_window {
             true => {
                 let (options, window) = terms.mesh.turbo.dialling(&peer.name, &peer.options);
@@ -556,188 +443,67 @@ impl Pools {
             }
             false => (Cow::Borrowed(&peer.options), None),
         };
-        let dialled = Stream::connect(addr, &options).and_then(|stream| {
-            terms.poller.add(&stream, token, Interest::StreamEdges)?;
-            Ok(stream)
-        });
-        match dialled {
-            Ok(stream) => {
-                let deadline = terms.now + terms.limits.dial_patience().min(terms.timeout);
-                vacant.insert(Conn {
-                    stream,
-                    to: addr,
-                    generation,
-                    pool: i,
-                    addr: tried,
-                    state: State::Connecting,
-                    known: peer.clone(),
-                    begun: terms.now,
-                    window,
-                    deadline: Some(deadline),
-                    segment_counts: SegmentCounts::default(),
-                });
-                self.deadlines.set(slot, None, Some(deadline));
+        let stream = Stream::connect(to, &options)?;
+        let token = Token::Spare(Slot(id.slot), Generation(id.generation)).encode();
+        terms.poller.add(&stream, token, Interest::StreamEdges)?;
+        Ok(Conn {
+            stream,
+            to,
+            state: State::Connecting,
+            window,
+            segment_counts: SegmentCounts::default(),
+        })
+    }
+
+    /// Counts a connection that is closed, which is reset when it is dropped.
+    fn count_closed(&self, conn: &Conn, peer: usize, why: Closing, terms: &PoolTerms<'_>) {
+        let metrics = terms.metrics;
+        if why.was_ready() {
+            self.count_ready_less(peer, terms);
+        }
+        match why {
+            Closing::Failed(error) => {
+                let connected = !matches!(conn.state, State::Connecting);
+                self.count_failed_dial(peer, error, connected, terms);
             }
-            Err(error) => self.dial_failed(i, tried, error, false, terms),
+            Closing::Outdated => {
+                let peer = &self.peers[peer].name;
+                tracing::debug!(%peer, "a key has changed during the handshake with a relay");
+                metrics.pool_dials_outdated.add(1);
+            }
+            Closing::Surplus => metrics.pool_surplus.add(1),
+            Closing::Expired => metrics.pool_expired.add(1),
+            Closing::Withdrawn => metrics.pool_withdrawn.add(1),
+            Closing::Full => {
+                metrics.pool_withdrawn.add(1);
+                self.count_failure(peer, PeerFailure::Full, terms);
+            }
+            Closing::Lost { error, is_refusal } => {
+                metrics.pool_dead.add(1);
+                if is_refusal {
+                    self.count_failure(peer, PeerFailure::of(error, true), terms);
+                }
+            }
+            Closing::Useless => metrics.pool_dead.add(1),
+            Closing::Dropped => {}
         }
     }
 
-    /// Accounts for a failed dial.
-    fn dial_failed(
-        &mut self,
-        i: usize,
-        tried: usize,
-        error: Errno,
-        connected: bool,
-        terms: &mut PoolTerms<'_>,
-    ) {
-        let PeerPool { peer, pool } = &mut self.pools[i];
-        let waiter = pool.on_dial_failed(tried, terms.now);
+    fn count_failed_dial(&self, peer: usize, error: Errno, connected: bool, terms: &PoolTerms<'_>) {
         terms.metrics.pool_dials_failed.add(1);
-        let failure = PeerFailure::of(error, connected);
-        peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-        tracing::debug!(peer = %peer.name, %error, "cannot connect to a relay");
-        let failed = waiter.map(|waiter| DialOutcome::Fail(waiter, error));
-        self.outcomes.extend(failed);
+        self.count_failure(peer, PeerFailure::of(error, connected), terms);
+        let peer = &self.peers[peer].name;
+        tracing::debug!(%peer, %error, "cannot connect to a relay");
     }
 
-    /// Handles the end of a connection, ready or not.
-    fn on_lost(&mut self, slot: Slot, error: Errno, terms: &mut PoolTerms<'_>) {
-        let Some(conn) = self.conns.get(slot.0 as usize) else {
-            return;
-        };
-        let (pool, tried) = (conn.pool, conn.addr);
-        if matches!(conn.state, State::Ready(_)) {
-            // A peer that refuses this relay's key says so only after the handshake. Without a back-off,
-            // the pool would dial it without a pause.
-            let refused = matches!(error, Errno::PROTO | Errno::ACCESS)
-                || terms.now < conn.begun + terms.timeout;
-            terms.metrics.pool_dead.add(1);
-            self.poll_at = Some(terms.now);
-            self.discard(slot, terms);
-            if error == Errno::TIMEDOUT {
-                // Its keepalive probes were unanswered.
-                let Keepalive {
-                    idle,
-                    interval,
-                    probes,
-                } = self.pools[pool].peer.options.keepalive;
-                let since = terms.now - (idle + interval * probes);
-                let peer = pool;
-                self.on_fault(PeerFault { peer, error, since }, terms);
-            } else if refused {
-                let PeerPool { peer, pool } = &mut self.pools[pool];
-                pool.on_failure(terms.now);
-                let failure = PeerFailure::of(error, true);
-                peer.stats.worker(terms.worker).failed[failure.index()].add(1);
-            }
-        } else {
-            let connected = matches!(conn.state, State::Handshaking(_));
-            self.remove(slot);
-            self.dial_failed(pool, tried, error, connected, terms);
-            self.dial_for_waiters(pool, terms);
-        }
+    fn count_failure(&self, peer: usize, failure: PeerFailure, terms: &PoolTerms<'_>) {
+        let failed = &self.peers[peer].stats.worker(terms.worker).failed;
+        failed[failure.index()].add(1);
     }
 
-    /// Handles the end of a handshake: gives the connection to a waiting session or to the pool.
-    fn on_ready(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
-        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
-            return;
-        };
-        let i = conn.pool;
-        let PeerPool { peer, pool } = &mut self.pools[i];
-        let time = terms.now - conn.begun;
-        pool.on_dial_succeeded(time, terms.now);
-        terms.metrics.dial_mesh.observe(time);
-        peer.stats.worker(terms.worker).dialled.add(1);
-        // The list of members, or this relay's key, may have changed during the handshake.
-        let key = match &conn.state {
-            State::Ready(ready) => ready.peer(),
-            _ => None,
-        };
-        if key.is_some_and(|key| !peer.keys.contains(&key) || peer.own != conn.known.own) {
-            self.drop_outdated(slot, terms);
-            return;
-        }
-        match pool.give(slot) {
-            Given::To(waiter) => {
-                let spare = self.remove(slot).and_then(Conn::into_spare);
-                self.outcomes
-                    .extend(spare.map(|s| DialOutcome::Serve(waiter, s)));
-                self.dial_for_waiters(i, terms);
-                return;
-            }
-            Given::Surplus => {
-                terms.metrics.pool_surplus.add(1);
-                self.remove(slot);
-                return;
-            }
-            Given::Kept => {}
-        }
-        let until = expiry(
-            terms.now,
-            terms.limits.max_age,
-            u64::from_ne_bytes(random::bytes()),
-        );
-        self.deadlines.set(slot, conn.deadline, Some(until));
-        conn.deadline = Some(until);
-        self.gained = true;
-        terms.metrics.pool_ready.add(1);
-        peer.stats.worker(terms.worker).ready.add(1);
-    }
-
-    /// Closes a connection if a key has changed since its handshake began. If one is still needed, another
-    /// is dialled.
-    fn drop_outdated(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
-        if let Some(conn) = self.remove(slot) {
-            let peer = &conn.known.name;
-            tracing::debug!(%peer, "a key has changed during the handshake with a relay");
-            terms.metrics.pool_dials_outdated.add(1);
-            self.poll_at = Some(terms.now);
-            self.dial_for_waiters(conn.pool, terms);
-        }
-    }
-
-    /// Removes a ready connection from its pool and closes it.
-    fn discard(&mut self, slot: Slot, terms: &mut PoolTerms<'_>) {
-        if let Some(conn) = self.remove(slot) {
-            let PeerPool { peer, pool } = &mut self.pools[conn.pool];
-            pool.remove(slot);
-            terms.metrics.pool_ready.sub(1);
-            peer.stats.worker(terms.worker).ready.sub(1);
-        }
-    }
-
-    fn remove(&mut self, slot: Slot) -> Option<Conn> {
-        let conn = self.conns.try_remove(slot.0 as usize)?;
-        self.deadlines.set(slot, conn.deadline, None);
-        Some(conn)
-    }
-}
-
-// === impl Conn ===
-
-/// The progress of a connection's handshake.
-enum Progress {
-    Waiting,
-    /// The handshake has just been completed.
-    Done,
-    /// The peer is draining, and the connection was not used.
-    Withdrawn,
-    /// The peer has no room for the connection, which was not used.
-    Full,
-    /// The peer has proven none of the keys that it had when the handshake began, and these have been
-    /// replaced since.
-    Outdated,
-}
-
-impl PeerPool {
-    fn new(peer: &Arc<Peer>, limits: PoolLimits, now: Instant) -> Self {
-        let seed = u64::from_ne_bytes(random::bytes());
-        Self {
-            peer: peer.clone(),
-            pool: Pool::new(bounds(limits, peer), now, seed),
-        }
+    fn count_ready_less(&self, peer: usize, terms: &PoolTerms<'_>) {
+        terms.metrics.pool_ready.sub(1);
+        self.peers[peer].stats.worker(terms.worker).ready.sub(1);
     }
 }
 
@@ -750,11 +516,26 @@ fn bounds(limits: PoolLimits, peer: &Peer) -> Bounds {
     }
 }
 
+// === impl Conn ===
+
+/// The progress of a connection's handshake.
+enum Progress {
+    Waiting,
+    /// The handshake has just been completed: the peer has proven this key, or is in a trusted network.
+    Done(Option<PublicKey>),
+    /// The peer is draining, and the connection was not used.
+    Withdrawn,
+    /// The peer has no room for the connection, which was not used.
+    Full,
+    /// The peer has proven none of its keys.
+    NoKey,
+}
+
 impl Conn {
     /// Continues the handshake as far as the received bytes allow.
     fn advance(
         &mut self,
-        peer: &Arc<Peer>,
+        peer: &Peer,
         ready: Readiness,
         terms: &mut PoolTerms<'_>,
     ) -> Result<Progress, Errno> {
@@ -768,13 +549,12 @@ impl Conn {
             }
             if terms.mesh.trusts(self.to.ip()) {
                 self.state = State::Ready(Ready::trusted());
-                return Ok(Progress::Done);
+                return Ok(Progress::Done(None));
             }
             let mut opening = Vec::new();
             let dialler = Dialler::new(&peer.tls, terms.now, terms.timeout, &mut opening);
             let dialler = dialler.map_err(|_| Errno::PROTO)?;
             self.send_whole(&opening)?;
-            self.known = peer.clone();
             self.state = State::Handshaking(Box::new(dialler));
         }
         if !ready.readable() {
@@ -812,16 +592,16 @@ impl Conn {
                     let State::Handshaking(dialler) = handshaking else {
                         return Err(Errno::PROTO);
                     };
-                    self.state = State::Ready(dialler.ready().ok_or(Errno::PROTO)?);
-                    return Ok(Progress::Done);
+                    let ready = dialler.ready().ok_or(Errno::PROTO)?;
+                    let key = ready.peer();
+                    self.state = State::Ready(ready);
+                    return Ok(Progress::Done(key));
                 }
                 Err(Rejection::Withdrawn) => return Ok(Progress::Withdrawn),
                 Err(Rejection::Full) => return Ok(Progress::Full),
                 // The peer closed an idle connection in order.
                 Err(Rejection::ClosedEarly) => return Err(Errno::CONNRESET),
-                Err(Rejection::UnknownKey) if self.known.keys != peer.keys => {
-                    return Ok(Progress::Outdated);
-                }
+                Err(Rejection::UnknownKey) => return Ok(Progress::NoKey),
                 Err(rejection) => {
                     tracing::debug!(peer = %peer.name, cause = rejection.label(), "{rejection}");
                     if rejection == Rejection::KeyRefused {

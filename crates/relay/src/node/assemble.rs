@@ -482,10 +482,9 @@ fn peers_of(
             name: member.name.clone(),
             is_named,
             kept: Arc::new(AtomicBool::new(is_named)),
-            keys: member.keys.clone(),
+            keys: identity.keys_with(&member),
             targets,
             tls: identity.dial_tls(&member),
-            own: identity.key.public(),
             options: legs
                 .of_members
                 .get(&member.name)

@@ -232,7 +232,6 @@ fn is_same_peer(a: &Peer, b: &Peer) -> bool {
         && (a.targets.iter().zip(&b.targets)).all(|(a, b)| Arc::ptr_eq(a, b));
     a.id == b.id
         && a.is_named == b.is_named
-        && a.own == b.own
         && a.keys == b.keys
         && a.options == b.options
         && a.sizes_window == b.sizes_window

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use taut_mesh::acceptor::Local;
+use taut_mesh::dials::Keys;
 use taut_mesh::identity::{KeyError, PrivateKey, PublicKey};
 use taut_mesh::members::{
     ListRefusal, MAX_FILE, Member, MemberName, Members, MembersError, SignedError,
@@ -155,6 +156,14 @@ impl Identity {
                 source,
             }),
         }
+    }
+
+    /// Returns what a relay and this one prove their identities with.
+    pub(super) fn keys_with(&self, member: &Member) -> Arc<Keys> {
+        Arc::new(Keys {
+            peer: member.keys.clone(),
+            own: self.key.public(),
+        })
     }
 
     /// Returns what is needed to dial a relay.

@@ -178,9 +178,8 @@ impl SharedHandle {
         let current = |peer: &Arc<Peer>| {
             let member = identity.local.members.by_name(peer.name.as_str())?;
             Some(Arc::new(Peer {
-                keys: member.keys.clone(),
+                keys: identity.keys_with(member),
                 tls: identity.dial_tls(member),
-                own: identity.key.public(),
                 ..Peer::clone(peer)
             }))
         };

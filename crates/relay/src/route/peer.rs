@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use taut_mesh::identity::PublicKey;
+use taut_mesh::dials::Keys;
 use taut_mesh::members::MemberName;
 use taut_mesh::tls::DialTls;
 use taut_sys::socket::LegOptions;
@@ -39,15 +39,13 @@ pub(crate) struct Peer {
     pub(crate) is_named: bool,
     /// Connections to it are held ready.
     pub(crate) kept: Arc<AtomicBool>,
-    /// The keys that it may prove its identity with.
-    pub(crate) keys: Vec<PublicKey>,
+    /// The keys that it may prove its identity with, and the one of this relay that `tls` uses.
+    pub(crate) keys: Arc<Keys>,
     /// Its addresses as the list of members has them, in the order in which they are tried; never empty. One
     /// that is a name may not have been looked up yet.
     pub(crate) targets: Vec<Arc<Targets>>,
     /// What a connection to it needs, with the key of this relay.
     pub(crate) tls: DialTls,
-    /// The key of this relay that `tls` uses.
-    pub(crate) own: PublicKey,
     pub(crate) options: LegOptions,
     /// The windows of connections to it follow what it needs; otherwise `options` has them.
     pub(crate) sizes_window: bool,

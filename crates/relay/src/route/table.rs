@@ -69,13 +69,6 @@ pub(crate) struct Route {
 }
 
 impl Setup {
-    /// Returns whether sessions may be forwarded to the relay of this name.
-    pub(crate) fn leads_to(&self, name: &MemberName) -> bool {
-        self.mesh
-            .as_ref()
-            .is_some_and(|mesh| mesh.peer(name).is_some())
-    }
-
     /// Returns the automatic routes of all forwards.
     pub(crate) fn autos(&self) -> Vec<OfForward> {
         let hops = self.routes.iter().flat_map(|route| {
@@ -100,7 +93,7 @@ impl Setup {
     /// Returns whether `peer` still is a relay that this one dials, with the same keys.
     pub(crate) fn has_peer(&self, peer: &Peer) -> bool {
         let present = self.mesh.as_ref().and_then(|mesh| mesh.peer(&peer.name));
-        present.is_some_and(|present| present.keys == peer.keys && present.own == peer.own)
+        present.is_some_and(|present| present.keys == peer.keys)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use taut_mesh::ways::{Prospect, Step};
+use taut_mesh::dials::{Asked, Asking, Fault};
 use taut_sys::Errno;
 use taut_sys::epoll::Interest;
 
@@ -12,7 +12,7 @@ use super::dial_plan::DialPlan;
 use super::sessions::Close;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::session::RelayFault;
-use crate::mesh::pool::{DialOutcome, PeerFault, Spare};
+use crate::mesh::pool::{DialOutcome, Spare};
 use crate::net::addr::Destination;
 use crate::net::backend::{Backend, Backends};
 use crate::net::names::{self, ResolveError};
@@ -37,54 +37,43 @@ impl Worker {
         }
     }
 
-    /// Gets the session a connection to its peer. The first try takes one from the pool; later
-    /// tries dial, because whatever broke a pooled connection may have broken all of them.
+    /// Gets the session a connection to its peer.
     fn ask_relay(&mut self, slot: Slot, at_first: bool, last: Errno) {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
-        let waiter = (slot, entry.generation);
+        let session = (slot, entry.generation);
         let may_leave = entry.plan.has_another_way();
         let wait = entry.plan.patience(entry.timeouts.connect, &self.setup);
         let DialPlan::Ask { peer, attempt, .. } = &mut entry.plan else {
             return;
         };
-        let prospect = Prospect {
-            // The list of members may have changed while the session waited.
-            is_peer: self.setup.leads_to(&peer.name),
-            is_broken: self.mesh.pools.is_broken(peer.id, self.io.now),
+        let (peer, mut tried) = (peer.id, *attempt);
+        let asking = Asking {
+            session,
+            attempt: &mut tried,
+            at_first,
             may_leave,
         };
-        let peer = peer.id;
-        let takes = match attempt.step(at_first, prospect) {
-            Step::Take => true,
-            Step::Dial => false,
-            Step::Leave => {
+        let asked = self.with_pools(|pools, terms| pools.ask(peer, asking, terms));
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        if let DialPlan::Ask { attempt, .. } = &mut entry.plan {
+            *attempt = tried;
+        }
+        match asked.unwrap_or(Asked::Leaves { is_broken: false }) {
+            Asked::Ready(spare) => self.join(slot, spare, true),
+            Asked::Waits(_) => {
+                entry.session.awaits(self.io.now + wait);
+                self.set_deadline(slot);
+            }
+            Asked::Leaves { is_broken } => {
                 // A relay that breaks or restarts resets all its sessions, which is no refusal.
-                if matches!(last, Errno::CONNRESET | Errno::PIPE) && !prospect.is_broken {
+                if matches!(last, Errno::CONNRESET | Errno::PIPE) && !is_broken {
                     entry.plan.on_refusal(self.io.now, &self.io.metrics);
                 }
                 self.take_next_way(slot, last);
-                return;
-            }
-        };
-        let spare = self.with_pools(|pools, terms| {
-            let spare = takes.then(|| pools.take(peer, terms)).flatten();
-            if spare.is_none() {
-                pools.dial_for(peer, waiter, terms);
-            }
-            spare
-        });
-        match spare.flatten() {
-            Some(spare) => self.join(slot, spare, true),
-            None => {
-                if !at_first {
-                    self.io.metrics.pool_retries.add(1);
-                }
-                if let Some(entry) = self.sessions.get_mut(slot) {
-                    entry.session.awaits(self.io.now + wait);
-                }
-                self.set_deadline(slot);
             }
         }
     }
@@ -116,7 +105,7 @@ impl Worker {
         };
         let RelayFault { error, since } = fault;
         let peer = peer.id;
-        self.with_pools(|pools, terms| pools.on_fault(PeerFault { peer, error, since }, terms));
+        self.with_pools(|pools, terms| pools.on_fault(Fault { peer, error, since }, terms));
     }
 
     /// Hands the results of dials to the sessions that wait for a connection to a relay.
@@ -124,12 +113,7 @@ impl Worker {
         while let Some(outcome) = self.mesh.pools.next_outcome() {
             match outcome {
                 DialOutcome::Serve(waiter, spare) => {
-                    let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);
-                    let peer = plan.and_then(DialPlan::peer);
-                    let is_peer = peer.is_some_and(|peer| self.setup.leads_to(&peer.name));
-                    if self.sessions.is_waiting(waiter) && !is_peer {
-                        self.ask_relay(waiter.0, false, Errno::HOSTUNREACH);
-                    } else if self.sessions.is_waiting(waiter) {
+                    if self.sessions.is_waiting(waiter) {
                         // A relay that refuses this one's key says so only after the handshake. If
                         // the session has another way, it takes that.
                         let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);

@@ -83,6 +83,8 @@ impl Worker {
         for listener in listeners {
             self.open_listener(listener);
         }
+        // Their connections were made before the list of members changed.
+        self.serve_waiters();
         self.shared.queue.reload(&setup);
         self.setup = setup;
         self.reload_mesh();

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use taut_mesh::dials::Fault;
 use taut_sys::Errno;
 use taut_sys::epoll::Waker;
 
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
-use crate::mesh::pool::PeerFault;
 use crate::net::backend::Backends;
 use crate::net::names::ResolveError;
 use crate::route::listener::NewListener;
@@ -55,7 +55,7 @@ pub(crate) enum Message {
         reply: Sender<u64>,
     },
     /// Another worker has found that a relay does not answer.
-    PeerFault(PeerFault),
+    PeerFault(Fault),
     /// The thread that exchanges rows asks for samples of connections.
     Sample,
     /// A client's SYN to a listener of this forward has arrived.

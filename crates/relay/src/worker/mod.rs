@@ -121,7 +121,12 @@ impl Worker {
         let now = Instant::now();
         let setup = shared.setup();
         let pools = match &setup.mesh {
-            Some(mesh) => Pools::new(&mesh.peers, mesh::share_of_pool(mesh.pool, &shared), now),
+            Some(mesh) => Pools::new(
+                &mesh.peers,
+                mesh::share_of_pool(mesh.pool, &shared),
+                setup.timeouts.connect,
+                now,
+            ),
             None => Pools::default(),
         };
         Ok(Self {
