@@ -178,10 +178,11 @@ impl World {
         if let Some(used) = self.connections.get_mut(connection) {
             used.dial = DialEnd::Used(leg);
             used.hello = bytes;
-            let to = used.acceptor;
+            let (to, shown) = (used.acceptor, used.shown);
             self.trace.tell(now, || {
                 format!("session {session}: relay{node} sends its hello to relay{to}")
             });
+            self.check_asked(node, to, shown);
         }
         self.send(connection, End::Acceptor, Packet::Hello);
     }
@@ -269,6 +270,11 @@ impl World {
             place.lost = Some(error);
             return;
         }
+        let error = match self.broken {
+            // A refused session is taken for a refused key.
+            Some(Rule::Blame) if error == Errno::CONNRESET => Errno::ACCESS,
+            _ => error,
+        };
         let now = self.local_now(node);
         // A byte of the client may have arrived even without an acknowledgement.
         let talks_first = self.sessions[session].talks_first;

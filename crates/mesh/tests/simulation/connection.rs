@@ -106,7 +106,8 @@ impl World {
         let Some((from, node)) = self.path(key, to) else {
             return;
         };
-        match self.network.send(from, node, &mut self.random) {
+        let now = self.queue.now();
+        match self.network.send((from, node), now, &mut self.random) {
             Some(delay) => self
                 .queue
                 .after(delay, Event::Arrives(key, to, packet, tries)),
@@ -191,7 +192,8 @@ impl World {
         let Some((from, to)) = self.path(key, End::Dialler) else {
             return;
         };
-        match self.network.send(from, to, &mut self.random) {
+        let now = self.queue.now();
+        match self.network.send((from, to), now, &mut self.random) {
             Some(delay) => self.queue.after(delay, Event::Acknowledged(key)),
             None => {
                 // The hello arrives once more.

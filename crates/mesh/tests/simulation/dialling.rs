@@ -52,6 +52,8 @@ impl World {
                     }
                     self.trace
                         .tell(at, || format!("relay{node} takes relay{to} for broken"));
+                    let since = self.when(node, fault.since);
+                    self.check_blame(node, to, fault.error, since);
                 }
             }
         }

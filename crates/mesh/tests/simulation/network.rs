@@ -1,5 +1,6 @@
 //! The network between the relays: delay, loss, and cuts in one direction.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::engine::{Random, Time};
@@ -17,6 +18,8 @@ const ACROSS: Duration = Duration::from_millis(90);
 pub(crate) struct Network {
     places: Vec<(f64, f64)>,
     cuts: Vec<Cut>,
+    /// When a packet was last lost between two nodes, the lower number first.
+    losses: HashMap<(Node, Node), Time>,
 }
 
 /// Packets from any of some nodes to any of others are lost.
@@ -41,6 +44,7 @@ impl Network {
         Self {
             places: (0..nodes).map(|_| (random.unit(), random.unit())).collect(),
             cuts: Vec::new(),
+            losses: HashMap::new(),
         }
     }
 
@@ -50,12 +54,24 @@ impl Network {
         Duration::from_micros(300) + ACROSS.mul_f64((a.0 - b.0).hypot(a.1 - b.1))
     }
 
-    /// Returns how long a packet travels that is sent now, or `None` if it is lost.
-    pub(crate) fn send(&self, from: Node, to: Node, random: &mut Random) -> Option<Duration> {
+    /// Returns how long a packet travels that is sent `now`, or `None` if it is lost.
+    pub(crate) fn send(
+        &mut self,
+        (from, to): (Node, Node),
+        now: Time,
+        random: &mut Random,
+    ) -> Option<Duration> {
         if self.is_cut(from, to) || random.happens(LOSS) {
+            self.losses.insert((from.min(to), from.max(to)), now);
             return None;
         }
         Some(self.delay(from, to).mul_f64(1.0 + 0.05 * random.unit()))
+    }
+
+    /// Returns whether a packet was lost between two nodes since this time.
+    pub(crate) fn has_lost_since(&self, a: Node, b: Node, since: Time) -> bool {
+        let last = self.losses.get(&(a.min(b), a.max(b)));
+        last.is_some_and(|at| *at >= since)
     }
 
     pub(crate) fn is_cut(&self, from: Node, to: Node) -> bool {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use taut_mesh::hello::MAX_ROUTE;
 use taut_mesh::identity::PublicKey;
-use taut_mesh::members::MemberName;
+use taut_mesh::members::{Member, MemberName};
 use taut_mesh::pool::{DIALS_AT_ONCE, Pool};
 use taut_mesh::unproven::GRACE;
 
@@ -28,6 +29,9 @@ pub(crate) const RECOVERY: Duration = Duration::from_secs(25);
 /// What the clock of a relay may be off by in the time within which it notices a dead relay.
 const CLOCK_ERROR: Duration = Duration::from_millis(5);
 
+/// For how long what was sent last may be unheard without a loss: a round trip across the world.
+const UNHEARD: Duration = Duration::from_millis(500);
+
 /// Something that must hold, whatever happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
@@ -43,6 +47,7 @@ pub(crate) enum Rule {
     Detour,
     Places,
     Names,
+    Blame,
 }
 
 /// A rule that was broken.
@@ -101,7 +106,7 @@ pub(crate) enum Location {
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Destinations,
         Self::Members,
         Self::Loop,
@@ -114,6 +119,7 @@ impl Rule {
         Self::Detour,
         Self::Places,
         Self::Names,
+        Self::Blame,
     ];
 
     pub(crate) fn text(self) -> &'static str {
@@ -122,7 +128,7 @@ impl Rule {
                 "no session reaches a destination that its last relay does not allow"
             }
             Self::Members => {
-                "no relay serves a session of a relay that is not in its list of members"
+                "no relay serves a session of a relay that is not in its list of members, or asks such a relay"
             }
             Self::Loop => "no session passes a relay twice, or more relays than a route may have",
             Self::Sessions => {
@@ -142,6 +148,7 @@ impl Rule {
             Self::Names => {
                 "a member whose names are not answered costs no other session its look-up"
             }
+            Self::Blame => "a relay is taken for broken only if it did not answer or refused a key",
         }
     }
 }
@@ -179,6 +186,38 @@ impl World {
         if before.len() > MAX_ROUTE || (is_honest && before.contains(&node)) {
             let what = format!("a session comes to relay{node} by way of {before:?}");
             self.violate(Rule::Loop, what);
+        }
+    }
+
+    /// Checks that a relay that is sent a hello is a member with the key that it has proven.
+    pub(crate) fn check_asked(&mut self, node: Node, to: Node, shown: Option<PublicKey>) {
+        let list = &self.lists[self.relay(node).list].members;
+        let known = list.by_name(name(usize::from(to)).as_str());
+        let has_key = |known: &Member| shown.is_some_and(|key| known.keys.contains(&key));
+        if !known.is_some_and(|known| has_key(known)) {
+            let what = format!("relay{node} asks relay{to}, which is not in its list");
+            self.violate(Rule::Members, what);
+        }
+    }
+
+    /// Checks that a relay has a reason to take a peer for broken, since this time.
+    pub(crate) fn check_blame(&mut self, node: Node, to: Node, error: Errno, since: Time) {
+        let now = self.queue.now();
+        let from = since.saturating_sub(UNHEARD);
+        let concerns = |kind: Kind| matches!(kind, Kind::NewKey | Kind::Removed | Kind::OldList);
+        let mut faults = self.faults.iter();
+        let has_reason = match error {
+            // The list of members, or a key, is not the same everywhere.
+            Errno::ACCESS => faults.any(|f| concerns(f.kind) && [node, to].contains(&f.node)),
+            Errno::TIMEDOUT => {
+                self.network.has_lost_since(node, to, from)
+                    || self.is_in_trouble(node, &[to], from, now)
+            }
+            _ => false,
+        };
+        if !has_reason {
+            let what = format!("relay{node} takes relay{to} for broken: {error}");
+            self.violate(Rule::Blame, what);
         }
     }
 
