@@ -87,6 +87,7 @@
 
 pub mod acceptor;
 pub mod answer;
+pub mod arrivals;
 pub mod auto;
 pub mod channel;
 pub mod client_hello;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use taut_mesh::acceptor::Acceptor;
+use taut_mesh::arrivals::ArrivalId;
 use taut_mesh::dials::{DialId, Keys};
 use taut_mesh::identity::PublicKey;
 
@@ -53,15 +53,12 @@ pub(crate) enum DialEnd {
 }
 
 /// The accepting end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcceptEnd {
     /// The machine has not seen the connection.
     Unseen,
-    Handshaking(Box<Acceptor>),
-    Proven(Time),
-    /// The dialler has been told that there is no room for it.
-    Withdrawn(Time),
-    /// A part of a hello has arrived.
-    Greeting(Box<Acceptor>),
+    /// Without a hello.
+    Arrived(ArrivalId),
     /// The inbound connection of this leg.
     Used(Key),
     Closed,
@@ -286,17 +283,8 @@ impl World {
             End::Dialler => connection.dial = DialEnd::Closed,
             End::Acceptor => {
                 let was = std::mem::replace(&mut connection.accept, AcceptEnd::Closed);
-                match was {
-                    AcceptEnd::Proven(_) | AcceptEnd::Greeting(_) => {
-                        self.relay_mut(acceptor).ready.remove(key);
-                    }
-                    AcceptEnd::Handshaking(_) => {
-                        self.relay_mut(acceptor).unproven.remove(key);
-                    }
-                    AcceptEnd::Unseen
-                    | AcceptEnd::Withdrawn(_)
-                    | AcceptEnd::Used(_)
-                    | AcceptEnd::Closed => {}
+                if let AcceptEnd::Arrived(id) = was {
+                    self.relay_mut(acceptor).arrivals.take(id);
                 }
             }
         }

@@ -63,9 +63,11 @@ impl World {
         self.plan_poll(node);
     }
 
-    /// Has the dials of a relay polled when that is due.
-    fn plan_poll(&mut self, node: Node) {
-        let Some(next) = self.relay(node).dials.next() else {
+    /// Has the dials and the mesh port of a relay polled when that is due.
+    pub(crate) fn plan_poll(&mut self, node: Node) {
+        let relay = self.relay(node);
+        let next = [relay.dials.next(), relay.arrivals.next()];
+        let Some(next) = next.into_iter().flatten().min() else {
             return;
         };
         let at = self.when(node, next).max(self.queue.now());
@@ -89,7 +91,10 @@ impl World {
         }
         relay.polled_at = None;
         let now = self.local_now(node);
-        self.relay_mut(node).dials.poll(|_| BOUNDS, now);
+        let relay = self.relay_mut(node);
+        relay.dials.poll(|_| BOUNDS, now);
+        relay.arrivals.expire(now);
+        self.act_at_port(node, None);
         self.act(node);
     }
 

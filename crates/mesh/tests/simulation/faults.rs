@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use taut_mesh::arrivals::Arrivals;
 use taut_mesh::dials::Dials;
 use taut_mesh::early_syn::Limiter;
 use taut_mesh::name_cache::NameCache;
@@ -391,6 +392,7 @@ impl World {
         let dials = Dials::new(self.random.bits());
         let relay = self.relay_mut(node);
         (relay.dials, relay.polled_at) = (dials, None);
+        relay.arrivals = Arrivals::default();
         for known in &mut relay.peers {
             (known.noticed, known.proven) = (None, None);
             known.unanswered = Unanswered::default();

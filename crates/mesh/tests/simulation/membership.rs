@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use taut_mesh::acceptor::Acceptor;
 use taut_mesh::identity::PublicKey;
 
-use crate::connection::{AcceptEnd, End};
+use crate::engine::Key;
 use crate::network::Node;
 use crate::oracle::Rule;
 use crate::world::{Event, List, State, World, key, members, name};
@@ -68,19 +69,14 @@ impl World {
             let member = self.members_at(node).by_name(name.as_str());
             member.map_or(Vec::new(), |member| member.keys.clone())
         };
-        for key in self.connections_where(|c| c.dialler == other && c.acceptor == node) {
-            let Some(connection) = self.connections.get(key) else {
-                continue;
-            };
-            match connection.accept {
-                AcceptEnd::Proven(_) | AcceptEnd::Withdrawn(_) | AcceptEnd::Greeting(_)
-                    if !keys.contains(&connection.own) =>
-                {
-                    self.close(key, End::Acceptor);
-                }
-                _ => {}
-            }
-        }
+        let connections = &self.connections;
+        let is_current = |key: &Key, acceptor: &Acceptor| {
+            let connection = connections.get(*key);
+            let is_its = connection.is_some_and(|c| c.dialler == other) && acceptor.is_proven();
+            !is_its || connection.is_some_and(|c| keys.contains(&c.own))
+        };
+        self.relays[usize::from(node)].arrivals.drop_old(is_current);
+        self.act_at_port(node, None);
         if keys.is_empty() {
             self.end_legs_of(node, other);
         }

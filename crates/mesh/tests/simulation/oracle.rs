@@ -323,8 +323,9 @@ impl World {
     /// Checks whether a connection at the mesh port of a relay may make room for one from `newcomer`.
     pub(crate) fn check_evicted(&mut self, node: Node, victim: Key, newcomer: IpAddr) {
         let mut counts = BTreeMap::<IpAddr, usize>::new();
-        for (_, connection) in self.connections.iter() {
-            let is_unproven = matches!(connection.accept, AcceptEnd::Handshaking(_));
+        for (key, connection) in self.connections.iter() {
+            // The victim has just been removed.
+            let is_unproven = key == victim || matches!(self.arrived(key), Some((_, _, false)));
             if connection.acceptor == node && is_unproven {
                 *counts.entry(address_of(connection.dialler)).or_default() += 1;
             }
@@ -416,15 +417,12 @@ impl World {
         let mut found = None;
         let mut accepted = vec![0; self.size.relays];
         let mut unproven = vec![0; self.size.relays];
-        for (_, connection) in self.connections.iter() {
+        for (key, connection) in self.connections.iter() {
             let node = usize::from(connection.acceptor);
-            match connection.accept {
-                AcceptEnd::Proven(_) | AcceptEnd::Greeting(_) => accepted[node] += 1,
-                AcceptEnd::Handshaking(_) => unproven[node] += 1,
-                AcceptEnd::Unseen
-                | AcceptEnd::Withdrawn(_)
-                | AcceptEnd::Used(_)
-                | AcceptEnd::Closed => {}
+            match self.arrived(key) {
+                Some((_, _, true)) => accepted[node] += 1,
+                Some((_, _, false)) => unproven[node] += 1,
+                None => {}
             }
         }
         for (node, relay) in self.relays.iter().enumerate() {
@@ -433,13 +431,13 @@ impl World {
                 let what = format!("relay{node} has {begun:?} legs that were begun at SYNs");
                 found = Some((Rule::Bounds, what));
             }
-            if unproven[node] != relay.unproven.len() || unproven[node] > MAX_UNPROVEN {
-                let held = (unproven[node], relay.unproven.len());
+            let (without_proof, ready) = relay.arrivals.counts();
+            if unproven[node] != without_proof || without_proof > MAX_UNPROVEN {
+                let held = (unproven[node], without_proof);
                 let what = format!("relay{node} holds {held:?} connections without a proof");
                 found = Some((Rule::Bounds, what));
             }
             // A connection whose hello has begun may have given up its place.
-            let ready = relay.ready.len();
             if ready > MAX_READY || accepted[node] < ready {
                 let held = (accepted[node], ready);
                 found = Some((

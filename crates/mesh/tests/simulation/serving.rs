@@ -11,7 +11,7 @@ use taut_mesh::onward::{Onward, onward};
 use taut_mesh::ways::Ways;
 
 use crate::accepting::limits;
-use crate::connection::{AcceptEnd, End, Packet};
+use crate::connection::{AcceptEnd, Connection, End, Packet};
 use crate::destination::{Permissions, session_number};
 use crate::engine::Key;
 use crate::network::Node;
@@ -22,20 +22,21 @@ use crate::world::{Event, World, node_of};
 impl World {
     /// A hello has arrived.
     pub(crate) fn on_hello(&mut self, key: Key) {
-        let Some(connection) = self.connections.get_mut(key) else {
-            return;
-        };
-        let node = connection.acceptor;
-        match connection.accept {
-            AcceptEnd::Proven(_) | AcceptEnd::Withdrawn(_) => {}
-            AcceptEnd::Handshaking(_) | AcceptEnd::Unseen => {
+        let is_unseen = |c: &Connection| c.accept == AcceptEnd::Unseen;
+        let arrived = self.arrived(key);
+        let (node, id) = match arrived {
+            Some((node, id, true)) => (node, id),
+            None if !self.connections.get(key).is_some_and(is_unseen) => return,
+            _ => {
                 // The proof was lost and is sent again; TCP keeps the order.
                 let event = Event::Arrives(key, End::Acceptor, Packet::Hello, 0);
                 self.queue.after(Duration::from_millis(50), event);
                 return;
             }
-            _ => return,
-        }
+        };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         let own = connection.own;
         let mut bytes = std::mem::take(&mut connection.hello);
         let Some(member) = self.members_at(node).by_key(&own).cloned() else {
@@ -43,21 +44,22 @@ impl World {
             return;
         };
         let now = self.local_now(node);
-        let mut acceptor = Acceptor::new(now, &limits(), Some(member.clone()));
         let (mut plain, mut out) = (vec![0; bytes.len()], Vec::new());
-        let local = &self.relay(node).local;
-        let event = acceptor.receive(&mut bytes, &mut plain, now, local, &mut out);
+        let relay = &mut self.relays[usize::from(node)];
+        let Some((_, acceptor)) = relay.arrivals.get_mut(id) else {
+            return;
+        };
+        if !acceptor.hello_begun() {
+            // Without TLS, a member whose keys have changed has to connect again.
+            *acceptor = Acceptor::new(now, &limits(), Some(member.clone()));
+        }
+        let event = acceptor.receive(&mut bytes, &mut plain, now, &relay.local, &mut out);
         match event {
             Ok(acceptor::Event::Hello { hello, .. }) => {
+                relay.arrivals.take(id);
                 self.serve(key, &member.name, &hello);
             }
-            Ok(_) => {
-                let until = self.when(node, acceptor.deadline());
-                if let Some(connection) = self.connections.get_mut(key) {
-                    connection.accept = AcceptEnd::Greeting(Box::new(acceptor));
-                }
-                self.queue.at(until, Event::AcceptTimer(key));
-            }
+            Ok(_) => self.advanced(node, id),
             Err(_) => {
                 self.oracle.rejected += 1;
                 self.close(key, End::Acceptor);
@@ -113,7 +115,6 @@ impl World {
         let leg = self.legs.insert(leg);
         if let Some(connection) = self.connections.get_mut(inbound) {
             connection.accept = AcceptEnd::Used(leg);
-            self.relay_mut(node).ready.remove(inbound);
         }
         leg
     }

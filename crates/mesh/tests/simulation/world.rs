@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use taut_mesh::acceptor::Local;
+use taut_mesh::arrivals::Arrivals;
 use taut_mesh::dials::Dials;
 use taut_mesh::early_syn::Limiter;
 use taut_mesh::identity::{PrivateKey, PublicKey};
@@ -14,8 +15,6 @@ use taut_mesh::name_cache::NameCache;
 use taut_mesh::places::SessionPlaces;
 use taut_mesh::pool::Bounds;
 use taut_mesh::tls::AcceptTls;
-use taut_mesh::unproven::Unproven;
-use taut_mesh::unused::Unused;
 
 use crate::connection::{Connection, End, Packet};
 use crate::early::{self, EarlyLegs};
@@ -69,9 +68,7 @@ pub(crate) enum Event {
     /// An acknowledgement of a hello arrives, or leaves.
     Acknowledged(Key),
     Acknowledges(Key),
-    /// A time limit of a connection at the mesh port.
-    AcceptTimer(Key),
-    /// A relay polls its dials, if it still is the process that planned this.
+    /// A relay polls its dials and its mesh port, if it still is the process that planned this.
     Polls(Node, u32),
     /// A session has waited long enough for the acknowledgement of its hello, or for a connection.
     Patience(Key, Key),
@@ -124,12 +121,10 @@ pub(crate) struct Relay {
     clock: Clock,
     pub(crate) peers: Vec<Peer>,
     pub(crate) dials: Dials<Key, Key>,
-    /// When its dials are polled next.
+    /// When its dials and its mesh port are polled next.
     pub(crate) polled_at: Option<Time>,
-    /// Connections at its mesh port that wait for a hello.
-    pub(crate) ready: Unused<Key>,
-    /// Those that have not proven a key.
-    pub(crate) unproven: Unproven<Key>,
+    /// Connections at its mesh port without a hello.
+    pub(crate) arrivals: Arrivals<Key>,
     /// The places of its sessions, and how many the sessions of each member have.
     pub(crate) places: Arc<SessionPlaces>,
     pub(crate) quota: Arc<MemberQuota>,
@@ -292,7 +287,6 @@ impl World {
                 }
             }
             Event::Acknowledges(key) => self.acknowledge(key),
-            Event::AcceptTimer(key) => self.on_accept_timer(key),
             Event::Polls(node, process) => self.polls(node, process),
             Event::Patience(leg, connection) => self.on_patience(leg, connection),
             Event::WaitEnds(leg, wait) => self.on_wait_ends(leg, wait),
@@ -315,7 +309,6 @@ impl World {
     /// Returns the relay whose process handles an event. Packets reach a machine's kernel first.
     fn process_of(&self, event: &Event) -> Option<Node> {
         match event {
-            Event::AcceptTimer(key) => self.connections.get(*key).map(|c| c.acceptor),
             Event::Polls(node, _)
             | Event::Adopts(node, _)
             | Event::EarlyExpires(node, _)
@@ -411,8 +404,7 @@ impl World {
             peers: Vec::new(),
             dials: Dials::new(self.random.bits()),
             polled_at: None,
-            ready: Unused::default(),
-            unproven: Unproven::default(),
+            arrivals: Arrivals::default(),
             places: SessionPlaces::new(MAX_SESSIONS),
             quota: Arc::default(),
             names: NameCache::default(),

@@ -17,6 +17,10 @@ impl Counter {
         self.0.store(self.get().wrapping_sub(n), Ordering::Relaxed);
     }
 
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use taut_mesh::arrivals::Bounds;
 use taut_mesh::members::MemberName;
 use taut_sys::epoll::Readiness;
 use taut_sys::socket::Stream;
@@ -78,8 +79,10 @@ impl Worker {
                 cipher: &mut self.io.cipher,
             },
             times: mesh.inbound.times,
-            max_unproven: self.shared.share(mesh.inbound.max_unproven) as usize,
-            max_ready: self.shared.share(mesh.inbound.max_ready) as usize,
+            bounds: Bounds {
+                unproven: self.shared.share(mesh.inbound.max_unproven) as usize,
+                ready: self.shared.share(mesh.inbound.max_ready) as usize,
+            },
             metrics: &self.io.metrics,
             relays: self.shared.relays.as_deref(),
             arrivals: &self.shared.unproven_arrivals,
