@@ -178,11 +178,11 @@ impl World {
         if let Some(used) = self.connections.get_mut(connection) {
             used.dial = DialEnd::Used(leg);
             used.hello = bytes;
-            let (to, shown) = (used.acceptor, used.shown);
+            let to = used.acceptor;
             self.trace.tell(now, || {
                 format!("session {session}: relay{node} sends its hello to relay{to}")
             });
-            self.check_asked(node, to, shown);
+            self.check_asked(node, connection);
         }
         self.send(connection, End::Acceptor, Packet::Hello);
     }
@@ -275,13 +275,14 @@ impl World {
             Some(Rule::Blame) if error == Errno::CONNRESET => Errno::ACCESS,
             _ => error,
         };
+        let breaks_rule = self.broken == Some(Rule::Twice);
         let now = self.local_now(node);
         // A byte of the client may have arrived even without an acknowledgement.
         let talks_first = self.sessions[session].talks_first;
         let Some(place) = self.legs.get_mut(leg) else {
             return;
         };
-        let is_untouched = !place.answered && !talks_first;
+        let is_untouched = !place.answered && (!talks_first || breaks_rule);
         let consequence = place.answer.on_end(error, is_untouched, now);
         self.follow(leg, consequence, error);
         match consequence.redials {

@@ -36,6 +36,8 @@ pub(crate) struct Connection {
     pub(crate) shown: Option<PublicKey>,
     /// The hello, as it is sent.
     pub(crate) hello: Vec<u8>,
+    /// The dialler knows that the acceptor has given the connection up.
+    pub(crate) is_given_up: bool,
     /// The dialler's kernel knows that the hello has arrived.
     pub(crate) acknowledged: bool,
 }
@@ -219,8 +221,7 @@ impl World {
             (End::Acceptor, Packet::Proof) => self.on_proof(key),
             (End::Dialler, Packet::Refusal) => self.on_reset(key, to, true),
             (_, Packet::Reset) => self.on_reset(key, to, false),
-            (End::Dialler, Packet::Withdrawal) => self.on_withdrawal(key),
-            (End::Dialler, Packet::Full) => self.on_full(key),
+            (End::Dialler, Packet::Withdrawal | Packet::Full) => self.on_given_up(key, packet),
             (End::Acceptor, Packet::Hello) => self.on_hello(key),
             (End::Dialler, Packet::Reply) => self.on_reply(key),
             _ => {}

@@ -144,6 +144,7 @@ impl World {
             own: self.relay(node).key,
             shown: None,
             hello: Vec::new(),
+            is_given_up: false,
             acknowledged: false,
         };
         let key = self.connections.insert(connection);
@@ -165,6 +166,7 @@ impl World {
             own,
             shown: None,
             hello,
+            is_given_up: false,
             acknowledged: false,
         });
         self.send(key, End::Acceptor, Packet::Syn);
@@ -233,22 +235,22 @@ impl World {
         }
     }
 
-    /// The acceptor of a connection in a pool has no room for it.
-    pub(crate) fn on_full(&mut self, key: Key) {
-        // A session whose hello has crossed the message is served.
-        if let Some((node, _, id)) = self.pooled(key) {
-            let now = self.local_now(node);
-            self.relay_mut(node).dials.full(id, now);
-            self.act(node);
+    /// The acceptor of a connection has given it up: it is draining, or has no room for the connection.
+    pub(crate) fn on_given_up(&mut self, key: Key, packet: Packet) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.is_given_up = true;
         }
-    }
-
-    /// The acceptor of a connection in a pool is draining.
-    pub(crate) fn on_withdrawal(&mut self, key: Key) {
+        if self.broken == Some(Rule::GivenUp) {
+            return;
+        }
         // A session whose hello has crossed the message is served.
         if let Some((node, _, id)) = self.pooled(key) {
             let now = self.local_now(node);
-            self.relay_mut(node).dials.withdrawn(id, now);
+            let dials = &mut self.relay_mut(node).dials;
+            match packet {
+                Packet::Full => dials.full(id, now),
+                _ => dials.withdrawn(id, now),
+            }
             self.act(node);
         }
     }

@@ -1,6 +1,6 @@
 //! The invariants, checked against what is true in the world and not what relays believe.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -48,6 +48,8 @@ pub(crate) enum Rule {
     Places,
     Names,
     Blame,
+    GivenUp,
+    Twice,
 }
 
 /// A rule that was broken.
@@ -79,6 +81,8 @@ pub(crate) struct Oracle {
     pub(crate) unshared: [u64; 2],
     /// For how long sessions were sent to a dead relay, since a first hello and since a first dial.
     pub(crate) detours: [Duration; 2],
+    /// The legs whose hello the next relay has read, with the first bytes of a client.
+    pub(crate) sent: HashSet<Key>,
     /// The most connections and legs at one time.
     pub(crate) most: (usize, usize),
 }
@@ -106,7 +110,7 @@ pub(crate) enum Location {
 }
 
 impl Rule {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Destinations,
         Self::Members,
         Self::Loop,
@@ -120,6 +124,8 @@ impl Rule {
         Self::Places,
         Self::Names,
         Self::Blame,
+        Self::GivenUp,
+        Self::Twice,
     ];
 
     pub(crate) fn text(self) -> &'static str {
@@ -149,6 +155,8 @@ impl Rule {
                 "a member whose names are not answered costs no other session its look-up"
             }
             Self::Blame => "a relay is taken for broken only if it did not answer or refused a key",
+            Self::GivenUp => "no session gets a connection that its acceptor has given up",
+            Self::Twice => "what a client has sent reaches the next relay once",
         }
     }
 }
@@ -170,6 +178,14 @@ impl World {
             let what = format!("relay{node} serves {member}, which is not in its list");
             self.violate(Rule::Members, what);
         }
+        if let Some(DialEnd::Used(leg)) = self.connections.get(inbound).map(|c| c.dial)
+            && let Some(session) = self.legs.get(leg).map(|leg| leg.session)
+            && self.sessions[session].talks_first
+            && !self.oracle.sent.insert(leg)
+        {
+            let what = format!("relay{node} is sent session {session} again");
+            self.violate(Rule::Twice, what);
+        }
         // The relays before this one, the nearest first.
         let mut before = Vec::new();
         let mut at = Some(inbound);
@@ -189,8 +205,17 @@ impl World {
         }
     }
 
-    /// Checks that a relay that is sent a hello is a member with the key that it has proven.
-    pub(crate) fn check_asked(&mut self, node: Node, to: Node, shown: Option<PublicKey>) {
+    /// Checks that a relay that is sent a hello is a member with the key that it has proven, and has not given the
+    /// connection up.
+    pub(crate) fn check_asked(&mut self, node: Node, connection: Key) {
+        let Some(known) = self.connections.get(connection) else {
+            return;
+        };
+        let (to, shown) = (known.acceptor, known.shown);
+        if known.is_given_up {
+            let what = format!("relay{node} uses a connection that relay{to} has given up");
+            self.violate(Rule::GivenUp, what);
+        }
         let list = &self.lists[self.relay(node).list].members;
         let known = list.by_name(name(usize::from(to)).as_str());
         let has_key = |known: &Member| shown.is_some_and(|key| known.keys.contains(&key));
