@@ -197,7 +197,7 @@ root-%:
 
 release: setup-build
 	@echo "taut: building $(TAUT) and taut-lab (cargo build --release)"
-	@$(CARGO) build --release --locked
+	@$(CARGO) build --release --locked -p taut -p taut-lab
 
 # `root-%` must refuse before anything is built, and cargo locks its target directory anyway.
 .NOTPARALLEL:

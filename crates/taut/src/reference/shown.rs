@@ -12,7 +12,9 @@ pub(crate) struct Block {
 
 /// Returns the documents for users, with their names from the repository's root.
 pub(crate) fn pages() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let is_root = |folder: &&Path| folder.join("Cargo.lock").is_file();
+    let root = package.ancestors().find(is_root).expect("a workspace");
     let mut pages = Vec::new();
     for folder in [".", "docs", "docs/tutorials", "docs/reference"] {
         let Ok(entries) = fs::read_dir(root.join(folder)) else {

@@ -103,7 +103,7 @@ struct Tests {
 impl Holders {
     fn read() -> Self {
         let (mut tests, mut files) = (Tests::default(), BTreeSet::new());
-        let mut folders = vec![root().join("crates")];
+        let mut folders = vec![root().join("crates"), root().join("lab")];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();

@@ -39,7 +39,7 @@ pub(crate) fn taut() -> PathBuf {
 /// Returns the directory in which `make guests` puts the kernels: `TAUT_LAB_KERNELS`, or else the one
 /// below Cargo's target directory, which the scripts and Cargo find by the same variable.
 pub(crate) fn kernels() -> PathBuf {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = || env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     match env::var_os(KERNELS) {
         Some(kernels) => kernels.into(),

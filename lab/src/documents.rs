@@ -5,7 +5,7 @@ use clap::error::ErrorKind;
 
 use crate::Cli;
 
-#[path = "../../taut/src/reference/shown.rs"]
+#[path = "../../crates/taut/src/reference/shown.rs"]
 mod shown;
 
 /// Returns a command with the name of this program in front of it, if it is one of `taut lab`.

@@ -149,32 +149,32 @@ mod tests {
     use crate::experiment;
 
     /// The guide's list of experiments, with a link to the page of each.
-    const LIST: &str = include_str!("../../../../docs/lab.md");
+    const LIST: &str = include_str!("../../../docs/lab.md");
 
     /// The pages that describe the experiments, each below a heading of its own.
     const PAGES: &[(&str, &str)] = &[
         (
             "lab-relay.md",
-            include_str!("../../../../docs/lab-relay.md"),
+            include_str!("../../../docs/lab-relay.md"),
         ),
-        ("lab-mesh.md", include_str!("../../../../docs/lab-mesh.md")),
+        ("lab-mesh.md", include_str!("../../../docs/lab-mesh.md")),
         (
             "lab-peers.md",
-            include_str!("../../../../docs/lab-peers.md"),
+            include_str!("../../../docs/lab-peers.md"),
         ),
         (
             "lab-guests.md",
-            include_str!("../../../../docs/lab-guests.md"),
+            include_str!("../../../docs/lab-guests.md"),
         ),
         (
             "lab-snoop.md",
-            include_str!("../../../../docs/lab-snoop.md"),
+            include_str!("../../../docs/lab-snoop.md"),
         ),
         (
             "lab-verdicts.md",
-            include_str!("../../../../docs/lab-verdicts.md"),
+            include_str!("../../../docs/lab-verdicts.md"),
         ),
-        ("lab-tune.md", include_str!("../../../../docs/lab-tune.md")),
+        ("lab-tune.md", include_str!("../../../docs/lab-tune.md")),
     ];
 
     /// Returns the part of the guide that describes the experiment, and the name of its page.
