@@ -153,23 +153,11 @@ mod tests {
 
     /// The pages that describe the experiments, each below a heading of its own.
     const PAGES: &[(&str, &str)] = &[
-        (
-            "lab-relay.md",
-            include_str!("../../../docs/lab-relay.md"),
-        ),
+        ("lab-relay.md", include_str!("../../../docs/lab-relay.md")),
         ("lab-mesh.md", include_str!("../../../docs/lab-mesh.md")),
-        (
-            "lab-peers.md",
-            include_str!("../../../docs/lab-peers.md"),
-        ),
-        (
-            "lab-guests.md",
-            include_str!("../../../docs/lab-guests.md"),
-        ),
-        (
-            "lab-snoop.md",
-            include_str!("../../../docs/lab-snoop.md"),
-        ),
+        ("lab-peers.md", include_str!("../../../docs/lab-peers.md")),
+        ("lab-guests.md", include_str!("../../../docs/lab-guests.md")),
+        ("lab-snoop.md", include_str!("../../../docs/lab-snoop.md")),
         (
             "lab-verdicts.md",
             include_str!("../../../docs/lab-verdicts.md"),

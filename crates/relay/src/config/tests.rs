@@ -1,5 +1,6 @@
 use super::*;
 use crate::access::session_quota::UNLIMITED;
+use crate::net::addr::Destination;
 
 const FORWARD: &str = "[[relay.forward]]\nlisten = \":8080\"\nto = \"origin.example:80\"\n";
 

@@ -22,19 +22,19 @@ const SECTIONS: &[Section] = &[
     ),
     (
         "[[relay.forward]]",
-        "relay/src/config/file.rs",
+        "relay/src/config/file/forward.rs",
         "ForwardSection",
         &[RELAY_KEYS],
     ),
     (
         "[relay.mesh]",
-        "relay/src/config/mesh.rs",
+        "relay/src/config/mesh/section.rs",
         "MeshSection",
         &[RELAY_KEYS],
     ),
     (
         "[[relay.mesh.peer]]",
-        "relay/src/config/mesh.rs",
+        "relay/src/config/mesh/section.rs",
         "PeerSection",
         &[RELAY_KEYS],
     ),
