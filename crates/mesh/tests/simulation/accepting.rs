@@ -159,6 +159,10 @@ impl World {
             return;
         };
         let now = self.local_now(node);
+        let list = self.relay(node).local.members.clone();
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.proven_by = Some(list);
+        }
         if let Some((_, acceptor)) = self.relay_mut(node).arrivals.get_mut(id) {
             // The handshake is simulated; what follows is read as in a trusted network.
             *acceptor = Acceptor::new(now, &limits(), Some(member));

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use taut_mesh::arrivals::ArrivalId;
 use taut_mesh::dials::{DialId, Keys};
 use taut_mesh::identity::PublicKey;
+use taut_mesh::members::Members;
 
 use crate::engine::{Key, Time};
 use crate::network::Node;
@@ -34,6 +35,8 @@ pub(crate) struct Connection {
     pub(crate) own: PublicKey,
     /// The key that the acceptor has proven.
     pub(crate) shown: Option<PublicKey>,
+    /// The acceptor's list of members when the dialler proved its key.
+    pub(crate) proven_by: Option<Arc<Members>>,
     /// The hello, as it is sent.
     pub(crate) hello: Vec<u8>,
     /// The dialler knows that the acceptor has given the connection up.

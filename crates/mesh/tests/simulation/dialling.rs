@@ -143,12 +143,14 @@ impl World {
             keys: None,
             own: self.relay(node).key,
             shown: None,
+            proven_by: None,
             hello: Vec::new(),
             is_given_up: false,
             acknowledged: false,
         };
         let key = self.connections.insert(connection);
         self.relay_mut(node).dials.begun(id, key);
+        self.note_dial(node, peer);
         self.send(key, End::Acceptor, Packet::Syn);
     }
 
@@ -165,6 +167,7 @@ impl World {
             keys: None,
             own,
             shown: None,
+            proven_by: None,
             hello,
             is_given_up: false,
             acknowledged: false,

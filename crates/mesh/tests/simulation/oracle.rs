@@ -345,6 +345,16 @@ impl World {
         since.get_or_insert(now);
     }
 
+    /// Records that a relay dials a peer.
+    pub(crate) fn note_dial(&mut self, node: Node, peer: usize) {
+        let now = self.queue.now();
+        let to = self.relay(node).peers[peer].node;
+        if self.relay(to).state != State::Running {
+            let since = &mut self.peer_mut(node, peer).unanswered.since[1];
+            since.get_or_insert(now);
+        }
+    }
+
     /// Checks whether a connection at the mesh port of a relay may make room for one from `newcomer`.
     pub(crate) fn check_evicted(&mut self, node: Node, victim: Key, newcomer: IpAddr) {
         let mut counts = BTreeMap::<IpAddr, usize>::new();

@@ -4,13 +4,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use taut_mesh::acceptor::{self, Acceptor};
+use taut_mesh::acceptor::{self, Local};
 use taut_mesh::hello::{Hello, Target};
 use taut_mesh::members::MemberName;
 use taut_mesh::onward::{Onward, onward};
 use taut_mesh::ways::Ways;
 
-use crate::accepting::limits;
 use crate::connection::{AcceptEnd, Connection, End, Packet};
 use crate::destination::{Permissions, session_number};
 use crate::engine::Key;
@@ -37,27 +36,27 @@ impl World {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
-        let own = connection.own;
         let mut bytes = std::mem::take(&mut connection.hello);
-        let Some(member) = self.members_at(node).by_key(&own).cloned() else {
-            self.close(key, End::Acceptor);
-            return;
-        };
+        let list = connection.proven_by.clone();
         let now = self.local_now(node);
         let (mut plain, mut out) = (vec![0; bytes.len()], Vec::new());
         let relay = &mut self.relays[usize::from(node)];
+        // With TLS, a key is checked when it is proven, and when the list of members changes.
+        let local = Local {
+            members: list.unwrap_or_else(|| relay.local.members.clone()),
+            ..relay.local.clone()
+        };
         let Some((_, acceptor)) = relay.arrivals.get_mut(id) else {
             return;
         };
-        if !acceptor.hello_begun() {
-            // Without TLS, a member whose keys have changed has to connect again.
-            *acceptor = Acceptor::new(now, &limits(), Some(member.clone()));
-        }
-        let event = acceptor.receive(&mut bytes, &mut plain, now, &relay.local, &mut out);
+        let event = acceptor.receive(&mut bytes, &mut plain, now, &local, &mut out);
+        let member = acceptor.member().map(|member| member.name.clone());
         match event {
             Ok(acceptor::Event::Hello { hello, .. }) => {
                 relay.arrivals.take(id);
-                self.serve(key, &member.name, &hello);
+                if let Some(member) = member {
+                    self.serve(key, &member, &hello);
+                }
             }
             Ok(_) => self.advanced(node, id),
             Err(_) => {
