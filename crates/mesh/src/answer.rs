@@ -1,7 +1,7 @@
-//! What a session makes of the relay that it has sent its hello to, until that answers.
+//! What the silence or the reset of a relay means for a session that has sent it a hello.
 //!
-//! [`Answer`] decides when the relay is taken for broken, and when the session gets another connection. It does
-//! so only while no byte of the session can have arrived: a session is never sent twice.
+//! [`Answer`] decides when the relay is taken for broken, and when the session dials again: only while no byte of the
+//! session can have arrived, so that nothing is sent twice.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 pub struct Answer {
     /// The connection was made before the session needed it, and may have died since without notice.
     is_made_before: bool,
-    /// How long the relay may leave the hello unacknowledged, and until when.
+    /// The time for the acknowledgement of the hello, and its end.
     by: Option<(Duration, Instant)>,
 }
 
@@ -21,7 +21,7 @@ pub struct Answer {
 pub struct Consequence {
     /// The relay does not work, since this time.
     pub broken_since: Option<Instant>,
-    /// The session gets another connection. Otherwise, it goes on after silence, and ends with its connection.
+    /// Whether the session dials again. If not, it goes on after silence, and ends after the end of its connection.
     pub redials: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::unused::Unused;
 pub const GRACE: Duration = Duration::from_secs(5);
 
 /// Of the connections that may be ready, the part that may wait besides because they had no room.
-const WITHDRAWN: usize = 4;
+pub const WITHDRAWN: usize = 4;
 
 /// The connections without a hello. `C` stands for a connection as the caller has it.
 #[derive(Debug)]
@@ -42,14 +42,25 @@ pub struct Arrivals<C> {
     actions: VecDeque<Action<C>>,
 }
 
-/// The most connections at a mesh port.
+/// The maximum numbers of connections at a mesh port.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// That have not proven their key. Above it, a new connection evicts the oldest of the source with the most.
+    /// Connections without a proof of a key. Above it, a new one evicts the oldest of the source with the most.
     pub unproven: usize,
-    /// That have proven their key and have no hello yet. Above it, the oldest of the member with the most makes
-    /// room, if that has more than the member of the new one.
+    /// Connections that are ready for a hello. Above it, the oldest of the member with the most makes room for one of
+    /// a member that has fewer. A quarter as many may wait besides for hellos that are on their way.
     pub ready: usize,
+}
+
+/// How many connections there are at a mesh port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Without a proof of a key.
+    pub unproven: usize,
+    /// Ready for a hello, with a place.
+    pub ready: usize,
+    /// Without a place, until their peer closes them or their hello comes.
+    pub withdrawn: usize,
 }
 
 /// A connection at a mesh port.
@@ -57,7 +68,7 @@ pub struct Bounds {
 pub struct ArrivalId {
     /// Unique among the connections of the moment.
     pub slot: u32,
-    /// Differs from that of the connection before in the slot; below 2^[`GENERATION_BITS`].
+    /// Distinguishes the connection from earlier ones in the slot; below 2^[`GENERATION_BITS`].
     pub generation: u32,
 }
 
@@ -79,11 +90,11 @@ pub enum Closing {
     Evicted,
     /// It has exceeded a time limit.
     Expired(Rejection),
-    /// Its peer was told to close it and has not, while this relay is draining.
+    /// Its peer was told that this relay is draining, and has not closed it.
     Undrained,
-    /// The same, because there was no room for it.
+    /// Its peer was told that there is no room, and has not closed it; or too many wait so.
     Withdrawn,
-    /// The list of members no longer has its key, or no network of it is trusted any more.
+    /// The list of members no longer has its key, or its network is no longer trusted.
     Dropped,
 }
 
@@ -127,9 +138,13 @@ impl<C> Arrivals<C> {
         self.arrivals.is_empty()
     }
 
-    /// Returns the number of connections that have not proven their key, and that of those that are ready.
-    pub fn counts(&self) -> (usize, usize) {
-        (self.unproven.len(), self.ready.len())
+    /// Returns the numbers of connections.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            unproven: self.unproven.len(),
+            ready: self.ready.len(),
+            withdrawn: self.withdrawn.len(),
+        }
     }
 
     /// Adds a connection from this address.
@@ -364,3 +379,6 @@ impl<C> Arrivals<C> {
         arrival.filter(|arrival| arrival.generation == id.generation)
     }
 }
+
+#[cfg(test)]
+mod tests;

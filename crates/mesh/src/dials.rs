@@ -80,7 +80,7 @@ pub struct PeerTerms {
 pub struct DialId {
     /// Unique among the connections of the moment.
     pub slot: u32,
-    /// Differs from that of the connection before in the slot; below 2^[`GENERATION_BITS`].
+    /// Distinguishes the dial from earlier ones in the slot; below 2^[`GENERATION_BITS`].
     pub generation: u32,
 }
 
@@ -99,7 +99,8 @@ pub enum Action<C, W> {
     },
     /// Give a session the connection that it waits for.
     Serve(W, C),
-    /// A dial that the session waited for has failed: it tries again or leaves the peer.
+    /// A session waits in vain: its dial has failed, or its peer is not dialled any more. It tries again, or leaves the
+    /// peer.
     Fail(W, Errno),
     /// Close a connection.
     Close {
@@ -112,12 +113,11 @@ pub enum Action<C, W> {
     },
     /// Count a dial that has taken so long that its peer is doubted.
     Slow,
-    /// Tell the other pools of this relay, if there are any, to [adopt](Dials::adopt_fault) a fault. If the peer
-    /// `works`, only older connections to it are useless.
+    /// A peer has a fault. Tell the other pools of this relay to [adopt](Dials::adopt_fault) it.
     Fault {
         /// The fault.
         fault: Fault,
-        /// A connection that was dialled after it has succeeded.
+        /// A dial that began later has succeeded: only older connections are useless.
         works: bool,
     },
 }
@@ -137,11 +137,11 @@ pub enum Closing {
     Withdrawn,
     /// It was ready, and the peer has no room for it.
     Full,
-    /// It was ready, and has ended. If that may have been a refusal, the pool pauses.
+    /// It was ready, and has ended.
     Lost {
         /// What ended it.
         error: Errno,
-        /// It was refused, or ended so soon that it may have been.
+        /// The peer may have refused it, so the pool pauses.
         is_refusal: bool,
     },
     /// It was ready, and the peer leaves younger connections unanswered.
@@ -240,7 +240,16 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
 
     /// Returns what to do next, if anything.
     pub fn next_action(&mut self) -> Option<Action<C, W>> {
-        self.actions.pop_front()
+        let mut action = self.actions.pop_front()?;
+        if let Action::Dial { id, peer, address } = &mut action {
+            // A dial that has failed since this one was decided has advanced the address.
+            *address = self.peers[*peer].pool.next_address();
+            let (id, address) = (*id, *address);
+            if let Some(dial) = self.dial_of(id) {
+                dial.address = address;
+            }
+        }
+        Some(action)
     }
 
     // === the peers ===
@@ -284,7 +293,8 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
                 (None, None) => {}
             }
         }
-        self.poll_at = (!self.peers.is_empty()).then_some(now);
+        let is_any_dialled = self.peers.iter().any(|peer| !peer.pool.is_retired());
+        self.poll_at = is_any_dialled.then_some(now);
     }
 
     /// Closes ready connections whose peer has proven a key that is no longer its own. Of those in trusted
@@ -317,6 +327,16 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
         }
     }
 
+    /// Returns the number of dials and of ready connections.
+    pub fn len(&self) -> usize {
+        self.dials.len()
+    }
+
+    /// Returns whether there is no dial and no ready connection.
+    pub fn is_empty(&self) -> bool {
+        self.dials.is_empty()
+    }
+
     /// Returns the pool of a peer.
     pub fn pool(&self, peer: usize) -> Option<&Pool<u32, W>> {
         self.peers.get(peer).map(|peer| &peer.pool)
@@ -338,8 +358,8 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
         self.dials.get(slot as usize)?.connection.as_ref()
     }
 
-    /// Removes and returns a ready connection to a peer that `fits`, to be closed.
-    pub fn take_that(&mut self, peer: usize, fits: impl Fn(&C) -> bool, now: Instant) -> Option<C> {
+    /// Removes and returns a ready connection to a peer for which `fits` returns `true`, to be closed.
+    pub fn take_where(&mut self, peer: usize, fits: impl Fn(&C) -> bool, now: Instant) -> Option<C> {
         let fits = |dial: &Dial<C>| {
             dial.peer == peer
                 && dial.state != State::Dialling
@@ -433,7 +453,7 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
     /// Returns whether it does.
     pub fn dial_ahead(&mut self, peer: usize, now: Instant) -> bool {
         let pool = self.peers.get_mut(peer).map(|peer| &mut peer.pool);
-        let may = pool.is_some_and(|pool| pool.may_dial_ahead(now));
+        let may = !self.is_closed && pool.is_some_and(|pool| pool.may_dial_ahead(now));
         if may {
             self.dial(peer, now);
         }

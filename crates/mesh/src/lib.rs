@@ -5,8 +5,9 @@
 //! A connection begins with a handshake of TLS 1.3 in which both ends prove their keys ([`tls`],
 //! [`channel`]). When a session needs the connection, one [`hello`] names its client and destination, and
 //! the client's bytes follow. The hello is a header of the PROXY protocol ([`proxy`]). [`acceptor`] and
-//! [`dialler`] are the two ends. [`pool`] decides how many connections to hold ready, [`ways`] which relay a
-//! session asks for one, and [`onward`] where a session goes that another relay requests.
+//! [`dialler`] are the two ends. [`pool`] decides how many connections to hold ready, [`dials`] what becomes
+//! of each, [`arrivals`] which ones have room at the other end, [`ways`] which relay a session asks for one, [`answer`]
+//! what its silence means, and [`onward`] where a session goes that another relay requests.
 //! [`plan`] chooses the relays of a route, and [`auto`] those of automatic routes, by the rows of all relays.
 //! [`unproven`] and [`early_syn`] bound what strangers cause. The list of members may be signed and come from
 //! etcd; [`etcd`] has the messages. `docs/design/mesh-hello.md` specifies the bytes and the attacks that they withstand.

@@ -3,8 +3,8 @@
 //! A relay dials connections to its peers before sessions need them, and uses each once (pied-piper 3.2,
 //! improvement 3). [`Pool`] decides for one peer how many dials to begin and when, which session gets a
 //! connection, and whether the peer works ([`breaker`]). How large a pool should be is the matter of
-//! [`sizer`], and the pauses after failed dials that of [`backoff`]. The caller has the sockets: it does what
-//! the pool decides and reports what became of it.
+//! [`sizer`], and the pauses after failed dials that of [`backoff`]. [`Dials`](crate::dials::Dials) has a pool for each
+//! peer, does what the pool decides and reports what became of it.
 
 mod backoff;
 mod breaker;
@@ -235,6 +235,11 @@ impl<C: Copy + PartialEq, W: Copy + PartialEq> Pool<C, W> {
     /// addresses.
     pub fn on_dial(&mut self) -> usize {
         self.dialling += 1;
+        self.next_address
+    }
+
+    /// Returns the number of the address to dial, which a failed dial has advanced.
+    pub fn next_address(&self) -> usize {
         self.next_address
     }
 

@@ -240,7 +240,7 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
         }
     }
 
-    fn dial_of(&mut self, id: DialId) -> Option<&mut Dial<C>> {
+    pub(super) fn dial_of(&mut self, id: DialId) -> Option<&mut Dial<C>> {
         let dial = self.dials.get_mut(id.slot as usize);
         dial.filter(|dial| dial.generation == id.generation)
     }

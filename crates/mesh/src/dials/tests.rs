@@ -362,15 +362,44 @@ fn nothing_is_dialled_ahead_once_the_dials_are_closed() {
     rig.dials.close();
     assert_eq!(rig.actions(), [close(1, Closing::Dropped)]);
     assert_eq!(rig.dials.next(), None);
+    let floor = 2;
+    rig.dials.poll(|_| Bounds { floor, ..BOUNDS }, rig.now);
+    assert!(!rig.dials.dial_ahead(0, rig.now));
+    assert_eq!(rig.actions(), []);
+    // A session that waits still gets one.
     rig.dials_for("a");
 }
 
 #[test]
 fn a_ready_connection_is_replaced_when_it_is_too_old() {
     let mut rig = Rig::new();
-    rig.ready();
-    let until = rig.dials.next().into_iter().chain(rig.dials.poll_at).max();
-    assert!(until.is_some());
-    rig.poll_after(TIMES.max_age + TIMES.max_age);
-    assert_eq!(rig.actions()[0], close(1, Closing::Expired));
+    let id = rig.ready();
+    rig.poll_after(TIMES.max_age.mul_f64(0.79));
+    assert_eq!(rig.actions(), []);
+    assert!(rig.dials.get_mut(id).is_some());
+    rig.now += TIMES.max_age.mul_f64(0.21);
+    let floor = 1;
+    rig.dials.poll(|_| Bounds { floor, ..BOUNDS }, rig.now);
+    let actions = rig.actions();
+    assert_eq!(actions[0], close(1, Closing::Expired));
+    assert!(matches!(actions[1..], [Action::Dial { .. }]), "{actions:?}");
+}
+
+#[test]
+fn dials_that_are_decided_together_leave_an_address_that_fails_at_once() {
+    let mut rig = Rig::new();
+    let floor = 3;
+    rig.now += POLL_EVERY;
+    rig.dials.poll(|_| Bounds { floor, ..BOUNDS }, rig.now);
+    let mut addresses = Vec::new();
+    while let Some(Action::Dial { id, address, .. }) = rig.dials.next_action() {
+        addresses.push(address);
+        match address {
+            0 => rig.dials.lost(id, Errno::NETUNREACH, rig.now),
+            _ => {
+                rig.begin(id);
+            }
+        }
+    }
+    assert_eq!(addresses, [0, 1, 1]);
 }

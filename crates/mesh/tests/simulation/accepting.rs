@@ -1,4 +1,4 @@
-//! The mesh port of a relay: what it admits, as `Inbound` of the relay does it.
+//! The mesh port of a relay: the real [`Arrivals`](taut_mesh::arrivals::Arrivals) decide what has room.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ impl World {
             return;
         };
         let (node, from) = (connection.acceptor, address_of(connection.dialler));
-        let is_full = self.relay(node).arrivals.counts().0 >= MAX_UNPROVEN;
+        let is_full = self.relay(node).arrivals.counts().unproven >= MAX_UNPROVEN;
         if is_full && self.broken == Some(Rule::Eviction) {
             // Whichever came last.
             if let Some(newest) = self.newest_unproven(node) {

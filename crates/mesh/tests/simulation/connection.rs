@@ -2,8 +2,7 @@
 //!
 //! TCP is simulated: packets are lost and sent again, a machine without the process resets, one that is
 //! gone is silent. So is the exchange of keys in TLS, whose own tests are in the crate. What the two ends
-//! make of it is decided by the real [`taut_mesh::dials::Dials`], [`Members`](taut_mesh::members::Members) and
-//! [`Acceptor`].
+//! make of it is decided by the real [`Dials`](taut_mesh::dials::Dials) and [`Arrivals`](taut_mesh::arrivals::Arrivals).
 
 use std::sync::Arc;
 

@@ -85,7 +85,7 @@ impl World {
         if relay.process != process || relay.state != State::Running {
             return;
         }
-        // An event that was planned for a later time, or is late.
+        // Another event has replaced this one.
         if relay.polled_at.is_none_or(|at| at > now) {
             return;
         }

@@ -124,7 +124,7 @@ impl World {
         let breaks_rule = self.broken == Some(Rule::EarlySyn);
         let dials = &mut self.relay_mut(node).dials;
         let taken = match breaks_rule {
-            true => dials.take_that(peer, |_| true, now),
+            true => dials.take_where(peer, |_| true, now),
             false => dials.take_early(peer, now),
         };
         let left = dials.pool(peer).map_or(0, Pool::ready);

@@ -419,7 +419,7 @@ impl World {
         // The new process begins with empty pools.
         let now = self.local_now(node);
         for peer in 0..self.relay(node).peers.len() {
-            while let Some(ready) = self.relay_mut(node).dials.take_that(peer, |_| true, now) {
+            while let Some(ready) = self.relay_mut(node).dials.take_where(peer, |_| true, now) {
                 self.close(ready, End::Dialler);
             }
         }

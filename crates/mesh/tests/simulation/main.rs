@@ -66,6 +66,9 @@ const SHOWN: usize = 5;
 /// The number of seeds within which a rule that is broken on purpose must be found.
 const SEEDS_FOR_ONE: u64 = 300;
 
+/// The number of these seeds in which it may break another rule first.
+const MAX_OTHERS: usize = 5;
+
 #[test]
 fn the_invariants_hold_in_a_thousand_meshes_of_a_hundred_relays() {
     if number("TAUT_SIM_SEED").is_some() {
@@ -134,11 +137,13 @@ fn each_rule_that_is_broken_on_purpose_is_found_and_its_seed_replays() {
     for rule in Rule::ALL {
         let broken = |seed, tells| World::new(seed, HUNDRED, Some(rule), tells).run();
         // In some worlds it breaks another rule first: a relay that keeps an old list loses sessions, too.
+        let mut others = 0;
         let found = (0..SEEDS_FOR_ONE).find_map(|seed| {
-            let violation = broken(seed, false).oracle.violation;
-            let violation = violation.filter(|violation| violation.rule == rule);
-            violation.map(|violation| (seed, violation))
+            let violation = broken(seed, false).oracle.violation?;
+            others += usize::from(violation.rule != rule);
+            (violation.rule == rule).then_some((seed, violation))
         });
+        assert!(others <= MAX_OTHERS, "{rule:?} breaks other rules first");
         let (seed, violation) = found.unwrap_or_else(|| panic!("nobody finds {rule:?}"));
         println!("{rule:?}: found at seed {seed}: {violation}");
         let again = broken(seed, true);

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use taut_mesh::arrivals::WITHDRAWN;
 use taut_mesh::hello::MAX_ROUTE;
 use taut_mesh::identity::PublicKey;
 use taut_mesh::members::{Member, MemberName};
@@ -452,8 +453,13 @@ impl World {
         let mut found = None;
         let mut accepted = vec![0; self.size.relays];
         let mut unproven = vec![0; self.size.relays];
+        let mut dialled = vec![0; self.size.relays];
+        let makes_all_dials = self.broken != Some(Rule::Recovery);
         for (key, connection) in self.connections.iter() {
             let node = usize::from(connection.acceptor);
+            if let DialEnd::Pooled(_) = connection.dial {
+                dialled[usize::from(connection.dialler)] += 1;
+            }
             match self.arrived(key) {
                 Some((_, _, true)) => accepted[node] += 1,
                 Some((_, _, false)) => unproven[node] += 1,
@@ -466,21 +472,24 @@ impl World {
                 let what = format!("relay{node} has {begun:?} legs that were begun at SYNs");
                 found = Some((Rule::Bounds, what));
             }
-            let (without_proof, ready) = relay.arrivals.counts();
-            if unproven[node] != without_proof || without_proof > MAX_UNPROVEN {
-                let held = (unproven[node], without_proof);
+            let counts = relay.arrivals.counts();
+            let held = (unproven[node], counts.unproven);
+            if held.0 != held.1 || held.1 > MAX_UNPROVEN {
                 let what = format!("relay{node} holds {held:?} connections without a proof");
                 found = Some((Rule::Bounds, what));
             }
-            // A connection whose hello has begun may have given up its place.
-            if ready > MAX_READY || accepted[node] < ready {
-                let held = (accepted[node], ready);
-                found = Some((
-                    Rule::Bounds,
-                    format!(
-                        "relay{node} holds {held:?} connections that are ready at its mesh port"
-                    ),
-                ));
+            let is_too_many =
+                counts.ready > MAX_READY || counts.withdrawn > MAX_READY.div_ceil(WITHDRAWN);
+            if is_too_many || accepted[node] != counts.ready + counts.withdrawn {
+                let (all, what) = (accepted[node], "connections that are ready at its mesh port");
+                let what = format!("relay{node} holds {all} {what}: {counts:?}");
+                found = Some((Rule::Bounds, what));
+            }
+            let dials = relay.dials.len();
+            if dialled[node] != dials && relay.state == State::Running && makes_all_dials {
+                let held = (dialled[node], dials);
+                let what = format!("relay{node} knows of {held:?} dials and ready connections");
+                found = Some((Rule::Leftovers, what));
             }
             for (number, peer) in relay.peers.iter().enumerate() {
                 let Some(pool) = relay.dials.pool(number) else {

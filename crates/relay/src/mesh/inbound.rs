@@ -236,6 +236,7 @@ impl Inbound {
             Ok(None) => None,
             Err(end) => {
                 let (conn, _) = self.arrivals.take(id)?;
+                self.count(rules);
                 // Peers close connections that they no longer need; port scanners close theirs too.
                 if let InboundEnd::Rejected(rejection, alert) = end {
                     conn.reject(rejection, &alert, rules);
@@ -279,6 +280,7 @@ impl Inbound {
 
     /// Carries out what is decided, and counts it.
     fn act(&mut self, rules: &InboundTerms<'_>) {
+        self.count(rules);
         let metrics = rules.metrics;
         while let Some(action) = self.arrivals.next_action() {
             match action {
@@ -306,9 +308,13 @@ impl Inbound {
                 }
             }
         }
-        let (unproven, ready) = self.arrivals.counts();
-        metrics.mesh_unproven.set(unproven as u64);
-        metrics.mesh_ready.set(ready as u64);
+        self.count(rules);
+    }
+
+    fn count(&self, rules: &InboundTerms<'_>) {
+        let counts = self.arrivals.counts();
+        rules.metrics.mesh_unproven.set(counts.unproven as u64);
+        rules.metrics.mesh_ready.set(counts.ready as u64);
     }
 }
 

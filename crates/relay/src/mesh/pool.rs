@@ -31,7 +31,8 @@ use crate::outcome::peer::PeerFailure;
 use crate::route::peer::Peer;
 use crate::route::table::Mesh;
 
-/// The interval at which outgrown connections are searched for: a search passes over all connections.
+/// The interval at which outgrown connections are searched for. Sessions cause a poll each, and a search passes over
+/// all connections.
 const SEARCH_EVERY: Duration = Duration::from_secs(1);
 
 /// A session that waits for a connection.
@@ -47,7 +48,7 @@ pub(crate) struct Spare {
 pub(crate) enum DialOutcome {
     /// A connection dialled for the session.
     Serve(Waiter, Spare),
-    /// The error of the dial that the session waited for.
+    /// The session waits in vain, for this reason: its dial has failed, or the peer is not dialled any more.
     Fail(Waiter, Errno),
 }
 
@@ -77,6 +78,8 @@ pub(crate) struct Pools {
     /// Faults of peers that this worker has found and the others do not know of.
     faults: Vec<dials::Fault>,
 }
+
+// === impl Spare ===
 
 impl Spare {
     /// Gives the connection to a session by sending its hello, and returns the leg.
@@ -161,7 +164,7 @@ impl Pools {
         self.dials.adopt(times, of_each, now);
     }
 
-    /// Gets a session a connection to a peer. A [`DialOutcome`] ends a wait for it.
+    /// Gets a session a connection to a peer. If the session has to wait, a [`DialOutcome`] follows.
     pub(crate) fn ask(
         &mut self,
         peer: usize,
@@ -296,7 +299,7 @@ impl Pools {
         let peer = &self.peers[peer];
         let was_connecting = matches!(conn.state, State::Connecting);
         let progress = conn.advance(peer, ready, terms);
-        if was_connecting && matches!(conn.state, State::Handshaking(_)) {
+        if was_connecting && !matches!(conn.state, State::Connecting) {
             self.dials.connected(id);
         }
         match progress {
@@ -348,7 +351,8 @@ impl Pools {
         }
         let window = terms.mesh.turbo.window_of(&self.peers[peer].name);
         let is_outgrown = |conn: &Conn| conn.window.is_some_and(|own| own <= window / 2);
-        if self.dials.take_that(peer, is_outgrown, terms.now).is_some() {
+        // Closed, by dropping it, once it is counted.
+        if let Some(_outgrown) = self.dials.take_where(peer, is_outgrown, terms.now) {
             terms.metrics.pool_outgrown.add(1);
             self.count_ready_less(peer, terms);
         }
@@ -438,12 +442,9 @@ impl Pools {
         })
     }
 
-    /// Counts a connection that is closed, which is reset when it is dropped.
+    /// Counts a connection before it is dropped, which resets it.
     fn count_closed(&self, conn: &Conn, peer: usize, why: Closing, terms: &PoolTerms<'_>) {
         let metrics = terms.metrics;
-        if why.was_ready() {
-            self.count_ready_less(peer, terms);
-        }
         match why {
             Closing::Failed(error) => {
                 let connected = !matches!(conn.state, State::Connecting);
@@ -469,6 +470,9 @@ impl Pools {
             }
             Closing::Useless => metrics.pool_dead.add(1),
             Closing::Dropped => {}
+        }
+        if why.was_ready() {
+            self.count_ready_less(peer, terms);
         }
     }
 
@@ -498,5 +502,3 @@ fn bounds(limits: PoolLimits, peer: &Peer) -> Bounds {
         ceiling: limits.max,
     }
 }
-
-// === impl Conn ===

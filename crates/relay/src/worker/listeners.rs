@@ -83,7 +83,7 @@ impl Worker {
         for listener in listeners {
             self.open_listener(listener);
         }
-        // Their connections were made before the list of members changed.
+        // Sessions whose dials have ended are served while the former list applies: their relays may be removed below.
         self.serve_waiters();
         self.shared.queue.reload(&setup);
         self.setup = setup;

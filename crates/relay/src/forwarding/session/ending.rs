@@ -55,9 +55,7 @@ impl<L: Leg> Session<L> {
         last.end_gracefully();
         Ok(false)
     }
-}
 
-impl<L: Leg> Session<L> {
     /// Handles the failure of leg `dead`: the other leg gets the bytes that `dead` delivered, then
     /// RST.
     pub(super) fn break_off<W>(

@@ -31,8 +31,6 @@ pub(super) enum State {
     Ready(Ready),
 }
 
-// === impl Spare ===
-
 /// The progress of a connection's handshake.
 pub(super) enum Progress {
     Waiting,
@@ -45,6 +43,8 @@ pub(super) enum Progress {
     /// The peer has proven none of its keys.
     NoKey,
 }
+
+// === impl Conn ===
 
 impl Conn {
     /// Continues the handshake as far as the received bytes allow.
