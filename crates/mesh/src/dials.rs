@@ -359,7 +359,12 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
     }
 
     /// Removes and returns a ready connection to a peer for which `fits` returns `true`, to be closed.
-    pub fn take_where(&mut self, peer: usize, fits: impl Fn(&C) -> bool, now: Instant) -> Option<C> {
+    pub fn take_where(
+        &mut self,
+        peer: usize,
+        fits: impl Fn(&C) -> bool,
+        now: Instant,
+    ) -> Option<C> {
         let fits = |dial: &Dial<C>| {
             dial.peer == peer
                 && dial.state != State::Dialling

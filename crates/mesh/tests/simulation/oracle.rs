@@ -481,7 +481,10 @@ impl World {
             let is_too_many =
                 counts.ready > MAX_READY || counts.withdrawn > MAX_READY.div_ceil(WITHDRAWN);
             if is_too_many || accepted[node] != counts.ready + counts.withdrawn {
-                let (all, what) = (accepted[node], "connections that are ready at its mesh port");
+                let (all, what) = (
+                    accepted[node],
+                    "connections that are ready at its mesh port",
+                );
                 let what = format!("relay{node} holds {all} {what}: {counts:?}");
                 found = Some((Rule::Bounds, what));
             }

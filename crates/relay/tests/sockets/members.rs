@@ -214,6 +214,37 @@ fn a_handshake_that_ends_after_its_key_was_removed_gives_no_connection_to_the_po
     assert_eq!(near.metrics().pool_ready(), 0);
 }
 
+#[test]
+fn a_session_that_waits_for_a_relay_leaves_it_when_it_is_removed() {
+    let ids = Identities::new();
+    let port = listen();
+    let far = member("far", &[FAR]).at(port.local_addr().unwrap());
+    let mesh = ids.mesh("near", NEAR, &[member("near", &[NEAR]), far]);
+    let config = near_config(
+        mesh,
+        &[&["far"]],
+        "127.0.0.1:9".parse().unwrap(),
+        |config| {
+            // The dial takes longer than the test waits.
+            config.timeouts.connect = 10 * PATIENCE;
+            let mesh = config.mesh.as_mut().unwrap();
+            (mesh.pool.min, mesh.pool.max) = (0, 0);
+            mesh.removed = Removed::Drain;
+        },
+    );
+    let near = Node::start(&config).unwrap();
+    let mut client = connect(&near);
+    // The handshake has begun, and is never answered.
+    let silent = accept_at(&port);
+    silent.peek(&mut [0]).unwrap();
+    ids.write_members("near.toml", &[member("near", &[NEAR])]);
+    let mut direct = config.clone();
+    direct.forwards[0].via.clear();
+    near.reload(&direct).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    assert_eq!(near.metrics().ended(End::ConnectUnreachable), 1);
+}
+
 /// Waits for the end of a connection to the near relay.
 fn is_closed(mut peer: Peer) -> bool {
     let waited = |e: std::io::Error| e.kind() == ErrorKind::WouldBlock;
