@@ -2,7 +2,7 @@
 //!
 //! A scan shows what each connection is doing. The kernel reports the end of a connection with its
 //! final figures ([`ends`]). A connection that opened and closed between two scans is reported only
-//! at its end, without an owner or a verdict. If a scan no longer finds a connection and the kernel
+//! at its end, without a verdict, and with the owner that a BPF program has recorded, if any. If a scan no longer finds a connection and the kernel
 //! does not report its end within two seconds, the connection is reported with its last sample, and
 //! with the counts that a BPF program read at its end. The kernel reports the end only when it frees
 //! the socket: while an application keeps the descriptor of a connection that was reset, or that
