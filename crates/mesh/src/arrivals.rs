@@ -5,13 +5,14 @@
 //! [`advanced`](Arrivals::advanced), and carries out every [`Action`] that [`next_action`](Arrivals::next_action)
 //! returns. The relay and the simulated meshes run this same code.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
 use crate::acceptor::{Acceptor, Rejection, Withdrawal};
+use crate::deadlines::Deadlines;
 use crate::dials::GENERATION_BITS;
 use crate::members::MemberName;
 use crate::unproven::{Room, Unproven};
@@ -29,7 +30,7 @@ pub const WITHDRAWN: usize = 4;
 pub struct Arrivals<C> {
     arrivals: Slab<Arrival<C>>,
     generation: u32,
-    deadlines: BTreeSet<(Instant, u32)>,
+    deadlines: Deadlines<u32>,
     /// The connections whose peer has not proven its key.
     unproven: Unproven<ArrivalId>,
     /// The connections that wait for a hello, by member.
@@ -117,7 +118,7 @@ impl<C> Default for Arrivals<C> {
         Self {
             arrivals: Slab::new(),
             generation: 0,
-            deadlines: BTreeSet::new(),
+            deadlines: Deadlines::default(),
             unproven: Unproven::default(),
             ready: Unused::default(),
             withdrawn: Unused::default(),
@@ -214,7 +215,7 @@ impl<C> Arrivals<C> {
     pub fn take(&mut self, id: ArrivalId) -> Option<(C, Acceptor)> {
         let before = self.arrival(id)?.deadline;
         let arrival = self.arrivals.try_remove(id.slot as usize)?;
-        self.set_deadline(id.slot, before, None);
+        self.deadlines.set(id.slot, before, None);
         // It is in one of them at most.
         let _ = self.ready.remove(id) || self.withdrawn.remove(id) || self.unproven.remove(id);
         Some((arrival.connection, arrival.acceptor))
@@ -311,13 +312,12 @@ impl<C> Arrivals<C> {
 
     /// Returns when to [`expire`](Self::expire) connections.
     pub fn next(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(at, _)| *at)
+        self.deadlines.next()
     }
 
     /// Closes the connections whose time is over.
     pub fn expire(&mut self, now: Instant) {
-        let all = self.deadlines.iter().take_while(|(at, _)| *at <= now);
-        let due: Vec<u32> = all.map(|(_, slot)| *slot).collect();
+        let due: Vec<u32> = self.deadlines.due(now).collect();
         for slot in due {
             let Some(arrival) = self.arrivals.get(slot as usize) else {
                 continue;
@@ -353,14 +353,7 @@ impl<C> Arrivals<C> {
             _ => own,
         };
         let before = arrival.deadline.replace(deadline);
-        self.set_deadline(id.slot, before, Some(deadline));
-    }
-
-    fn set_deadline(&mut self, slot: u32, before: Option<Instant>, at: Option<Instant>) {
-        if let Some(before) = before {
-            self.deadlines.remove(&(before, slot));
-        }
-        self.deadlines.extend(at.map(|at| (at, slot)));
+        self.deadlines.set(id.slot, before, Some(deadline));
     }
 
     fn close(&mut self, id: ArrivalId, why: Closing) {

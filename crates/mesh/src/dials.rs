@@ -7,7 +7,7 @@
 
 mod connections;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use rustix::io::Errno;
 use slab::Slab;
 
+use crate::deadlines::Deadlines;
 use crate::identity::PublicKey;
 use crate::pool::{Bounds, Pool, Wait};
 use crate::ways::{Attempt, Prospect, Step};
@@ -35,7 +36,7 @@ pub struct Dials<C, W> {
     peers: Vec<PeerDials<W>>,
     dials: Slab<Dial<C>>,
     generation: u32,
-    deadlines: BTreeSet<(Instant, u32)>,
+    deadlines: Deadlines<u32>,
     poll_at: Option<Instant>,
     actions: VecDeque<Action<C, W>>,
     /// A connection has become ready since the last [`Dials::has_gained`].
@@ -230,7 +231,7 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
             peers: Vec::new(),
             dials: Slab::new(),
             generation: 0,
-            deadlines: BTreeSet::new(),
+            deadlines: Deadlines::default(),
             poll_at: None,
             actions: VecDeque::new(),
             has_gained: false,
@@ -481,15 +482,13 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
 
     /// Returns when to [`poll`](Self::poll) even without an event.
     pub fn next(&self) -> Option<Instant> {
-        let deadline = self.deadlines.first().map(|(at, _)| *at);
-        deadline.into_iter().chain(self.poll_at).min()
+        self.deadlines.next().into_iter().chain(self.poll_at).min()
     }
 
     /// Closes connections that are too old or too slow, and dials what the pools want; `bounds` returns those
     /// of a peer.
     pub fn poll(&mut self, bounds: impl Fn(usize) -> Bounds, now: Instant) {
-        let all = self.deadlines.iter().take_while(|(at, _)| *at <= now);
-        let due: Vec<u32> = all.map(|(_, slot)| *slot).collect();
+        let due: Vec<u32> = self.deadlines.due(now).collect();
         for slot in due {
             match self.dials.get(slot as usize).map(|dial| dial.state) {
                 Some(State::Ready(_)) => self.discard(slot, Closing::Expired),

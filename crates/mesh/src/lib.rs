@@ -94,6 +94,7 @@ pub mod channel;
 pub mod client_hello;
 mod crypto;
 mod deadline;
+pub mod deadlines;
 pub mod dialler;
 pub mod dials;
 pub mod early_syn;

@@ -233,10 +233,8 @@ impl<C, W: Copy + PartialEq> Dials<C, W> {
 
     pub(super) fn set_deadline(&mut self, slot: u32, at: Option<Instant>) {
         if let Some(dial) = self.dials.get_mut(slot as usize) {
-            if let Some(before) = std::mem::replace(&mut dial.deadline, at) {
-                self.deadlines.remove(&(before, slot));
-            }
-            self.deadlines.extend(at.map(|at| (at, slot)));
+            let before = std::mem::replace(&mut dial.deadline, at);
+            self.deadlines.set(slot, before, at);
         }
     }
 

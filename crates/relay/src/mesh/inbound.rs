@@ -308,7 +308,6 @@ impl Inbound {
                 }
             }
         }
-        self.count(rules);
     }
 
     fn count(&self, rules: &InboundTerms<'_>) {

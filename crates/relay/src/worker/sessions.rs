@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
+use taut_mesh::deadlines::Deadlines;
 use taut_mesh::member_quota::MemberPermit;
 use taut_mesh::members::MemberName;
 use taut_mesh::places::SessionPlace;
@@ -20,7 +21,6 @@ use crate::config::Timeouts;
 use crate::counters::forward::ForwardStats;
 use crate::counters::peer::PeerStats;
 use crate::counters::told::SegmentCounts;
-use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::leg::TcpLeg;
 use crate::forwarding::session::{RelayFault, Session, Step};
@@ -38,7 +38,7 @@ pub(super) const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct Sessions {
     pub(super) entries: Slab<SessionEntry>,
     generation: Generation,
-    deadlines: Deadlines,
+    deadlines: Deadlines<Slot>,
     /// Sessions that wait for their turn.
     ready: VecDeque<Slot>,
 }

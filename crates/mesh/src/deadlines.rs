@@ -3,15 +3,19 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crate::event::token::Slot;
+/// Deadlines of slots, ordered by time. `K` stands for a slot.
+#[derive(Debug)]
+pub struct Deadlines<K>(BTreeSet<(Instant, K)>);
 
-/// Deadlines of slots, ordered by time.
-#[derive(Debug, Default)]
-pub(crate) struct Deadlines(BTreeSet<(Instant, Slot)>);
+impl<K> Default for Deadlines<K> {
+    fn default() -> Self {
+        Self(BTreeSet::new())
+    }
+}
 
-impl Deadlines {
+impl<K: Copy + Ord> Deadlines<K> {
     /// Moves the deadline of `slot` from `old` to `new`.
-    pub(crate) fn set(&mut self, slot: Slot, old: Option<Instant>, new: Option<Instant>) {
+    pub fn set(&mut self, slot: K, old: Option<Instant>, new: Option<Instant>) {
         if old == new {
             return;
         }
@@ -24,12 +28,12 @@ impl Deadlines {
     }
 
     /// Returns the earliest deadline.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    pub fn next(&self) -> Option<Instant> {
         self.0.first().map(|&(at, _)| at)
     }
 
     /// Returns the slots whose deadline has passed. They stay until [`Deadlines::set`] moves them.
-    pub(crate) fn due(&self, now: Instant) -> impl Iterator<Item = Slot> {
+    pub fn due(&self, now: Instant) -> impl Iterator<Item = K> {
         self.0
             .iter()
             .take_while(move |&&(at, _)| at <= now)
@@ -48,14 +52,14 @@ mod tests {
         let t = |s| Instant::now() + Duration::from_secs(s);
         let (t1, t2, t3) = (t(1), t(2), t(3));
         let mut deadlines = Deadlines::default();
-        deadlines.set(Slot(7), None, Some(t2));
-        deadlines.set(Slot(8), None, Some(t1));
+        deadlines.set(7, None, Some(t2));
+        deadlines.set(8, None, Some(t1));
         assert_eq!(deadlines.next(), Some(t1));
-        assert_eq!(deadlines.due(t2).collect::<Vec<_>>(), [Slot(8), Slot(7)]);
-        deadlines.set(Slot(8), Some(t1), Some(t3));
-        assert_eq!(deadlines.due(t2).collect::<Vec<_>>(), [Slot(7)]);
-        deadlines.set(Slot(7), Some(t2), None);
-        deadlines.set(Slot(8), Some(t3), None);
+        assert_eq!(deadlines.due(t2).collect::<Vec<_>>(), [8, 7]);
+        deadlines.set(8, Some(t1), Some(t3));
+        assert_eq!(deadlines.due(t2).collect::<Vec<_>>(), [7]);
+        deadlines.set(7, Some(t2), None);
+        deadlines.set(8, Some(t3), None);
         assert_eq!(deadlines.next(), None);
     }
 }
