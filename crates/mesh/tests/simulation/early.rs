@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// The handshake of a client is complete, as `Worker::accept` sees it.
+    /// The handshake of a client is complete, as `Worker::join_or_start` sees it.
     pub(crate) fn accepts(&mut self, session: usize) {
         let node = self.sessions[session].first;
         if !self.is_up(node) || self.sessions[session].phase != Phase::Awaited {

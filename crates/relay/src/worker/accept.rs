@@ -1,32 +1,39 @@
 //! The steps from a listener to a session: accept, check, plan, register, dial.
 //!
-//! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and
-//! continues at [`Worker::enter`]. A connection whose destination depends on its TLS server name
-//! waits in [`super::client_hello`] and continues at [`Worker::start`]. A client for whom there is no place waits in
-//! [`super::queue`] and continues at [`Worker::begin_session`]. A connection from another
-//! relay waits in [`super::mesh`] for its hello and continues at [`Worker::open`].
+//! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and continues at
+//! [`Worker::check_client`]. A connection whose destination depends on its TLS server name waits in [`super::client_hello`] and
+//! continues at [`Worker::start`]. A client for whom there is no place waits in [`super::queue`] and continues at
+//! [`Worker::begin_session`]. A connection from another relay waits in [`super::mesh`] for its hello and continues at
+//! [`Worker::open_session`]. A client whose upstream leg was begun at its SYN gets that leg. Listeners are closed and
+//! adopted here, too: what waits in their queues is accepted first.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use taut_mesh::places::SessionPlace;
 use taut_sys::Errno;
+use taut_sys::epoll::Readiness;
 use taut_sys::socket::Stream;
 
-use super::Worker;
 use super::client::Client;
 use super::dial_plan::{DialPlan, NoPlan};
-use super::listeners::{OpenListener, Streak};
+use super::listeners::{ACCEPTS, BACKLOG, Streak};
+use super::mailbox::Message;
 use super::pending_record::Origin;
-use super::sessions::Admission;
+use super::session_table::Admission;
 use super::slots::slot;
+use super::{MAX_HELLOS, MAX_WAITING, Worker};
 use crate::access;
 use crate::access::session_quota::Permit;
 use crate::counters::forward::ForwardStats;
+use crate::early_syn::{FourTuple, PendingTable};
+use crate::event::token::{Generation, Slot};
 use crate::forwarding::leg::TcpLeg;
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
-use crate::route::listener::{ListenerId, Purpose};
-use crate::route::table::Route;
+use crate::route::listener::{ListenerId, NewListener, Purpose};
+use crate::route::table::{Route, Setup};
 
 impl Worker {
     // === accept ===
@@ -34,34 +41,37 @@ impl Worker {
     /// Accepts connections from a listener that the poller has reported.
     pub(super) fn on_listener_readable(&mut self, id: ListenerId) {
         let round = self.round;
-        let Some(listener) = self.listeners.get_mut(&id) else {
+        let Some(listener) = self.listeners.get_mut(id) else {
             return;
         };
         let max = listener.streak.begin(round);
         let is_empty = !self.accept_some(id, max);
-        if is_empty && let Some(listener) = self.listeners.get_mut(&id) {
+        if is_empty && let Some(listener) = self.listeners.get_mut(id) {
             listener.streak = Streak::default();
         }
     }
 
     /// Accepts at most `max` of the connections that wait at a listener. Returns `true` if there may be
     /// more.
-    pub(super) fn accept_some(&mut self, id: ListenerId, max: usize) -> bool {
+    fn accept_some(&mut self, id: ListenerId, max: usize) -> bool {
         for _ in 0..max {
-            let Some(OpenListener {
-                socket, purpose, ..
-            }) = self.listeners.get(&id)
-            else {
+            let Some(listener) = self.listeners.get_mut(id) else {
                 return false;
             };
-            match socket.accept() {
-                Ok((stream, peer)) => match purpose.clone() {
+            match listener.socket.accept() {
+                Ok((stream, peer)) => match listener.purpose.clone() {
                     Purpose::Forward(route) if route.identity.accept_proxy.is_some() => {
-                        self.await_header(stream, peer, route);
+                        let places = self.shared.share(MAX_WAITING) as usize;
+                        self.proxy_headers
+                            .insert(stream, peer, route, places, &self.io);
                     }
                     Purpose::Forward(route) => {
-                        if let Some(admitted) = self.admit_client(stream, peer, &route) {
-                            self.enter(Client::direct(admitted, ClientAddr(peer), route));
+                        if let Some(admitted) = self.check_client(stream, peer, &route) {
+                            self.on_client_checked(Client::direct(
+                                admitted,
+                                ClientAddr(peer),
+                                route,
+                            ));
                         }
                     }
                     Purpose::Mesh => self.accept_relay(stream, peer),
@@ -72,7 +82,7 @@ impl Worker {
                 Err(error) => {
                     self.io.metrics.accept_failed.add(1);
                     tracing::debug!(%error, "cannot accept a connection; trying again shortly");
-                    self.rest(id);
+                    self.listeners.rest(id, &self.io);
                     return false;
                 }
             }
@@ -80,10 +90,87 @@ impl Worker {
         true
     }
 
+    // === listeners ===
+
+    /// Closes every listener after accepting the connections in its queue, so that no client whose
+    /// handshake is done is reset.
+    pub(super) fn close_listeners(&mut self) {
+        for id in self.listeners.ids() {
+            self.close_listener(id);
+        }
+        self.drain_mesh();
+    }
+
+    /// Closes a listener after accepting the connections in its queue, so that no client whose
+    /// handshake is done is reset.
+    fn close_listener(&mut self, id: ListenerId) {
+        // The queue holds no more than this number of rounds. Without a bound, new connections
+        // could keep the listener open.
+        let rounds = BACKLOG as usize / ACCEPTS + 1;
+        (0..rounds).find(|_| !self.accept_some(id, ACCEPTS));
+        self.listeners.close(id, &self.io.poller);
+    }
+
+    /// Adopts another configuration. Listeners that it lacks are closed once their queues are
+    /// empty; the others get their new purpose and keep their queues.
+    pub(super) fn reload(&mut self, setup: Arc<Setup>, listeners: Vec<NewListener>) {
+        let wanted: BTreeSet<_> = listeners.iter().map(|l| l.id).collect();
+        for id in self.listeners.ids() {
+            if !wanted.contains(&id) {
+                self.close_listener(id);
+            }
+        }
+        for listener in listeners {
+            self.listeners.adopt(listener, &self.io);
+        }
+        // Sessions whose dials have ended are served while the former list applies: their relays may be removed below.
+        self.serve_waiters();
+        self.shared.queue.reload(&setup);
+        self.setup = setup;
+        self.reload_mesh();
+    }
+
+    // === first bytes ===
+
+    /// Handles an event of a connection that must start with a PROXY protocol header.
+    pub(super) fn on_header_readable(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        ready: Readiness,
+    ) {
+        let headers = &mut self.proxy_headers;
+        if let Some(introduced) = headers.handle(slot, generation, ready, &self.io)
+            && let Some(admitted) =
+                self.check_client(introduced.stream, introduced.client, &introduced.route)
+        {
+            let addr = ClientAddr(introduced.client);
+            self.on_client_checked(Client {
+                proxied_to: introduced.proxied_to,
+                tlvs: introduced.tlvs,
+                read: introduced.read,
+                ..Client::direct(admitted, addr, introduced.route)
+            });
+        }
+    }
+
+    /// Handles an event of a client whose destination depends on its ClientHello.
+    pub(super) fn on_hello_readable(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        ready: Readiness,
+    ) {
+        let hellos = &mut self.client_hellos;
+        if let Some(client) = hellos.handle(slot, generation, ready, &mut self.io) {
+            self.start(client);
+        }
+    }
+
     // === check ===
 
     /// Returns the connection if its source may connect; resets it otherwise.
-    pub(super) fn admit(
+    pub(super) fn check_source(
         &self,
         stream: Stream,
         from: SocketAddr,
@@ -101,13 +188,13 @@ impl Worker {
 
     /// Returns a connection of a forward's client with its place in the quota of its source. Resets it if
     /// its source may not connect, connects too often or has too many sessions.
-    pub(super) fn admit_client(
+    fn check_client(
         &self,
         stream: Stream,
         from: SocketAddr,
         route: &Route,
     ) -> Option<(Stream, Permit)> {
-        let stream = self.admit(stream, from, &route.sources, &route.stats)?;
+        let stream = self.check_source(stream, from, &route.sources, &route.stats)?;
         let (shared, ip) = (&self.shared, from.ip());
         let cause = match shared.arrivals.admit(ip, self.io.now) {
             false => ClientRefusal::SourceRate,
@@ -135,13 +222,48 @@ impl Worker {
         leg.into().abort();
     }
 
-    /// Lets a client in that may connect. A client of a forward with server names waits for its
+    /// Continues with a client that may connect. A client of a forward with server names waits for its
     /// ClientHello first.
-    pub(super) fn enter(&mut self, client: Client) {
-        match client.route.by_name.is_some() {
-            true => self.await_client_hello(client),
-            false => self.accept(client),
+    fn on_client_checked(&mut self, client: Client) {
+        if client.route.by_name.is_none() {
+            return self.join_or_start(client);
         }
+        let max = self.shared.share(MAX_HELLOS) as usize;
+        if let Some(client) = self.client_hellos.insert(client, max, &mut self.io) {
+            self.start(client);
+        }
+    }
+
+    /// Passes a client on to the upstream leg that waits for it, which may belong to another
+    /// worker, or to a session that dials for itself.
+    fn join_or_start(&mut self, client: Client) {
+        let table = self.shared.early.as_ref();
+        let table = table.filter(|_| client.route.early_syn);
+        match table.and_then(|table| self.early_leg_of(&client, table)) {
+            None => self.start(client),
+            Some((owner, connection)) if owner == self.io.worker => {
+                self.join_early(client, connection);
+            }
+            Some((owner, connection)) => match self.shared.mailboxes().get(owner) {
+                Some(mailbox) => {
+                    let client = Box::new(client);
+                    let message = Message::Client { client, connection };
+                    // A worker that has ended has dropped its legs.
+                    if let Err(Message::Client { client, .. }) = mailbox.post(message) {
+                        self.start(*client);
+                    }
+                }
+                None => self.start(client),
+            },
+        }
+    }
+
+    /// Returns the worker that has a client's upstream leg, and the leg's key there.
+    fn early_leg_of(&self, client: &Client, table: &PendingTable) -> Option<(usize, FourTuple)> {
+        let local = client.stream.local_addr().ok()?;
+        let connection = FourTuple::new(client.addr.0, local);
+        let owner = table.accepted(connection, self.io.now)?;
+        Some((owner, connection))
     }
 
     // === plan ===
@@ -156,7 +278,7 @@ impl Worker {
             Ok(plan) => plan,
             Err(no_plan) => {
                 // Its place is free again.
-                self.has_ended = true;
+                self.queue_watch.has_ended = true;
                 let counters = client.route.stats.worker(self.io.worker);
                 counters.last_refused.set(client.addr.0.ip());
                 let cause = match no_plan {
@@ -188,14 +310,14 @@ impl Worker {
         } = client;
         let origin = Origin::Forward(&route);
         let client = (stream.into(), Admission::of_client(permit, place));
-        self.open(client, addr, plan, &origin, introduction, read);
+        self.open_session(client, addr, plan, &origin, introduction, read);
     }
 
     // === register, dial ===
 
     /// Registers a session and dials its upstream leg. The destination receives `introduction`
     /// first, and then what has been `read` from the client.
-    pub(super) fn open(
+    pub(super) fn open_session(
         &mut self,
         client: (TcpLeg, Admission),
         addr: ClientAddr,

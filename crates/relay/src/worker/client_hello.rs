@@ -7,14 +7,14 @@
 //! | time to the end of the hello | [`PATIENCE`] | reset | `{cause="timed_out"}` |
 //! | a hello | [`MAX_HELLO`](taut_mesh::client_hello::MAX_HELLO) bytes | the forward's default destination; without one, reset | `{cause="too_long"}` |
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taut_mesh::client_hello::{ClientHello, Reader};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 
-use super::Worker;
 use super::client::Client;
+use super::io::IoContext;
 use super::wait_list::WaitList;
 use crate::event::token::{Generation, Slot, Token};
 use crate::outcome::client_hello::HelloRefusal;
@@ -28,11 +28,103 @@ pub(crate) const MAX_HELLOS: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A worker's clients whose ClientHello is incomplete.
-pub(super) type ClientHellos = WaitList<Waiting>;
+#[derive(Default)]
+pub(super) struct ClientHellos {
+    waiting: WaitList<Waiting>,
+}
 
-pub(super) struct Waiting {
+struct Waiting {
     client: Client,
     reader: Reader,
+}
+
+// === impl ClientHellos ===
+
+impl ClientHellos {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Returns the earliest deadline.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.next()
+    }
+
+    /// Adds a client whose destination depends on its hello. If `max` wait, the oldest is reset. Returns the client if
+    /// its whole hello came with a PROXY protocol header.
+    pub(super) fn insert(
+        &mut self,
+        client: Client,
+        max: usize,
+        io: &mut IoContext,
+    ) -> Option<Client> {
+        if self.waiting.len() >= max
+            && let Some(oldest) = self.waiting.remove_oldest()
+        {
+            oldest.refuse(HelloRefusal::Full, io);
+        }
+        let waiting = Waiting {
+            client,
+            reader: Reader::default(),
+        };
+        let (slot, generation) = self.waiting.insert(waiting, io.now + PATIENCE);
+        io.metrics.hellos_waiting.add(1);
+        let token = Token::ClientHello(slot, generation).encode();
+        let waiting = self.waiting.get_mut(slot, generation)?;
+        let (poller, stream) = (&io.poller, &waiting.client.stream);
+        // A connection that started with a PROXY protocol header is already in the poller. In both
+        // cases the poller also reports bytes that have arrived already.
+        let watched = match poller.add(stream, token, Interest::StreamEdges) {
+            Err(Errno::EXIST) => poller.modify(stream, token, Interest::StreamEdges),
+            other => other,
+        };
+        if watched.is_err() {
+            self.waiting
+                .remove(slot, generation)?
+                .refuse(HelloRefusal::Full, io);
+            return None;
+        }
+        if waiting.client.read.is_empty() {
+            return None;
+        }
+        self.handle(slot, generation, Readiness::DATA, io)
+    }
+
+    /// Reads the hello of a client. Returns the client, with the route that its server name chooses, once the hello is
+    /// complete.
+    pub(super) fn handle(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        ready: Readiness,
+        io: &mut IoContext,
+    ) -> Option<Client> {
+        if !(ready.readable() || ready.failed()) {
+            return None;
+        }
+        let waiting = self.waiting.get_mut(slot, generation)?;
+        let hello = waiting.read(&mut io.plain).transpose()?;
+        let waiting = self.waiting.remove(slot, generation)?;
+        let hello = match hello {
+            // What has been read is passed on, and the rest follows.
+            Err(HelloRefusal::TooLong) if waiting.has_default() => {
+                ClientHello { server_name: None }
+            }
+            Err(why) => {
+                waiting.refuse(why, io);
+                return None;
+            }
+            Ok(hello) => hello,
+        };
+        waiting.choose(hello.server_name.as_deref(), io)
+    }
+
+    /// Resets clients whose hello was not complete in time.
+    pub(super) fn expire(&mut self, io: &IoContext) {
+        while let Some(waiting) = self.waiting.remove_due(io.now) {
+            waiting.refuse(HelloRefusal::TimedOut, io);
+        }
+    }
 }
 
 // === impl Waiting ===
@@ -69,124 +161,57 @@ impl Waiting {
             error.into()
         })
     }
-}
 
-impl Worker {
-    /// Adds a client whose destination depends on its hello.
-    pub(super) fn await_client_hello(&mut self, client: Client) {
-        if self.client_hellos.len() >= self.shared.share(MAX_HELLOS) as usize
-            && let Some(oldest) = self.client_hellos.remove_oldest()
-        {
-            self.refuse_hello(oldest.client, HelloRefusal::Full);
-        }
-        let waiting = Waiting {
-            client,
-            reader: Reader::default(),
-        };
-        let until = self.io.now + PATIENCE;
-        let (slot, generation) = self.client_hellos.insert(waiting, until);
-        self.io.metrics.hellos_waiting.add(1);
-        let token = Token::ClientHello(slot, generation).encode();
-        let Some(waiting) = self.client_hellos.get_mut(slot, generation) else {
-            return;
-        };
-        let (poller, stream) = (&self.io.poller, &waiting.client.stream);
-        // A connection that started with a PROXY protocol header is already in the poller. In both
-        // cases the poller also reports bytes that have arrived already.
-        let watched = match poller.add(stream, token, Interest::StreamEdges) {
-            Err(Errno::EXIST) => poller.modify(stream, token, Interest::StreamEdges),
-            other => other,
-        };
-        let has_start = !waiting.client.read.is_empty();
-        if watched.is_err() {
-            self.end_hello(slot, generation, HelloRefusal::Full);
-        } else if has_start {
-            self.on_hello_readable(slot, generation, Readiness::DATA);
-        }
+    /// Whether the forward has a destination for clients that send no name, or an unknown one.
+    fn has_default(&self) -> bool {
+        let by_name = self.client.route.by_name.as_ref();
+        by_name.is_some_and(|to| matches!(to.choose(None), Choice::Default))
     }
 
-    /// Reads the hello of a client, and starts the session once the hello is complete.
-    pub(super) fn on_hello_readable(
-        &mut self,
-        slot: Slot,
-        generation: Generation,
-        ready: Readiness,
-    ) {
-        if !(ready.readable() || ready.failed()) {
-            return;
-        }
-        let Some(waiting) = self.client_hellos.get_mut(slot, generation) else {
-            return;
-        };
-        let by_name = waiting.client.route.by_name.as_ref();
-        let has_default = by_name.is_some_and(|to| matches!(to.choose(None), Choice::Default));
-        let hello = match waiting.read(&mut self.io.plain) {
-            Ok(None) => return,
-            Ok(Some(hello)) => hello,
-            // What has been read is passed on, and the rest follows.
-            Err(HelloRefusal::TooLong) if has_default => ClientHello { server_name: None },
-            Err(why) => return self.end_hello(slot, generation, why),
-        };
-        let Some(Waiting { mut client, reader }) = self.client_hellos.remove(slot, generation)
-        else {
-            return;
-        };
-        client.read = reader.into_stream();
-        let name = hello.server_name.as_deref();
-        let Some(by_name) = &client.route.by_name else {
-            return;
-        };
-        let choice = by_name.choose(name);
-        let counter = match choice {
-            Choice::Named(_) => 0,
-            Choice::Below(_) => 1,
-            Choice::Default => 2,
+    /// Returns the client with the route for its server name, or resets it if it has none.
+    fn choose(mut self, name: Option<&str>, io: &IoContext) -> Option<Client> {
+        let by_name = self.client.route.by_name.as_ref()?;
+        let (counter, route) = match by_name.choose(name) {
+            Choice::Named(route) => (0, Some(route.clone())),
+            Choice::Below(route) => (1, Some(route.clone())),
+            Choice::Default => (2, None),
             Choice::Refused => {
-                tracing::debug!(client = %client.addr.0, ?name, "refused a connection: no destination for its server name");
-                let why = match name {
-                    Some(_) => HelloRefusal::UnknownName,
-                    None => HelloRefusal::NoName,
-                };
-                return self.refuse_hello(client, why);
+                tracing::debug!(client = %self.client.addr.0, ?name, "refused a connection: no destination for its server name");
+                self.refuse(
+                    match name {
+                        Some(_) => HelloRefusal::UnknownName,
+                        None => HelloRefusal::NoName,
+                    },
+                    io,
+                );
+                return None;
             }
         };
-        if let Choice::Named(route) | Choice::Below(route) = choice {
-            client.route = route.clone();
+        if let Some(route) = route {
+            self.client.route = route;
         }
-        self.io.metrics.hellos[counter].add(1);
-        self.io.metrics.hellos_waiting.sub(1);
-        self.start(client);
-    }
-
-    /// Resets clients whose hello was not complete in time.
-    pub(super) fn poll_client_hellos(&mut self) {
-        while let Some(waiting) = self.client_hellos.remove_due(self.io.now) {
-            self.refuse_hello(waiting.client, HelloRefusal::TimedOut);
-        }
-    }
-
-    fn end_hello(&mut self, slot: Slot, generation: Generation, why: HelloRefusal) {
-        if let Some(waiting) = self.client_hellos.remove(slot, generation) {
-            self.refuse_hello(waiting.client, why);
-        }
+        self.client.read = self.reader.into_stream();
+        io.metrics.hellos[counter].add(1);
+        io.metrics.hellos_waiting.sub(1);
+        Some(self.client)
     }
 
     /// Resets a client that has waited.
-    fn refuse_hello(&mut self, client: Client, why: HelloRefusal) {
+    fn refuse(self, why: HelloRefusal, io: &IoContext) {
         let Client {
             stream,
             permit,
             addr,
             route,
             ..
-        } = client;
-        self.io.metrics.hellos_refused[why.index()].add(1);
-        let counters = route.stats.worker(self.io.worker);
+        } = self.client;
+        io.metrics.hellos_refused[why.index()].add(1);
+        let counters = route.stats.worker(io.worker);
         counters.hello_refused.add(1);
         counters.last_refused.set(addr.0.ip());
         // Whoever sees the reset, or one less that waits, finds its place free.
         drop(permit);
-        self.io.metrics.hellos_waiting.sub(1);
+        io.metrics.hellos_waiting.sub(1);
         stream.abort();
     }
 }

@@ -1,32 +1,51 @@
-//! Dials a session's upstream leg according to its [`DialPlan`].
+//! Dials upstream legs according to a [`DialPlan`]: those of sessions, and those begun at a client's SYN.
 
 use std::sync::Arc;
 
 use taut_mesh::dials::{Asked, Asking, Fault};
+use taut_mesh::proxy::Tlvs;
 use taut_sys::Errno;
 use taut_sys::epoll::Interest;
 
-use super::Worker;
-use super::attempts::Dial;
+use super::attempts::{Dial, Pick};
+use super::client::Client;
 use super::dial_plan::DialPlan;
+use super::dial_race::{Driven, SessionRace};
+use super::early::{EarlyLeg, Upstream};
+use super::pending_record::Origin;
+use super::session_table::Admission;
 use super::sessions::Close;
+use super::slots::slot;
+use super::{MAX_EXTRA, Worker};
+use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot, Token};
+use crate::forwarding::leg::TcpLeg;
 use crate::forwarding::session::RelayFault;
 use crate::mesh::pool::{DialOutcome, Spare};
-use crate::net::addr::Destination;
+use crate::net::addr::{ClientAddr, Destination};
 use crate::net::backend::{Backend, Backends};
 use crate::net::names::{self, ResolveError};
 use crate::outcome::session_end::{End, Side};
+use crate::route::table::Route;
 use crate::worker::mailbox::Message;
 
 impl Worker {
+    /// Returns the values that decide between equal addresses for the next session.
+    pub(super) fn pick(&mut self) -> Pick {
+        self.turn = self.turn.wrapping_add(1);
+        Pick {
+            now: self.io.now,
+            turn: self.turn,
+        }
+    }
+
     /// Takes the next step of the session's plan. If no step is left, the session ends with the
     /// `last` error. `at_first` means that no step has been taken before.
     pub(super) fn dial(&mut self, slot: Slot, at_first: bool, last: Errno) {
         match self.sessions.get(slot).map(|e| &e.plan) {
             Some(DialPlan::Dial(_)) => {
-                if !at_first {
-                    self.fail_own(slot, last);
+                if !at_first && let Some(entry) = self.sessions.get_mut(slot) {
+                    entry.fail_own(last, self.io.now);
                 }
                 self.race(slot, last);
             }
@@ -34,6 +53,32 @@ impl Worker {
             Some(DialPlan::LookUp { .. }) => self.end(slot, End::of_connect(last), Close::Reset),
             Some(DialPlan::Ask { .. }) => self.ask_relay(slot, at_first, last),
             None => {}
+        }
+    }
+
+    /// Takes the next steps of a session's race. If no attempt is in progress and no address is
+    /// left, the session takes its next way, or ends with the `last` error.
+    pub(super) fn race(&mut self, slot: Slot, mut last: Errno) {
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let patience = entry.plan.patience(entry.timeouts.connect, &self.setup);
+        let mut race = SessionRace {
+            slot,
+            entry,
+            attempts: &mut self.attempts,
+            io: &self.io,
+            max_extra: self.shared.share(MAX_EXTRA) as usize,
+            patience,
+        };
+        match race.drive(&mut last) {
+            Driven::InProgress => self.set_deadline(slot),
+            Driven::Promoted => {
+                self.sessions.queue(slot);
+                self.set_deadline(slot);
+            }
+            Driven::Lost => self.take_next_way(slot, last),
+            Driven::Ended(end) => self.end(slot, end, Close::Reset),
         }
     }
 
@@ -79,7 +124,7 @@ impl Worker {
     }
 
     /// Has the session take its next way, or ends it with the `last` error if none is left.
-    pub(super) fn take_next_way(&mut self, slot: Slot, last: Errno) {
+    fn take_next_way(&mut self, slot: Slot, last: Errno) {
         let pick = self.pick();
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
@@ -239,5 +284,200 @@ impl Worker {
         }
         entry.plan = DialPlan::Dial(Box::new(dial));
         self.race(slot, Errno::HOSTUNREACH);
+    }
+
+    // === legs begun at SYNs ===
+
+    /// Dials the upstream leg of a client whose SYN has arrived.
+    pub(super) fn on_syn(&mut self, connection: FourTuple, forward: u32) {
+        let Some(table) = self.shared.early.clone() else {
+            return;
+        };
+        let route = self.setup.routes.iter().find(|r| r.id == forward).cloned();
+        // The client may have been accepted before this message was read. A dial started now would
+        // leak: its session already dials for itself.
+        if !table.is_awaited(connection, self.io.worker) {
+            return;
+        }
+        match route.and_then(|route| self.begin(&route, connection)) {
+            Some(leg) => {
+                match leg.upstream {
+                    Upstream::Awaited => self.io.metrics.early_ahead.add(1),
+                    _ => self.io.metrics.early_begun.add(1),
+                }
+                self.early.insert(connection, leg);
+            }
+            None => {
+                self.io.metrics.early_declined.add(1);
+                table.give_up(connection);
+            }
+        }
+    }
+
+    /// Begins an upstream leg, or has a connection for it dialled.
+    fn begin(&mut self, route: &Arc<Route>, connection: FourTuple) -> Option<EarlyLeg> {
+        let client = ClientAddr(connection.client());
+        if !route.sources.check(client.0.ip()).is_allowed() {
+            return None;
+        }
+        let to = || Some(connection.local());
+        let pick = self.pick();
+        let plan =
+            DialPlan::for_client(route, client, Tlvs::default(), to, &self.setup, pick).ok()?;
+        let (mut plan, passed_over) = self.pass_over_broken(plan);
+        let upstream = match &mut plan {
+            DialPlan::Dial(dial) => {
+                Upstream::Dialled(dial.begin_early(self.io.now, client)?.into())
+            }
+            DialPlan::Ask { peer, .. } => {
+                let peer = peer.id;
+                match self.tell_early(&mut plan)? {
+                    Some(leg) => Upstream::HelloSent(leg),
+                    None => self
+                        .with_pools(|pools, terms| pools.dial_ahead(peer, terms))?
+                        .then_some(Upstream::Awaited)?,
+                }
+            }
+            DialPlan::LookUp { .. } => return None,
+        };
+        Some(EarlyLeg {
+            route: route.id,
+            plan,
+            upstream,
+            passed_over,
+        })
+    }
+
+    /// Returns the plan of a client after the relays that cannot be reached, and their number.
+    fn pass_over_broken(&mut self, mut plan: DialPlan) -> (DialPlan, u64) {
+        let mut passed_over = 0;
+        while let DialPlan::Ask { peer, .. } = &plan
+            && self.mesh.pools.is_broken(peer.id, self.io.now)
+        {
+            let pick = self.pick();
+            match plan.fall_back(pick) {
+                Some(next) => plan = next,
+                None => break,
+            }
+            passed_over += 1;
+        }
+        (plan, passed_over)
+    }
+
+    /// Sends a hello on a ready connection, if sessions can spare one. Returns `None` if that fails.
+    fn tell_early(&mut self, plan: &mut DialPlan) -> Option<Option<TcpLeg>> {
+        let DialPlan::Ask {
+            peer,
+            hello,
+            attempt,
+            ..
+        } = plan
+        else {
+            return None;
+        };
+        let peer = peer.id;
+        match self.with_pools(|pools, terms| pools.take_early(peer, terms))? {
+            None => Some(None),
+            Some(spare) => {
+                attempt.taken_early();
+                spare.begin(hello, &self.io.metrics).ok().map(Some)
+            }
+        }
+    }
+
+    /// Begins the legs that wait for a connection to another relay, as far as connections have become
+    /// ready.
+    pub(super) fn serve_early(&mut self) {
+        if !self.mesh.pools.has_gained() {
+            return;
+        }
+        let is_awaited = |leg: &EarlyLeg| matches!(leg.upstream, Upstream::Awaited);
+        let awaited: Vec<_> = self.early.extract_if(|_, leg| is_awaited(leg)).collect();
+        for (connection, mut leg) in awaited {
+            // Without a connection now, the client's session takes one later.
+            if let Some(Some(upstream)) = self.tell_early(&mut leg.plan) {
+                self.io.metrics.early_begun.add(1);
+                leg.upstream = Upstream::HelloSent(upstream);
+            }
+            self.early.insert(connection, leg);
+        }
+    }
+
+    /// Drops the upstream leg of a client that has not come.
+    pub(super) fn on_no_client(&mut self, connection: FourTuple) {
+        // Dropping the leg resets it, so its peer learns that no data will follow.
+        match self.early.remove(&connection).map(|leg| leg.upstream) {
+            Some(Upstream::Dialled(_) | Upstream::HelloSent(_)) => {
+                self.io.metrics.early_unused.add(1);
+            }
+            Some(Upstream::Awaited) | None => {}
+        }
+    }
+
+    /// Registers the session of a client whose upstream leg this worker has, and gives it the leg.
+    pub(super) fn join_early(&mut self, mut client: Client, connection: FourTuple) {
+        let leg = self.early.remove(&connection);
+        // Dropping a leg resets it.
+        let Some(leg) = leg.filter(|leg| leg.is_for(&client.route, &self.setup)) else {
+            return self.start(client);
+        };
+        if let Some(peer) = leg.plan.peer() {
+            let (peer, has_one) = (peer.id, matches!(leg.upstream, Upstream::HelloSent(_)));
+            self.with_pools(|pools, terms| pools.on_early_client(peer, has_one, terms));
+        }
+        let (upstream, is_told) = match leg.upstream {
+            Upstream::Dialled(upstream) => (upstream, false),
+            Upstream::HelloSent(upstream) => (upstream, true),
+            // The connection is ready by now, or this worker's pool dials it.
+            Upstream::Awaited => return self.start(client),
+        };
+        // The leg does not wait with its client.
+        let Ok(place) = self.place_for(&client) else {
+            self.io.metrics.early_unused.add(1);
+            return self.start(client);
+        };
+        self.io.metrics.accepted.add(1);
+        self.io.metrics.early_joined.add(1);
+        self.io.metrics.fall_backs.add(leg.passed_over);
+        // The destination hears nothing before this: only now has the client proven its address.
+        let introduction = client.introduction();
+        let Client {
+            stream,
+            permit,
+            addr,
+            route,
+            ..
+        } = client;
+        let origin = Origin::Forward(&route);
+        let client = (stream.into(), Admission::of_client(permit, place));
+        let Some(key) = self.register(client, addr, leg.plan, &origin) else {
+            return;
+        };
+        let slot = slot(key);
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        entry.session.introduce(introduction);
+        let until = self.io.now + entry.plan.patience(entry.timeouts.connect, &self.setup);
+        let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
+        let poller = &self.io.poller;
+        let watched = match is_told {
+            true => poller.modify(upstream.stream(), token, Interest::StreamEdges),
+            false => poller.add(upstream.stream(), token, Interest::StreamEdges),
+        };
+        if let Err(e) = watched {
+            self.end(slot, End::of_connect(e), Close::Reset);
+            return;
+        }
+        if is_told {
+            entry.session.joined(upstream, true, self.io.now);
+            if let Some(mesh) = &self.setup.mesh {
+                let patience = mesh.pool.patience;
+                entry.session.expect_answer(patience, self.io.now);
+            }
+        } else {
+            entry.session.dialled(upstream, until);
+        }
+        self.set_deadline(slot);
     }
 }

@@ -1,4 +1,4 @@
-//! Makes room for a new session when `max_sessions` are open: an idle session ends, that of the source with the
+//! Chooses the idle session that ends for a new one when `max_sessions` are open: that of the source with the
 //! most sessions which has been idle the longest.
 //!
 //! It has been idle for `evict_after` at least. Its source is that of the new session, or has more sessions: among
@@ -12,15 +12,10 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use taut_mesh::places::SessionPlace;
-
-use super::Worker;
-use super::sessions::Close;
+use super::session_table::Sessions;
 use super::slots::slot;
-use crate::access::session_quota::Permit;
 use crate::access::source::Source;
 use crate::event::token::{Generation, Slot};
-use crate::outcome::session_end::End;
 
 /// A search looks at each session of the worker, which forwards nothing meanwhile.
 const SEARCH_EVERY: Duration = Duration::from_secs(1);
@@ -38,80 +33,49 @@ pub(super) struct Evictable {
 // === impl Evictable ===
 
 impl Evictable {
-    /// Returns whether a new search is due. What is left of the last one may be sessions that stay idle and
-    /// make room for none of the clients that come now.
-    fn is_out_of_date(&self, now: Instant) -> bool {
-        { self.searched }.is_none_or(|at| now >= at + SEARCH_EVERY)
-    }
-}
-
-impl Worker {
-    /// Takes a place for a session with this permit. An idle session ends for it if all are taken.
-    pub(super) fn place(&mut self, new: &Permit) -> Option<SessionPlace> {
-        let places = self.shared.places.clone();
-        if let Some(place) = places.take() {
-            return Some(place);
-        }
-        if !self.may_make_room() {
-            return None;
-        }
-        let sessions_of = self.sessions_of();
-        // It counts already.
-        let sessions = sessions_of(new.source());
-        self.make_room(new.source(), sessions, &sessions_of)
-            .then(|| places.take())?
+    /// Returns whether a search is due, or the last one has found sessions that may be ended.
+    pub(super) fn may_have_one(&self, now: Instant) -> bool {
+        !self.found.is_empty() || self.is_out_of_date(now)
     }
 
-    /// Whether a search is due, or the last one has found sessions that may be ended.
-    pub(super) fn may_make_room(&self) -> bool {
-        !self.evictable.found.is_empty() || self.evictable.is_out_of_date(self.io.now)
-    }
-
-    /// Ends an idle session for a new one of this source, which would have `sessions` with it. Returns `false` if there
-    /// is none.
-    pub(super) fn make_room(
+    /// Returns an idle session to end for a new one of this source, which would have `count` with it.
+    pub(super) fn choose(
         &mut self,
-        source: Source,
-        sessions: u32,
+        sessions: &mut Sessions,
+        (source, count): (Source, u32),
         sessions_of: &impl Fn(Source) -> u32,
-    ) -> bool {
-        let now = self.io.now;
-        if self.evictable.is_out_of_date(now) {
-            self.search();
+        now: Instant,
+    ) -> Option<Slot> {
+        if self.is_out_of_date(now) {
+            self.search(sessions, sessions_of, now);
         }
-        while let Some(&(slot, generation)) = self.evictable.found.last() {
-            if let Some(entry) = self.sessions.get_mut(slot)
+        while let Some(&(slot, generation)) = self.found.last() {
+            if let Some(entry) = sessions.get_mut(slot)
                 && entry.generation == generation
                 && let Some(time) = entry.timeouts.evict
                 && entry.session.has_been_idle(time, now)
             {
                 let of = entry.admission.permit.source();
-                if !(of == source || sessions_of(of) > sessions) {
-                    return false;
+                if !(of == source || sessions_of(of) > count) {
+                    return None;
                 }
-                self.evictable.found.pop();
-                self.end(slot, End::Evicted, Close::Reset);
-                return true;
+                self.found.pop();
+                return Some(slot);
             }
             // It has ended, or is in use again.
-            self.evictable.found.pop();
+            self.found.pop();
         }
-        false
+        None
     }
 
-    /// Returns a function that counts the sessions of a source. Its clients that wait for a place are none.
-    pub(super) fn sessions_of(&self) -> impl Fn(Source) -> u32 + use<> {
-        let (all, waiting) = (self.shared.sources.clone(), self.shared.queue.by_source());
-        move |source| {
-            let waiting = waiting.get(&source).copied().unwrap_or(0);
-            all.open_of(source).saturating_sub(waiting)
-        }
+    /// Returns whether a new search is due. What is left of the last one may be sessions that stay idle and
+    /// make room for none of the clients that come now.
+    fn is_out_of_date(&self, now: Instant) -> bool {
+        { self.searched }.is_none_or(|at| now >= at + SEARCH_EVERY)
     }
 
-    fn search(&mut self) {
-        let now = self.io.now;
-        let sessions_of = self.sessions_of();
-        let idle = self.sessions.entries.iter().filter_map(|(key, entry)| {
+    fn search(&mut self, sessions: &Sessions, sessions_of: &impl Fn(Source) -> u32, now: Instant) {
+        let idle = sessions.entries.iter().filter_map(|(key, entry)| {
             let since = entry.session.idle_since()?;
             (now >= since + entry.timeouts.evict?).then(|| {
                 let order = (Reverse(sessions_of(entry.admission.permit.source())), since);
@@ -119,10 +83,8 @@ impl Worker {
             })
         });
         let found = first(idle.collect());
-        self.evictable = Evictable {
-            found: found.into_iter().rev().collect(),
-            searched: Some(now),
-        };
+        self.found = found.into_iter().rev().collect();
+        self.searched = Some(now);
     }
 }
 

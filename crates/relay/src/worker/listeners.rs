@@ -1,33 +1,39 @@
-//! A worker's listeners: opening, pausing and closing them, and reloads of the configuration.
+//! A worker's listeners: which are open, and which rest.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use taut_sys::epoll::Interest;
+use taut_sys::Errno;
+use taut_sys::epoll::{Interest, Poller};
 use taut_sys::socket::Listener;
 
-use super::Worker;
+use super::io::IoContext;
 use crate::event::token::Token;
 use crate::route::listener::{ListenerId, NewListener, Purpose};
-use crate::route::table::Setup;
 
 /// The number of connections that the kernel keeps per listener until they are accepted. The kernel
 /// uses the lesser of this and `net.core.somaxconn`.
 pub(crate) const BACKLOG: i32 = 4096;
 /// The largest number of connections accepted from one listener before sessions get their turn again.
-const ACCEPTS: usize = 64;
+pub(super) const ACCEPTS: usize = 64;
 /// The number of rounds in a row in which a listener is readable before more than one connection is
 /// accepted a round.
 const PATIENCE: u32 = 4;
 /// The pause of a listener when the machine has no descriptor or memory for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// A worker's listeners.
+#[derive(Default)]
+pub(super) struct Listeners {
+    open: BTreeMap<ListenerId, OpenListener>,
+}
+
 /// A listener and the purpose of its connections.
 pub(super) struct OpenListener {
     pub(super) socket: Arc<Listener>,
     pub(super) purpose: Purpose,
-    pub(super) resting_until: Option<Instant>,
+    resting_until: Option<Instant>,
     pub(super) streak: Streak,
 }
 
@@ -58,10 +64,93 @@ impl Streak {
     }
 }
 
+// === impl Listeners ===
+
+impl Listeners {
+    pub(super) fn get_mut(&mut self, id: ListenerId) -> Option<&mut OpenListener> {
+        self.open.get_mut(&id)
+    }
+
+    pub(super) fn ids(&self) -> Vec<ListenerId> {
+        self.open.keys().copied().collect()
+    }
+
+    /// Adds a listener that has a socket.
+    ///
+    /// # Errors The kernel's error if the poller cannot watch it.
+    pub(super) fn open(&mut self, new: NewListener, poller: &Poller) -> Result<(), Errno> {
+        let Some(socket) = new.socket else {
+            return Ok(());
+        };
+        poller.add(&*socket, token(new.id), Interest::Read)?;
+        self.open
+            .insert(new.id, OpenListener::new(socket, new.purpose));
+        Ok(())
+    }
+
+    /// Adds a listener, or gives one its new purpose.
+    pub(super) fn adopt(&mut self, new: NewListener, io: &IoContext) {
+        let NewListener {
+            id,
+            socket,
+            purpose,
+            options,
+        } = new;
+        let Some(socket) = socket else {
+            if let Some(listener) = self.open.get_mut(&id) {
+                if let Err(error) = listener.socket.set_options(&options) {
+                    tracing::warn!(%error, "cannot set a listener's options; it keeps its former ones");
+                }
+                listener.purpose = purpose;
+            }
+            return;
+        };
+        let watched = io.poller.add(&*socket, token(id), Interest::Read);
+        let mut listener = OpenListener::new(socket, purpose);
+        if let Err(error) = watched {
+            tracing::warn!(%error, "cannot watch a listener; trying again shortly");
+            listener.resting_until = Some(io.now);
+        }
+        self.open.insert(id, listener);
+    }
+
+    /// Stops watching a listener for a while. The listener stays readable while a connection waits
+    /// for which the machine has no resources, and the poller would report it without end.
+    pub(super) fn rest(&mut self, id: ListenerId, io: &IoContext) {
+        if let Some(listener) = self.open.get_mut(&id) {
+            listener.resting_until = Some(io.now + ACCEPT_PAUSE);
+            let _ = io.poller.remove(&*listener.socket);
+        }
+    }
+
+    /// Watches the listeners again that have rested.
+    pub(super) fn wake(&mut self, io: &IoContext) {
+        for (&id, listener) in &mut self.open {
+            if listener.resting_until.is_some_and(|until| io.now >= until) {
+                let watched = io.poller.add(&*listener.socket, token(id), Interest::Read);
+                listener.resting_until = watched.is_err().then(|| io.now + ACCEPT_PAUSE);
+            }
+        }
+    }
+
+    /// Returns the time at which the next one has rested.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.open.values().filter_map(|l| l.resting_until).min()
+    }
+
+    pub(super) fn close(&mut self, id: ListenerId, poller: &Poller) {
+        if let Some(listener) = self.open.remove(&id) {
+            // If another process shares the socket, closing it here does not end the poller's
+            // reports.
+            let _ = poller.remove(&*listener.socket);
+        }
+    }
+}
+
 // === impl OpenListener ===
 
 impl OpenListener {
-    pub(super) fn new(socket: Arc<Listener>, purpose: Purpose) -> Self {
+    fn new(socket: Arc<Listener>, purpose: Purpose) -> Self {
         Self {
             socket,
             purpose,
@@ -71,101 +160,7 @@ impl OpenListener {
     }
 }
 
-impl Worker {
-    /// Adopts another configuration. Listeners that it lacks are closed once their queues are
-    /// empty; the others get their new purpose and keep their queues.
-    pub(super) fn reload(&mut self, setup: Arc<Setup>, listeners: Vec<NewListener>) {
-        let wanted: BTreeSet<_> = listeners.iter().map(|l| l.id).collect();
-        let unwanted: Vec<_> = self.listeners.keys().copied().collect();
-        for id in unwanted.into_iter().filter(|id| !wanted.contains(id)) {
-            self.close_listener(id);
-        }
-        for listener in listeners {
-            self.open_listener(listener);
-        }
-        // Sessions whose dials have ended are served while the former list applies: their relays may be removed below.
-        self.serve_waiters();
-        self.shared.queue.reload(&setup);
-        self.setup = setup;
-        self.reload_mesh();
-    }
-
-    fn open_listener(&mut self, new: NewListener) {
-        let NewListener {
-            id,
-            socket,
-            purpose,
-            options,
-        } = new;
-        let Some(socket) = socket else {
-            if let Some(listener) = self.listeners.get_mut(&id) {
-                if let Err(error) = listener.socket.set_options(&options) {
-                    tracing::warn!(%error, "cannot set a listener's options; it keeps its former ones");
-                }
-                listener.purpose = purpose;
-            }
-            return;
-        };
-        let watched = self
-            .io
-            .poller
-            .add(&*socket, listener_token(id), Interest::Read);
-        let mut listener = OpenListener::new(socket, purpose);
-        if let Err(error) = watched {
-            tracing::warn!(%error, "cannot watch a listener; trying again shortly");
-            listener.resting_until = Some(self.io.now);
-        }
-        self.listeners.insert(id, listener);
-    }
-
-    /// Stops watching a listener for a while. The listener stays readable while a connection waits
-    /// for which the machine has no resources, and the poller would report it without end.
-    pub(super) fn rest(&mut self, id: ListenerId) {
-        if let Some(listener) = self.listeners.get_mut(&id) {
-            listener.resting_until = Some(self.io.now + ACCEPT_PAUSE);
-            let _ = self.io.poller.remove(&*listener.socket);
-        }
-    }
-
-    pub(super) fn wake_listeners(&mut self) {
-        let now = self.io.now;
-        for (&id, listener) in &mut self.listeners {
-            if listener.resting_until.is_some_and(|until| now >= until) {
-                let watched =
-                    self.io
-                        .poller
-                        .add(&*listener.socket, listener_token(id), Interest::Read);
-                listener.resting_until = watched.is_err().then(|| now + ACCEPT_PAUSE);
-            }
-        }
-    }
-
-    /// Closes every listener after accepting the connections in its queue, so that no client whose
-    /// handshake is done is reset.
-    pub(super) fn close_listeners(&mut self) {
-        let all: Vec<_> = self.listeners.keys().copied().collect();
-        for id in all {
-            self.close_listener(id);
-        }
-        self.drain_mesh();
-    }
-
-    /// Closes a listener after accepting the connections in its queue, so that no client whose
-    /// handshake is done is reset.
-    pub(super) fn close_listener(&mut self, id: ListenerId) {
-        // The queue holds no more than this number of rounds. Without a bound, new connections
-        // could keep the listener open.
-        let rounds = BACKLOG as usize / ACCEPTS + 1;
-        (0..rounds).find(|_| !self.accept_some(id, ACCEPTS));
-        if let Some(listener) = self.listeners.remove(&id) {
-            // If another process shares the socket, closing it here does not end the poller's
-            // reports.
-            let _ = self.io.poller.remove(&*listener.socket);
-        }
-    }
-}
-
-pub(super) fn listener_token(id: ListenerId) -> u64 {
+fn token(id: ListenerId) -> u64 {
     Token::Listener(id.0).encode()
 }
 

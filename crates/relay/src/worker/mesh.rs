@@ -10,7 +10,7 @@ use taut_sys::socket::Stream;
 
 use super::dial_plan::DialPlan;
 use super::pending_record::Origin;
-use super::sessions::Admission;
+use super::session_table::Admission;
 use super::{Shared, Worker};
 use crate::config::{InboundLimits, PoolLimits, Removed};
 use crate::event::token::{Generation, Slot};
@@ -19,6 +19,7 @@ use crate::forwarding::leg::TcpLeg;
 use crate::mesh::inbound::{Inbound, InboundTerms, Request, SessionRequest};
 use crate::mesh::pool::{PoolTerms, Pools};
 use crate::outcome::refusal::ClientRefusal;
+use crate::outcome::session_end::End;
 use crate::rows_mailbox::ToRows;
 use crate::worker::mailbox::Message;
 
@@ -168,7 +169,10 @@ impl Worker {
         };
         if mesh.removed == Removed::Reset {
             let is_former = |name: &MemberName| mesh.local.members.by_name(name.as_str()).is_none();
-            self.end_sessions_of(is_former);
+            let of_former = self
+                .sessions
+                .slots_where(|entry| entry.is_of_former(is_former));
+            self.end_all(of_former, End::MemberRemoved);
         }
     }
 
@@ -186,7 +190,7 @@ impl Worker {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
-        let Some(stream) = self.admit(stream, from, &mesh.sources, &mesh.stats) else {
+        let Some(stream) = self.check_source(stream, from, &mesh.sources, &mesh.stats) else {
             return;
         };
         // In a trusted network the address is the proof.
@@ -252,7 +256,7 @@ impl Worker {
                 let ip = client.0.ip();
                 match self.admit_session(ip, &member, &mesh.inbound) {
                     Ok(admission) => {
-                        self.open((leg, admission), client, plan, &origin, header, early);
+                        self.open_session((leg, admission), client, plan, &origin, header, early);
                     }
                     Err(cause) => self.refuse(leg, ip, cause, &mesh.stats),
                 }
@@ -267,6 +271,7 @@ impl Worker {
             }
         }
     }
+
     /// Takes the places of a session that a relay asks for.
     fn admit_session(
         &mut self,

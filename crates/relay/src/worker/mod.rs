@@ -2,9 +2,9 @@
 //! on the data path; the kernel spreads connections over them (SO_REUSEPORT).
 //!
 //! A connection becomes a session in five steps: accept and check ([`accept`]), plan
-//! ([`dial_plan`]), register ([`sessions`]), dial ([`dial`]). From then on, [`sessions`] drives it.
+//! ([`dial_plan`]), register ([`sessions`]), dial ([`dial`]). From then on, [`sessions`] drives it. Connections between
+//! relays are the subject of [`mesh`]. The other modules do not use [`Worker`].
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,10 @@ use crate::forwarding::leg::CIPHER;
 use crate::forwarding::splice_pipes::PipePool;
 use crate::mesh::inbound::Inbound;
 use crate::mesh::pool::Pools;
+use crate::outcome::session_end::End;
 use crate::route::listener::{ListenerId, NewListener};
 use crate::route::table::Setup;
+use crate::rows_mailbox::ToRows;
 
 mod accept;
 mod attempts;
@@ -39,6 +41,7 @@ mod path_samples;
 mod pending_record;
 mod proxy_header;
 mod queue;
+mod session_table;
 mod sessions;
 mod shared;
 mod slots;
@@ -57,11 +60,13 @@ use client_hello::ClientHellos;
 use early::EarlyLegs;
 use eviction::Evictable;
 use io::{IoContext, SCRATCH};
-use listeners::{OpenListener, listener_token};
+use listeners::Listeners;
 use mailbox::{Mailbox, Message};
 use mesh::MeshConns;
+use path_samples::PathSampler;
 use proxy_header::ProxyHeaders;
-use sessions::Sessions;
+use queue::QueueWatch;
+use session_table::Sessions;
 
 /// One thread's share of a node.
 pub(crate) struct Worker {
@@ -70,21 +75,15 @@ pub(crate) struct Worker {
     /// Idle sessions that may be ended for new ones.
     evictable: Evictable,
     attempts: Attempts,
-    /// Whether clients waited for a place when the worker looked last.
-    has_seen_queue: bool,
-    /// Whether sessions have ended since the queue was served.
-    has_ended: bool,
-    /// The time of the last look at the queue.
-    looked_at: Instant,
+    queue_watch: QueueWatch,
     /// The number of sessions planned so far, which decides between equal destinations.
     turn: usize,
-    /// The session whose connections are sampled next.
-    sample_from: usize,
+    path_sampler: PathSampler,
     /// The number of times that the worker has waited for events.
     round: u64,
     mesh: MeshConns,
     early: EarlyLegs,
-    listeners: BTreeMap<ListenerId, OpenListener>,
+    listeners: Listeners,
     /// Connections that start with a PROXY protocol header.
     proxy_headers: ProxyHeaders,
     /// Connections whose destination depends on their TLS server name.
@@ -110,13 +109,9 @@ impl Worker {
         let poller = Poller::new()?;
         let mailbox = Arc::new(Mailbox::new()?);
         poller.add(mailbox.waker(), Token::Waker.encode(), Interest::Read)?;
-        let mut own = BTreeMap::new();
+        let mut own = Listeners::default();
         for listener in listeners {
-            let Some(socket) = listener.socket else {
-                continue;
-            };
-            poller.add(&*socket, listener_token(listener.id), Interest::Read)?;
-            own.insert(listener.id, OpenListener::new(socket, listener.purpose));
+            own.open(listener, &poller)?;
         }
         let now = Instant::now();
         let setup = shared.setup();
@@ -143,17 +138,15 @@ impl Worker {
             sessions: Sessions::default(),
             evictable: Evictable::default(),
             attempts: Attempts::default(),
-            has_seen_queue: false,
-            has_ended: false,
-            looked_at: now,
+            queue_watch: QueueWatch::new(now),
             turn: index,
-            sample_from: 0,
+            path_sampler: PathSampler::default(),
             round: 0,
             mesh: MeshConns {
                 inbound: Inbound::default(),
                 pools,
             },
-            early: EarlyLegs::new(index),
+            early: EarlyLegs::default(),
             listeners: own,
             proxy_headers: ProxyHeaders::default(),
             client_hellos: ClientHellos::default(),
@@ -180,11 +173,11 @@ impl Worker {
                 self.handle(report);
             }
             self.poll_mesh();
-            self.poll_proxy_headers();
-            self.poll_client_hellos();
+            self.proxy_headers.expire(&self.io);
+            self.client_hellos.expire(&self.io);
             self.drive_sessions();
             self.poll_queue();
-            self.wake_listeners();
+            self.listeners.wake(&self.io);
             match self.shared.ordered() {
                 Order::Run => {}
                 Order::Drain => {
@@ -192,7 +185,7 @@ impl Worker {
                     // The worker waits for hellos that are on their way; everything else at the
                     // mesh port has a deadline.
                     if self.sessions.entries.is_empty()
-                        && !self.has_seen_queue
+                        && !self.queue_watch.has_seen_any
                         && self.mesh.inbound.is_empty()
                         && self.proxy_headers.is_empty()
                         && self.client_hellos.is_empty()
@@ -216,15 +209,10 @@ impl Worker {
         if self.sessions.has_ready() {
             return Some(Duration::ZERO);
         }
-        let resting = self
-            .listeners
-            .values()
-            .filter_map(|l| l.resting_until)
-            .min();
         let next = [
             self.sessions.next(),
-            self.watches_queue().then(|| self.next_look()),
-            resting,
+            self.queue_watch.next_look(&self.mailbox),
+            self.listeners.next(),
             self.mesh.pools.next(),
             self.mesh.inbound.next(),
             self.proxy_headers.next(),
@@ -284,12 +272,26 @@ impl Worker {
                 limit,
                 counts,
                 reply,
-            } => self.list_sessions(&filter, limit, counts, &reply),
+            } => {
+                // The operator may have gone.
+                let _ = reply.send(self.sessions.list(&filter, limit, counts, &self.io));
+            }
             Message::PeerFault(fault) => {
                 self.with_pools(|pools, terms| pools.adopt_fault(fault, terms));
             }
-            Message::Sample => self.sample_paths(),
-            Message::End { filter, reply } => self.end_sessions(&filter, &reply),
+            Message::Sample => {
+                if let Some(rows) = &self.shared.rows {
+                    let (sessions, pools) = (&self.sessions, &self.mesh.pools);
+                    let samples = self.path_sampler.sample(sessions, pools, self.round);
+                    rows.post(ToRows::Samples(samples));
+                }
+            }
+            Message::End { filter, reply } => {
+                let matching = self.sessions.matching(&filter, &self.io);
+                let count = matching.len() as u64;
+                self.end_all(matching, End::Operator);
+                let _ = reply.send(count);
+            }
             Message::Reloaded { setup, listeners } => self.reload(setup, listeners),
             Message::Syn {
                 connection,

@@ -9,19 +9,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use taut_mesh::proxy::{Header, MAX_HEADER, Reader};
+use taut_mesh::proxy::{Header, MAX_HEADER, Reader, Tlv};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
-use super::Worker;
-use super::client::Client;
+use super::io::IoContext;
 use super::wait_list::WaitList;
 use crate::access::SourceVerdict;
 use crate::event::token::{Generation, Slot, Token};
-use crate::net::addr::ClientAddr;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::route::table::Route;
 
@@ -33,148 +31,161 @@ pub(crate) const MAX_WAITING: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A worker's connections whose header is incomplete.
-pub(super) type ProxyHeaders = WaitList<Waiting>;
+#[derive(Default)]
+pub(super) struct ProxyHeaders {
+    waiting: WaitList<Waiting>,
+}
 
-pub(super) struct Waiting {
+/// A connection whose header has been read.
+pub(super) struct Introduced {
+    pub(super) stream: Stream,
+    pub(super) route: Arc<Route>,
+    pub(super) client: SocketAddr,
+    /// The address that the client connected to, if the header names a client.
+    pub(super) proxied_to: Option<SocketAddr>,
+    /// The fields of the header; none if it names no client.
+    pub(super) tlvs: Vec<Tlv>,
+    /// What has been read of the client's stream.
+    pub(super) read: Vec<u8>,
+}
+
+struct Waiting {
     stream: Stream,
     from: SocketAddr,
     route: Arc<Route>,
     reader: Reader,
 }
 
-/// The result of reading a header.
-enum HeaderProgress {
-    Whole(Header),
-    /// The header is incomplete.
-    Part,
-    /// The connection is refused.
-    Refused(ProxyRefusal),
-}
+// === impl ProxyHeaders ===
 
-impl Waiting {
-    fn read(&mut self) -> HeaderProgress {
-        loop {
-            match self.stream.recv(self.reader.space()) {
-                Ok(0) => return HeaderProgress::Refused(ProxyRefusal::Gone),
-                Ok(n) => match self.reader.advance(n) {
-                    Ok(Some(header)) => return HeaderProgress::Whole(header),
-                    Ok(None) => {}
-                    Err(error) => {
-                        tracing::debug!(from = %self.from, %error, "refused a connection");
-                        return HeaderProgress::Refused(error.into());
-                    }
-                },
-                Err(Errno::AGAIN) => return HeaderProgress::Part,
-                Err(Errno::INTR) => {}
-                Err(_) => return HeaderProgress::Refused(ProxyRefusal::Gone),
-            }
-        }
+impl ProxyHeaders {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
-}
 
-impl Worker {
-    /// Adds an accepted connection that must start with a header.
-    pub(super) fn await_header(&mut self, stream: Stream, from: SocketAddr, route: Arc<Route>) {
+    /// Returns the earliest deadline.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.next()
+    }
+
+    /// Adds an accepted connection that must start with a header. At most `max` wait.
+    pub(super) fn insert(
+        &mut self,
+        stream: Stream,
+        from: SocketAddr,
+        route: Arc<Route>,
+        max: usize,
+        io: &IoContext,
+    ) {
         let believed = route.identity.accept_proxy.as_ref();
-        if !believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed) {
-            tracing::debug!(%from, "refused a connection: not a sender in proxy_from");
-            return self.refuse_proxy(stream, from, &route, ProxyRefusal::Sender);
-        }
-        if self.proxy_headers.len() >= self.shared.share(MAX_WAITING) as usize {
-            return self.refuse_proxy(stream, from, &route, ProxyRefusal::Full);
-        }
+        let is_believed = believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed);
         let waiting = Waiting {
             stream,
             from,
             route,
             reader: Reader::new(MAX_HEADER),
         };
-        let until = self.io.now + PATIENCE;
-        let (slot, generation) = self.proxy_headers.insert(waiting, until);
-        self.io.metrics.proxy_waiting.add(1);
+        if !is_believed {
+            tracing::debug!(%from, "refused a connection: not a sender in proxy_from");
+            return waiting.refuse(ProxyRefusal::Sender, io);
+        }
+        if self.waiting.len() >= max {
+            return waiting.refuse(ProxyRefusal::Full, io);
+        }
+        let (slot, generation) = self.waiting.insert(waiting, io.now + PATIENCE);
+        io.metrics.proxy_waiting.add(1);
         let token = Token::ProxyHeader(slot, generation).encode();
-        let watched = match self.proxy_headers.get_mut(slot, generation) {
-            // The poller also reports bytes that have arrived already.
-            Some(waiting) => self
-                .io
-                .poller
-                .add(&waiting.stream, token, Interest::StreamEdges),
-            None => return,
+        let Some(waiting) = self.waiting.get_mut(slot, generation) else {
+            return;
         };
-        if watched.is_err() {
-            self.remove_and_refuse(slot, generation, ProxyRefusal::Full);
+        // The poller also reports bytes that have arrived already.
+        let watched = io.poller.add(&waiting.stream, token, Interest::StreamEdges);
+        if watched.is_err()
+            && let Some(waiting) = self.remove(slot, generation, io)
+        {
+            waiting.refuse(ProxyRefusal::Full, io);
         }
     }
 
-    /// Reads the header of a connection, and starts the session once the header is complete.
-    pub(super) fn on_header_readable(
+    /// Reads the header of a connection. Returns the connection once the header is complete.
+    pub(super) fn handle(
         &mut self,
         slot: Slot,
         generation: Generation,
         ready: Readiness,
-    ) {
+        io: &IoContext,
+    ) -> Option<Introduced> {
         if !(ready.readable() || ready.failed()) {
-            return;
+            return None;
         }
-        let Some(waiting) = self.proxy_headers.get_mut(slot, generation) else {
-            return;
+        let header = self.waiting.get_mut(slot, generation)?.read().transpose()?;
+        let waiting = self.remove(slot, generation, io)?;
+        let header = match header {
+            Ok(header) => header,
+            Err(why) => {
+                waiting.refuse(why, io);
+                return None;
+            }
         };
-        let header = match waiting.read() {
-            HeaderProgress::Part => return,
-            HeaderProgress::Refused(why) => return self.remove_and_refuse(slot, generation, why),
-            HeaderProgress::Whole(header) => header,
+        io.metrics.proxy_headers.add(1);
+        // The fields of a proxy's own connection say nothing of a client.
+        let (client, proxied_to, tlvs) = match header.addresses {
+            Some((client, to)) => (client, Some(to), header.tlvs),
+            None => (waiting.from, None, Vec::new()),
         };
-        if let Some(waiting) = self.remove(slot, generation) {
-            let client = header.addresses.map_or(waiting.from, |(client, _)| client);
-            let to = header.addresses.map(|(_, to)| to);
-            self.io.metrics.proxy_headers.add(1);
-            let route = waiting.route;
-            if let Some(admitted) = self.admit_client(waiting.stream, client, &route) {
-                self.enter(Client {
-                    proxied_to: to,
-                    // Those of a proxy's own connection say nothing of a client.
-                    tlvs: if to.is_some() {
-                        header.tlvs
-                    } else {
-                        Vec::new()
-                    },
-                    read: waiting.reader.into_rest(),
-                    ..Client::direct(admitted, ClientAddr(client), route)
-                });
+        Some(Introduced {
+            stream: waiting.stream,
+            route: waiting.route,
+            client,
+            proxied_to,
+            tlvs,
+            read: waiting.reader.into_rest(),
+        })
+    }
+
+    /// Resets connections whose header was not complete in time.
+    pub(super) fn expire(&mut self, io: &IoContext) {
+        while let Some(waiting) = self.waiting.remove_due(io.now) {
+            io.metrics.proxy_waiting.sub(1);
+            waiting.refuse(ProxyRefusal::TimedOut, io);
+        }
+    }
+
+    fn remove(&mut self, slot: Slot, generation: Generation, io: &IoContext) -> Option<Waiting> {
+        let waiting = self.waiting.remove(slot, generation)?;
+        io.metrics.proxy_waiting.sub(1);
+        Some(waiting)
+    }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// Reads what has arrived. Returns the header once it is complete.
+    fn read(&mut self) -> Result<Option<Header>, ProxyRefusal> {
+        loop {
+            match self.stream.recv(self.reader.space()) {
+                Ok(0) => return Err(ProxyRefusal::Gone),
+                Ok(n) => match self.reader.advance(n) {
+                    Ok(Some(header)) => return Ok(Some(header)),
+                    Ok(None) => {}
+                    Err(error) => {
+                        tracing::debug!(from = %self.from, %error, "refused a connection");
+                        return Err(error.into());
+                    }
+                },
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(ProxyRefusal::Gone),
             }
         }
     }
 
-    /// Resets connections whose header was not complete in time.
-    pub(super) fn poll_proxy_headers(&mut self) {
-        while let Some(waiting) = self.proxy_headers.remove_due(self.io.now) {
-            self.io.metrics.proxy_waiting.sub(1);
-            self.refuse_proxy(
-                waiting.stream,
-                waiting.from,
-                &waiting.route,
-                ProxyRefusal::TimedOut,
-            );
-        }
-    }
-
-    fn remove_and_refuse(&mut self, slot: Slot, generation: Generation, why: ProxyRefusal) {
-        if let Some(waiting) = self.remove(slot, generation) {
-            self.refuse_proxy(waiting.stream, waiting.from, &waiting.route, why);
-        }
-    }
-
-    fn remove(&mut self, slot: Slot, generation: Generation) -> Option<Waiting> {
-        let waiting = self.proxy_headers.remove(slot, generation)?;
-        self.io.metrics.proxy_waiting.sub(1);
-        Some(waiting)
-    }
-
-    fn refuse_proxy(&mut self, stream: Stream, from: SocketAddr, route: &Route, why: ProxyRefusal) {
-        self.io.metrics.proxy_refused[why.index()].add(1);
-        let counters = route.stats.worker(self.io.worker);
+    fn refuse(self, why: ProxyRefusal, io: &IoContext) {
+        io.metrics.proxy_refused[why.index()].add(1);
+        let counters = self.route.stats.worker(io.worker);
         counters.header_refused.add(1);
-        counters.last_refused.set(from.ip());
-        stream.abort();
+        counters.last_refused.set(self.from.ip());
+        self.stream.abort();
     }
 }

@@ -16,14 +16,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use taut_mesh::places::SessionPlace;
+use taut_mesh::places::{SessionPlace, SessionPlaces};
 
 use self::lines::{Lines, NoRoom, Room, Waiting};
-use super::Worker;
 use super::client::Client;
+use super::mailbox::Mailbox;
 use crate::access::source::Source;
 use crate::counters::forward::ForwardStats;
-use crate::outcome::refusal::ClientRefusal;
 use crate::route::table::{Route, Setup};
 
 /// The maximum number of clients of a node that wait for a place.
@@ -42,6 +41,35 @@ pub(crate) struct Queue {
     max: AtomicUsize,
     /// A worker ends idle sessions for those who wait.
     makes_room: AtomicBool,
+}
+
+/// The result of letting a client wait.
+pub(super) enum Pushed {
+    /// There is no room for this one.
+    NoRoom(Client),
+    Waits {
+        /// Whether no other client waited.
+        is_first: bool,
+        /// One for whom there is no room any more.
+        displaced: Option<Client>,
+    },
+}
+
+/// A worker's right to end idle sessions for clients that wait.
+pub(super) struct MakingRoom {
+    queue: Arc<Queue>,
+    /// The number of parties that may still pass.
+    passes: usize,
+}
+
+/// What a worker knows of the queue.
+pub(super) struct QueueWatch {
+    /// Whether clients waited for a place when the worker looked last.
+    pub(super) has_seen_any: bool,
+    /// Whether places of the worker may have become free since it served the queue.
+    pub(super) has_ended: bool,
+    /// The time of the last look.
+    pub(super) looked_at: Instant,
 }
 
 // === impl Queue ===
@@ -82,8 +110,65 @@ impl Queue {
     }
 
     /// Whether somebody waits whom a newcomer of this forward would pass.
-    fn is_before(&self, forward: &Arc<ForwardStats>) -> bool {
+    pub(super) fn is_before(&self, forward: &Arc<ForwardStats>) -> bool {
         !self.is_empty() && self.with(|lines| lines.is_before(id_of(forward), sessions))
+    }
+
+    /// Lets a client wait until this time.
+    pub(super) fn push(&self, client: Client, until: Instant, setup: &Setup) -> Pushed {
+        let id = id_of(&client.route.stats);
+        let limit = limit_of(setup, &client.route);
+        let waiting = Waiting {
+            source: client.permit.source(),
+            until,
+            client,
+        };
+        let room = Room {
+            all: self.max(),
+            forwards: setup.routes.len(),
+        };
+        self.with(|lines| {
+            let is_first = lines.len() == 0;
+            match lines.push(id, limit, waiting, room) {
+                Some(NoRoom::New(client)) => Pushed::NoRoom(client),
+                Some(NoRoom::Displaced(client)) => Pushed::Waits {
+                    is_first,
+                    displaced: Some(client),
+                },
+                None => Pushed::Waits {
+                    is_first,
+                    displaced: None,
+                },
+            }
+        })
+    }
+
+    /// Removes the next client whose forward has room, if there is a place for it.
+    pub(super) fn next(&self, places: &Arc<SessionPlaces>) -> Option<(Client, SessionPlace)> {
+        match self.is_empty() {
+            true => None,
+            false => self.with(|lines| lines.next(sessions, || places.take())),
+        }
+    }
+
+    /// Removes the clients that have left, and those who have waited for too long.
+    pub(super) fn take_late(&self, now: Instant) -> (Vec<Client>, Vec<Client>) {
+        let has_left = |client: &Client| client.stream.take_error().is_err();
+        self.with(|lines| lines.take_late(now, has_left))
+    }
+
+    pub(super) fn take_all(&self) -> Vec<Client> {
+        self.with(Lines::take_all)
+    }
+
+    /// Returns the right to end idle sessions for clients that wait, unless another worker has it: otherwise each would
+    /// end one for the same client.
+    pub(super) fn right_to_make_room(self: &Arc<Self>) -> Option<MakingRoom> {
+        let is_begun = self.makes_room.swap(true, Ordering::SeqCst);
+        (!is_begun).then(|| MakingRoom {
+            queue: self.clone(),
+            passes: self.with(|lines| lines.parties()),
+        })
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Lines<Client>) -> R) -> R {
@@ -94,189 +179,51 @@ impl Queue {
     }
 }
 
-impl Worker {
-    /// Starts the session of a client if there is a place for it. Otherwise the client waits for one.
-    pub(super) fn start(&mut self, client: Client) {
-        self.io.metrics.accepted.add(1);
-        match self.place_for(&client) {
-            Ok(place) => self.begin_session(client, place),
-            Err(cause) => self.queue(client, cause),
+// === impl MakingRoom ===
+
+impl MakingRoom {
+    /// Returns the source of the next client whose forward has room.
+    pub(super) fn next_source(&self) -> Option<Source> {
+        self.queue.with(|lines| lines.next_source(sessions))
+    }
+
+    /// Passes over the next client's party, which may have none of the idle sessions: the place must go to a party that
+    /// may. Returns `false` if all have been passed over.
+    pub(super) fn pass(&mut self) -> bool {
+        if self.passes == 0 {
+            return false;
+        }
+        self.passes -= 1;
+        self.queue.with(|lines| lines.pass(sessions));
+        true
+    }
+}
+
+impl Drop for MakingRoom {
+    fn drop(&mut self) {
+        self.queue.makes_room.store(false, Ordering::SeqCst);
+    }
+}
+
+// === impl QueueWatch ===
+
+impl QueueWatch {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            has_seen_any: false,
+            has_ended: false,
+            looked_at: now,
         }
     }
 
-    /// Takes a place for the session of a client, unless others wait for it. An idle session ends for it if all are
-    /// taken.
-    pub(super) fn place_for(&mut self, client: &Client) -> Result<SessionPlace, ClientRefusal> {
-        if client.route.is_full() {
-            return Err(ClientRefusal::ForwardFull);
-        }
-        // A client that cannot wait competes with those who do.
-        let can_wait = || client.route.timeouts(&self.setup.timeouts).queue.is_some();
-        let is_after = self.shared.queue.is_before(&client.route.stats) && can_wait();
-        let place = match is_after {
-            true => None,
-            false => self.place(&client.permit),
-        };
-        place.ok_or(ClientRefusal::Full)
+    /// Returns the time of the worker's next look at those who wait; `None` while nobody does, as far as it knows.
+    pub(super) fn next_look(&self, mailbox: &Mailbox) -> Option<Instant> {
+        (self.has_seen_any || mailbox.is_told_of_queue()).then(|| self.looked_at + LOOK_EVERY)
     }
 
-    /// Lets a client wait for a place, for lack of which it would be refused.
-    fn queue(&mut self, client: Client, cause: ClientRefusal) {
-        let Some(time) = client.route.timeouts(&self.setup.timeouts).queue else {
-            return self.refuse_client(client, cause);
-        };
-        // A reader of its first bytes may have watched it. Its session may be another worker's.
-        let _ = self.io.poller.remove(&client.stream);
-        let stats = client.route.stats.clone();
-        let limit = limit_of(&self.setup, &client.route);
-        let waiting = Waiting {
-            source: client.permit.source(),
-            until: self.io.now + time,
-            client,
-        };
-        let room = Room {
-            all: self.shared.queue.max(),
-            forwards: self.setup.routes.len(),
-        };
-        let id = id_of(&stats);
-        let queue = &self.shared.queue;
-        let (pushed, was_empty) = queue.with(|lines| {
-            let was_empty = lines.len() == 0;
-            (lines.push(id, limit, waiting, room), was_empty)
-        });
-        match pushed {
-            Some(NoRoom::New(client)) => return self.refuse_client(client, cause),
-            Some(NoRoom::Displaced(client)) => self.refuse_client(client, cause),
-            None => {}
-        }
-        stats.worker(self.io.worker).queued.add(1);
-        self.has_seen_queue = true;
-        if was_empty {
-            self.tell_others();
-        }
-        // A place may have become free meanwhile.
-        self.serve_queue();
-        if self.may_make_room() {
-            self.make_room_for_queue();
-        }
-    }
-
-    /// Serves the queue once a session of this worker has ended, and looks after those who wait when it is time.
-    pub(super) fn poll_queue(&mut self) {
-        if std::mem::take(&mut self.has_ended) {
-            self.serve_queue();
-        }
-        let watches = self.watches_queue() || !self.shared.queue.is_empty();
-        if watches && self.io.now >= self.next_look() {
-            self.looked_at = self.io.now;
-            self.mailbox.looks_at_queue();
-            self.look_at_queue();
-        }
-        // After the worker has said that it looks: who comes from now on tells it.
-        self.has_seen_queue = !self.shared.queue.is_empty();
-    }
-
-    /// Whether the worker looks at the queue each second.
-    pub(super) fn watches_queue(&self) -> bool {
-        self.has_seen_queue || self.mailbox.is_told_of_queue()
-    }
-
-    /// Returns the time of the next look at those who wait.
-    pub(super) fn next_look(&self) -> Instant {
-        self.looked_at + LOOK_EVERY
-    }
-
-    /// Resets those who wait.
-    pub(super) fn stop_queue(&mut self) {
-        for client in self.shared.queue.with(Lines::take_all) {
-            client.stream.abort();
-        }
-    }
-
-    /// Starts sessions of clients that wait, as far as there are places.
-    fn serve_queue(&mut self) {
-        let shared = self.shared.clone();
-        let next = || {
-            shared
-                .queue
-                .with(|lines| lines.next(sessions, || shared.places.take()))
-        };
-        while !shared.queue.is_empty()
-            && let Some((client, place)) = next()
-        {
-            match client.stream.take_error() {
-                Ok(()) => self.begin_session(client, place),
-                Err(_) => self.forget(&client),
-            }
-        }
-    }
-
-    fn look_at_queue(&mut self) {
-        let now = self.io.now;
-        let has_left = |client: &Client| client.stream.take_error().is_err();
-        let (left, late) = { &self.shared.queue }.with(|lines| lines.take_late(now, has_left));
-        for client in &left {
-            self.forget(client);
-        }
-        for client in late {
-            let cause = match client.route.is_full() {
-                true => ClientRefusal::ForwardFull,
-                false => ClientRefusal::Full,
-            };
-            self.refuse_client(client, cause);
-        }
-        // `max_sessions` may have been raised, and sessions may have become idle for long enough.
-        self.serve_queue();
-        self.make_room_for_queue();
-    }
-
-    /// Ends idle sessions of this worker for clients that wait. One worker at a time does so: otherwise each would end
-    /// one for the same client.
-    fn make_room_for_queue(&mut self) {
-        if self.shared.queue.makes_room.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let queue = self.shared.queue.clone();
-        // Those who may not have one of these sessions pass, so that the one who has it is the one who may.
-        let mut passes = queue.with(|lines| lines.parties());
-        while let Some(source) = queue.with(|lines| lines.next_source(sessions)) {
-            let sessions_of = self.sessions_of();
-            if self.make_room(source, sessions_of(source) + 1, &sessions_of) {
-                self.serve_queue();
-            } else if passes == 0 || !self.may_make_room() {
-                break;
-            } else {
-                passes -= 1;
-                queue.with(|lines| lines.pass(sessions));
-            }
-        }
-        self.shared.queue.makes_room.store(false, Ordering::SeqCst);
-    }
-
-    /// A worker that has nothing to do does not look at the queue.
-    fn tell_others(&self) {
-        let others = self.shared.mailboxes().iter().enumerate();
-        for (_, mailbox) in others.filter(|(index, _)| *index != self.io.worker) {
-            mailbox.tell_of_queue();
-        }
-    }
-
-    fn forget(&self, client: &Client) {
-        tracing::debug!(client = %client.addr.0, "a client left while it waited for a place");
-        client.route.stats.worker(self.io.worker).queue_left.add(1);
-    }
-
-    fn refuse_client(&self, client: Client, cause: ClientRefusal) {
-        let Client {
-            stream,
-            permit,
-            addr,
-            route,
-            ..
-        } = client;
-        // Dropped first, so that a client that sees the reset and retries does not meet its own permit.
-        drop(permit);
-        self.refuse(stream, addr.0.ip(), cause, &route.stats);
+    /// Whether it is time for a look.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now >= self.looked_at + LOOK_EVERY
     }
 }
 

@@ -1,95 +1,24 @@
-//! A worker's sessions: registering, driving and ending them.
+//! A worker's sessions: registering, driving and ending them, and the places that clients wait for.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use slab::Slab;
-use taut_mesh::deadlines::Deadlines;
-use taut_mesh::member_quota::MemberPermit;
-use taut_mesh::members::MemberName;
 use taut_mesh::places::SessionPlace;
 use taut_sys::Errno;
-use taut_sys::epoll::{Interest, Readiness};
+use taut_sys::epoll::Interest;
 
 use super::Worker;
+use super::client::Client;
 use super::dial_plan::DialPlan;
 use super::pending_record::{Origin, PendingRecord, Timeline};
+use super::queue::Pushed;
+use super::session_table::{Admission, SessionEntry};
 use super::slots::slot;
 use crate::access::session_quota::Permit;
-use crate::config::Timeouts;
-use crate::counters::forward::ForwardStats;
-use crate::counters::peer::PeerStats;
-use crate::counters::told::SegmentCounts;
-use crate::event::token::{Generation, Slot, Token};
+use crate::access::source::Source;
+use crate::event::token::{Slot, Token};
 use crate::forwarding::leg::TcpLeg;
 use crate::forwarding::session::{RelayFault, Session, Step};
 use crate::net::addr::ClientAddr;
+use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::{End, Side};
-use crate::turbo::route_metrics::Visit;
-
-/// The time after which a connected upstream leg that the session dialled gets keepalive, which takes
-/// four system calls. No probe is due sooner: it is the least that `keepalive_idle` can be. Client legs
-/// and legs from the pool have keepalive from the start.
-pub(super) const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(1);
-
-/// A worker's sessions.
-#[derive(Default)]
-pub(super) struct Sessions {
-    pub(super) entries: Slab<SessionEntry>,
-    generation: Generation,
-    deadlines: Deadlines<Slot>,
-    /// Sessions that wait for their turn.
-    ready: VecDeque<Slot>,
-}
-
-/// A session and its worker's state for it.
-pub(super) struct SessionEntry {
-    pub(super) session: Session<TcpLeg>,
-    pub(super) generation: Generation,
-    pub(super) client: ClientAddr,
-    pub(super) admission: Admission,
-    pub(super) plan: DialPlan,
-    pub(super) timeouts: Arc<Timeouts>,
-    pub(super) timeline: Timeline,
-    /// The counters of the session's forward.
-    pub(super) stats: Arc<ForwardStats>,
-    /// The peer that the upstream leg leads to.
-    pub(super) peer: Option<Arc<PeerStats>>,
-    /// The session's log record, if there is a session log.
-    pub(super) record: Option<Box<PendingRecord>>,
-    pub(super) deadline: Option<Instant>,
-    /// The time to enable keepalive on the upstream leg.
-    pub(super) keep_alive_at: Option<Instant>,
-    pub(super) queued: bool,
-    /// The segments of the client's leg, and of the upstream leg, that samples have counted.
-    pub(super) segment_counts: [SegmentCounts; 2],
-    /// Keeps the relay that the session comes from remembered.
-    pub(super) _visit: Option<Visit>,
-}
-
-/// The places that a session takes, given back when dropped.
-pub(super) struct Admission {
-    /// That in the quota of its source.
-    pub(super) permit: Permit,
-    /// That in the quota of the relay that it comes from, if it comes from one.
-    pub(super) member: Option<MemberPermit>,
-    /// That among `max_sessions`.
-    pub(super) _place: SessionPlace,
-}
-
-// === impl Admission ===
-
-impl Admission {
-    /// Returns the places of a session of a forward's client.
-    pub(super) fn of_client(permit: Permit, place: SessionPlace) -> Self {
-        Self {
-            permit,
-            member: None,
-            _place: place,
-        }
-    }
-}
 
 /// How the legs of a session are closed.
 #[derive(Clone, Copy)]
@@ -98,104 +27,11 @@ pub(super) enum Close {
     Reset,
 }
 
-// === impl Sessions ===
-
-impl Sessions {
-    pub(super) fn get(&self, slot: Slot) -> Option<&SessionEntry> {
-        self.entries.get(slot.0 as usize)
-    }
-
-    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut SessionEntry> {
-        self.entries.get_mut(slot.0 as usize)
-    }
-
-    /// Returns whether the session is still open and has no upstream leg yet.
-    pub(super) fn is_waiting(&self, (slot, generation): (Slot, Generation)) -> bool {
-        self.get(slot)
-            .is_some_and(|e| e.generation == generation && e.session.is_waiting())
-    }
-
-    /// Handles an event of a leg and queues its session.
-    pub(super) fn handle(
-        &mut self,
-        slot: Slot,
-        generation: Generation,
-        side: Side,
-        readiness: Readiness,
-    ) {
-        if let Some(entry) = self.entries.get_mut(slot.0 as usize)
-            && entry.generation == generation
-        {
-            entry.session.handle(side, readiness);
-            if !std::mem::replace(&mut entry.queued, true) {
-                self.ready.push_back(slot);
-            }
-        }
-    }
-
-    /// Queues a session for its turn.
-    pub(super) fn queue(&mut self, slot: Slot) {
-        if let Some(entry) = self.entries.get_mut(slot.0 as usize)
-            && !std::mem::replace(&mut entry.queued, true)
-        {
-            self.ready.push_back(slot);
-        }
-    }
-
-    /// Sets the session's deadline: its own, `sooner`, or the time to enable keepalive.
-    fn set_deadline(&mut self, slot: Slot, sooner: Option<Instant>) {
-        let Some(entry) = self.entries.get_mut(slot.0 as usize) else {
-            return;
-        };
-        let own = entry.session.deadline(&entry.timeouts);
-        let new = [own, sooner, entry.keep_alive_at];
-        let new = new.into_iter().flatten().min();
-        self.deadlines.set(slot, entry.deadline, new);
-        entry.deadline = new;
-    }
-
-    /// Returns the time at which the next session is due.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.deadlines.next()
-    }
-
-    /// Returns whether a session waits for its turn.
-    pub(super) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
-    }
-}
-
-// === impl SessionEntry ===
-
-impl SessionEntry {
-    /// Enables keepalive on the upstream leg when the time has come.
-    fn keep_alive(&mut self, now: Instant) {
-        if self.keep_alive_at.is_none_or(|at| now < at) {
-            return;
-        }
-        self.keep_alive_at = None;
-        if let (DialPlan::Dial(dial), (_, Some(upstream))) = (&self.plan, self.session.legs()) {
-            upstream.stream().keep_alive(dial.keepalive());
-        }
-    }
-
-    /// Adopts another plan, which may lead to another peer.
-    pub(super) fn change_plan(&mut self, plan: DialPlan, worker: usize) {
-        let peer = plan.peer().map(|peer| peer.stats.clone());
-        if let Some(before) = std::mem::replace(&mut self.peer, peer) {
-            before.worker(worker).sessions.sub(1);
-        }
-        if let Some(peer) = &self.peer {
-            peer.worker(worker).sessions.add(1);
-        }
-        self.plan = plan;
-    }
-}
-
 impl Worker {
     /// Sets the time at which a session must be driven even without an event.
     pub(super) fn set_deadline(&mut self, slot: Slot) {
-        let race = self.race_deadline(slot);
+        let race =
+            { self.sessions.get(slot) }.and_then(|entry| entry.race_deadline(&self.attempts));
         self.sessions.set_deadline(slot, race);
     }
 
@@ -326,7 +162,7 @@ impl Worker {
             if let (Some(record), (_, Some(upstream))) = (&mut entry.record, entry.session.legs()) {
                 record.connected(upstream.stream());
             }
-            self.won(slot);
+            entry.won(&mut self.attempts, &self.io);
         }
         if let Some(fault) = relay_fault {
             self.on_broken_relay(slot, fault);
@@ -356,34 +192,15 @@ impl Worker {
 
     /// Ends every session.
     pub(super) fn stop_sessions(&mut self) {
-        let all: Vec<_> = self
-            .sessions
-            .entries
-            .iter()
-            .map(|(key, _)| slot(key))
-            .collect();
-        for slot in all {
+        for slot in self.sessions.slots_where(|_| true) {
             self.stop(slot);
         }
     }
 
-    /// Ends the sessions that come from, or go to, relays that `is_former`.
-    pub(super) fn end_sessions_of(&mut self, is_former: impl Fn(&MemberName) -> bool) {
-        let of_former = |entry: &SessionEntry| {
-            let to = match &entry.plan {
-                DialPlan::Ask { peer, .. } => Some(&peer.name),
-                DialPlan::Dial { .. } | DialPlan::LookUp { .. } => None,
-            };
-            let from = entry.admission.member.as_ref().map(MemberPermit::member);
-            from.is_some_and(&is_former) || to.is_some_and(&is_former)
-        };
-        let entries = self.sessions.entries.iter();
-        let former: Vec<_> = entries
-            .filter(|(_, entry)| of_former(entry))
-            .map(|(key, _)| slot(key))
-            .collect();
-        for slot in former {
-            self.end(slot, End::MemberRemoved, Close::Reset);
+    /// Resets sessions for this reason.
+    pub(super) fn end_all(&mut self, sessions: Vec<Slot>, end: End) {
+        for slot in sessions {
+            self.end(slot, end, Close::Reset);
         }
     }
 
@@ -439,7 +256,7 @@ impl Worker {
         // Whoever reads that there is one session less finds its places free.
         self.io.metrics.ended[end.index()].add(1);
         self.io.metrics.sessions.sub(1);
-        self.has_ended = true;
+        self.queue_watch.has_ended = true;
         if let Some(peer) = &entry.peer {
             let counters = peer.worker(self.io.worker);
             counters.sessions.sub(1);
@@ -459,5 +276,199 @@ impl Worker {
             client = %entry.client.0, cause = end.label(), upstream_bytes, client_bytes,
             "session ended"
         );
+    }
+
+    // === places ===
+
+    /// Takes a place for a session with this permit. An idle session ends for it if all are taken.
+    pub(super) fn place(&mut self, new: &Permit) -> Option<SessionPlace> {
+        let places = self.shared.places.clone();
+        if let Some(place) = places.take() {
+            return Some(place);
+        }
+        if !self.evictable.may_have_one(self.io.now) {
+            return None;
+        }
+        let sessions_of = self.sessions_of();
+        // It counts already.
+        let count = sessions_of(new.source());
+        self.make_room(new.source(), count, &sessions_of)
+            .then(|| places.take())?
+    }
+
+    /// Ends an idle session for a new one of this source, which would have `count` with it. Returns `false` if there
+    /// is none.
+    fn make_room(
+        &mut self,
+        source: Source,
+        count: u32,
+        sessions_of: &impl Fn(Source) -> u32,
+    ) -> bool {
+        let (sessions, now) = (&mut self.sessions, self.io.now);
+        let idle = self
+            .evictable
+            .choose(sessions, (source, count), sessions_of, now);
+        if let Some(slot) = idle {
+            self.end(slot, End::Evicted, Close::Reset);
+        }
+        idle.is_some()
+    }
+
+    /// Returns a function that counts the sessions of a source. Its clients that wait for a place are none.
+    fn sessions_of(&self) -> impl Fn(Source) -> u32 + use<> {
+        let (all, waiting) = (self.shared.sources.clone(), self.shared.queue.by_source());
+        move |source| {
+            let waiting = waiting.get(&source).copied().unwrap_or(0);
+            all.open_of(source).saturating_sub(waiting)
+        }
+    }
+
+    /// Starts the session of a client if there is a place for it. Otherwise the client waits for one.
+    pub(super) fn start(&mut self, client: Client) {
+        self.io.metrics.accepted.add(1);
+        match self.place_for(&client) {
+            Ok(place) => self.begin_session(client, place),
+            Err(cause) => self.queue(client, cause),
+        }
+    }
+
+    /// Takes a place for the session of a client, unless others wait for it. An idle session ends for it if all are
+    /// taken.
+    pub(super) fn place_for(&mut self, client: &Client) -> Result<SessionPlace, ClientRefusal> {
+        if client.route.is_full() {
+            return Err(ClientRefusal::ForwardFull);
+        }
+        // A client that cannot wait competes with those who do.
+        let can_wait = || client.route.timeouts(&self.setup.timeouts).queue.is_some();
+        let is_after = self.shared.queue.is_before(&client.route.stats) && can_wait();
+        let place = match is_after {
+            true => None,
+            false => self.place(&client.permit),
+        };
+        place.ok_or(ClientRefusal::Full)
+    }
+
+    /// Lets a client wait for a place, for lack of which it would be refused.
+    fn queue(&mut self, client: Client, cause: ClientRefusal) {
+        let Some(time) = client.route.timeouts(&self.setup.timeouts).queue else {
+            return self.refuse_client(client, cause);
+        };
+        // A reader of its first bytes may have watched it. Its session may be another worker's.
+        let _ = self.io.poller.remove(&client.stream);
+        let stats = client.route.stats.clone();
+        let until = self.io.now + time;
+        match self.shared.queue.push(client, until, &self.setup) {
+            Pushed::NoRoom(client) => return self.refuse_client(client, cause),
+            Pushed::Waits {
+                is_first,
+                displaced,
+            } => {
+                if let Some(client) = displaced {
+                    self.refuse_client(client, cause);
+                }
+                stats.worker(self.io.worker).queued.add(1);
+                self.queue_watch.has_seen_any = true;
+                if is_first {
+                    self.tell_others();
+                }
+            }
+        }
+        // A place may have become free meanwhile.
+        self.serve_queue();
+        if self.evictable.may_have_one(self.io.now) {
+            self.make_room_for_queue();
+        }
+    }
+
+    /// Serves the queue once a session of this worker has ended, and looks after those who wait when it is time.
+    pub(super) fn poll_queue(&mut self) {
+        if std::mem::take(&mut self.queue_watch.has_ended) {
+            self.serve_queue();
+        }
+        let next = self.queue_watch.next_look(&self.mailbox);
+        let watches = next.is_some() || !self.shared.queue.is_empty();
+        if watches && self.queue_watch.is_due(self.io.now) {
+            self.queue_watch.looked_at = self.io.now;
+            self.mailbox.looks_at_queue();
+            self.look_at_queue();
+        }
+        // After the worker has said that it looks: who comes from now on tells it.
+        self.queue_watch.has_seen_any = !self.shared.queue.is_empty();
+    }
+
+    /// Resets those who wait.
+    pub(super) fn stop_queue(&mut self) {
+        for client in self.shared.queue.take_all() {
+            client.stream.abort();
+        }
+    }
+
+    /// Starts sessions of clients that wait, as far as there are places.
+    fn serve_queue(&mut self) {
+        let shared = self.shared.clone();
+        while let Some((client, place)) = shared.queue.next(&shared.places) {
+            match client.stream.take_error() {
+                Ok(()) => self.begin_session(client, place),
+                Err(_) => self.forget(&client),
+            }
+        }
+    }
+
+    fn look_at_queue(&mut self) {
+        let (left, late) = self.shared.queue.take_late(self.io.now);
+        for client in &left {
+            self.forget(client);
+        }
+        for client in late {
+            let cause = match client.route.is_full() {
+                true => ClientRefusal::ForwardFull,
+                false => ClientRefusal::Full,
+            };
+            self.refuse_client(client, cause);
+        }
+        // `max_sessions` may have been raised, and sessions may have become idle for long enough.
+        self.serve_queue();
+        self.make_room_for_queue();
+    }
+
+    /// Ends idle sessions of this worker for clients that wait.
+    fn make_room_for_queue(&mut self) {
+        let Some(mut making) = self.shared.queue.right_to_make_room() else {
+            return;
+        };
+        while let Some(source) = making.next_source() {
+            let sessions_of = self.sessions_of();
+            if self.make_room(source, sessions_of(source) + 1, &sessions_of) {
+                self.serve_queue();
+            } else if !self.evictable.may_have_one(self.io.now) || !making.pass() {
+                break;
+            }
+        }
+    }
+
+    /// A worker that has nothing to do does not look at the queue.
+    fn tell_others(&self) {
+        let others = self.shared.mailboxes().iter().enumerate();
+        for (_, mailbox) in others.filter(|(index, _)| *index != self.io.worker) {
+            mailbox.tell_of_queue();
+        }
+    }
+
+    fn forget(&self, client: &Client) {
+        tracing::debug!(client = %client.addr.0, "a client left while it waited for a place");
+        client.route.stats.worker(self.io.worker).queue_left.add(1);
+    }
+
+    fn refuse_client(&self, client: Client, cause: ClientRefusal) {
+        let Client {
+            stream,
+            permit,
+            addr,
+            route,
+            ..
+        } = client;
+        // Dropped first, so that a client that sees the reset and retries does not meet its own permit.
+        drop(permit);
+        self.refuse(stream, addr.0.ip(), cause, &route.stats);
     }
 }
