@@ -25,6 +25,11 @@ impl Registry {
         }
     }
 
+    /// Returns the number of workers that count.
+    pub(crate) fn workers(&self) -> usize {
+        self.workers
+    }
+
     /// Returns the counters of the forward `name`: the existing ones if there are any.
     pub(crate) fn forward(&self, name: &str) -> Arc<ForwardStats> {
         let mut forwards = used(&self.forwards);

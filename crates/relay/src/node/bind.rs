@@ -6,110 +6,207 @@ use std::sync::Arc;
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, Listener, is_dual_stack};
 
+use super::error::{ListenProblem, StartError};
 use super::holdings::{BoundListener, Holdings};
-use super::{ListenProblem, StartError};
 use crate::handover::Passed;
 use crate::net::addr::{Listen, ListenAddr};
 use crate::route::listener::{ListenerId, NewListener, Purpose};
 use crate::worker::BACKLOG;
 
-/// The addresses of a list, and the sockets of each worker for them.
-type Bound = (
-    Vec<ListenAddr>,
-    Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
-);
+/// Binds the addresses of a configuration.
+pub(super) struct Binder<'a> {
+    /// What the node has bound already.
+    before: &'a Holdings,
+    /// The sockets that another process has bound, except those that have been adopted.
+    inherited: Vec<Passed>,
+    /// The listeners of each worker.
+    listeners: Vec<Vec<NewListener>>,
+}
 
-/// Binds every address once per worker, unless it is already bound.
-pub(super) fn bind(
-    listen: &[Listen],
-    workers: usize,
-    options: &LegOptions,
-    before: &Holdings,
-    next: &mut Holdings,
-    transparent: bool,
-    inherited: &mut Vec<Passed>,
-) -> Result<Bound, StartError> {
-    let listen_on = match transparent {
-        true => Listener::bind_transparent,
-        false => Listener::bind,
-    };
-    let mut own = Vec::new();
-    let mut opened: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    let addrs = listen
-        .iter()
-        .flat_map(|listen| match dual_stack(listen, before, inherited) {
-            Some(addr) => vec![addr],
-            None => listen.addrs_here(),
-        });
-    for addr in addrs.collect::<Vec<_>>() {
-        let problem = |e| StartError::Listen {
-            addr,
-            reason: listen_problem(addr, e),
+/// Sockets that are bound and have no purpose yet.
+pub(super) struct Bound {
+    /// The addresses that they accept connections at.
+    pub(super) listen: Vec<ListenAddr>,
+    /// Those of each worker; without a socket if the worker has it already.
+    sockets: Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
+}
+
+type Bind = fn(SocketAddr, i32, &LegOptions) -> Result<Listener, Errno>;
+
+// === impl Binder ===
+
+impl<'a> Binder<'a> {
+    pub(super) fn new(workers: usize, before: &'a Holdings, inherited: Vec<Passed>) -> Self {
+        Self {
+            before,
+            inherited,
+            listeners: (0..workers).map(|_| Vec::new()).collect(),
+        }
+    }
+
+    /// Binds every address once per worker, unless it is already bound. Those that are held from now on are added to
+    /// `next`.
+    pub(super) fn bind(
+        &mut self,
+        listen: &[Listen],
+        options: &LegOptions,
+        transparent: bool,
+        next: &mut Holdings,
+    ) -> Result<Bound, StartError> {
+        let bind = match transparent {
+            true => Listener::bind_transparent,
+            false => Listener::bind,
         };
-        let nth = next
-            .bound
-            .iter()
-            .filter(|bound| bound.asked == addr)
-            .count();
-        if let Some(held) = before.held(addr, nth) {
-            for worker in &mut opened {
-                worker.extend(held.ids.iter().map(|&id| (id, None)));
+        let addrs = listen.iter().flat_map(|listen| {
+            match dual_stack(listen, self.before, &self.inherited) {
+                Some(addr) => vec![addr],
+                None => listen.addrs_here(),
             }
-            own.extend(accepting(held.actual, held.accepts_ipv4()));
-            next.bound.push(held.clone());
-            continue;
+        });
+        let mut bound = Bound {
+            listen: Vec::new(),
+            sockets: self.listeners.iter().map(|_| Vec::new()).collect(),
+        };
+        for addr in addrs.collect::<Vec<_>>() {
+            let asked = next.bound.iter().filter(|bound| bound.asked == addr);
+            let held = match self.before.held(addr, asked.count()) {
+                Some(held) => bound.keep(held),
+                None => match self.take_passed(addr, options)? {
+                    Some(sockets) => bound.add_passed(addr, sockets, next),
+                    None => {
+                        self.probe(addr, next)?;
+                        bound.open(addr, bind, options, next)?
+                    }
+                },
+            };
+            next.bound.push(held);
         }
-        let sockets = adopt(inherited, addr, workers, options).map_err(problem)?;
-        if let Some(socket) = sockets.first() {
-            own.extend(accepting(addr, is_dual_stack(socket)));
-            let mut ids = Vec::new();
-            for round in sockets.chunks(workers) {
-                let id = next.new_listener();
-                ids.push(id);
-                for (worker, listener) in opened.iter_mut().zip(round) {
-                    worker.push((id, Some(listener.clone())));
-                }
-            }
-            next.bound.push(BoundListener {
-                ids,
-                asked: addr,
-                actual: addr,
-                listeners: sockets.iter().map(Arc::downgrade).collect(),
-            });
-            continue;
+        Ok(bound)
+    }
+
+    /// Gives each worker its sockets, with their purpose.
+    pub(super) fn assign(&mut self, bound: Bound, purpose: &Purpose, options: &LegOptions) {
+        let listener = |(id, socket)| NewListener {
+            id,
+            socket,
+            purpose: purpose.clone(),
+            options: options.clone(),
+        };
+        for (worker, sockets) in self.listeners.iter_mut().zip(bound.sockets) {
+            worker.extend(sockets.into_iter().map(listener));
         }
+    }
+
+    /// Returns the listeners of each worker, and the sockets that were passed for other addresses.
+    pub(super) fn finish(self) -> (Vec<Vec<NewListener>>, Vec<Passed>) {
+        (self.listeners, self.inherited)
+    }
+
+    /// Takes the sockets at `addr` that were passed; `None` if there is none. The node listens on all of them, because
+    /// clients may wait in their queues. If there are fewer than workers, some workers share a socket.
+    fn take_passed(
+        &mut self,
+        addr: SocketAddr,
+        options: &LegOptions,
+    ) -> Result<Option<Vec<Arc<Listener>>>, StartError> {
+        let here = self.inherited.extract_if(.., |passed| passed.addr == addr);
+        let here: Vec<_> = here.collect();
+        let listener = |fd| Listener::from_fd(fd, options).map(Arc::new);
+        let sockets = here.into_iter().map(|passed| listener(passed.fd));
+        let shared = |sockets: Vec<Arc<Listener>>| {
+            let missing = self.listeners.len().saturating_sub(sockets.len());
+            let again = sockets.iter().cycle().take(missing);
+            let again: Result<Vec<_>, _> =
+                again.map(|socket| listener(socket.duplicate()?)).collect();
+            Ok([sockets, again?].concat())
+        };
+        let sockets = sockets.collect::<Result<Vec<_>, Errno>>().and_then(shared);
+        let sockets = sockets.map_err(|error| cannot_listen(addr, error))?;
+        Ok((!sockets.is_empty()).then_some(sockets))
+    }
+
+    /// Checks that nobody else uses an address.
+    fn probe(&self, addr: SocketAddr, next: &Holdings) -> Result<(), StartError> {
         match Listener::probe(addr) {
-            Ok(()) => {}
+            Ok(()) => Ok(()),
             // This node itself uses the port, at an address that it may be about to give up.
-            Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
+            Err(Errno::ADDRINUSE) if self.before.overlaps(addr) && !next.overlaps(addr) => Ok(()),
             Err(Errno::ADDRINUSE) => {
-                let passed = inherited.iter().find(|p| p.addr.port() == addr.port());
+                let mut passed = self.inherited.iter();
+                let passed = passed.find(|passed| passed.addr.port() == addr.port());
                 let passed = passed.map(|passed| ListenProblem::PassedAs(passed.addr));
                 let reason = passed.unwrap_or(ListenProblem::InUse(addr.port()));
-                return Err(StartError::Listen { addr, reason });
+                Err(StartError::Listen { addr, reason })
             }
-            Err(e) => return Err(problem(e)),
+            Err(error) => Err(cannot_listen(addr, error)),
         }
-        // For port 0, the kernel chooses a port for the first socket; the others share it.
+    }
+}
+
+// === impl Bound ===
+
+impl Bound {
+    /// Adds an address that the workers have already.
+    fn keep(&mut self, held: &BoundListener) -> BoundListener {
+        for worker in &mut self.sockets {
+            worker.extend(held.ids.iter().map(|&id| (id, None)));
+        }
+        self.listen
+            .extend(accepting(held.actual, held.accepts_ipv4()));
+        held.clone()
+    }
+
+    /// Adds the sockets of an address that were passed: as many to each worker, or one more.
+    fn add_passed(
+        &mut self,
+        addr: SocketAddr,
+        sockets: Vec<Arc<Listener>>,
+        next: &mut Holdings,
+    ) -> BoundListener {
+        let is_dual = { sockets.first() }.is_some_and(|socket| is_dual_stack(&**socket));
+        self.listen.extend(accepting(addr, is_dual));
+        let mut ids = Vec::new();
+        for round in sockets.chunks(self.sockets.len()) {
+            let id = next.new_listener();
+            ids.push(id);
+            for (worker, listener) in self.sockets.iter_mut().zip(round) {
+                worker.push((id, Some(listener.clone())));
+            }
+        }
+        BoundListener {
+            ids,
+            asked: addr,
+            actual: addr,
+            listeners: sockets.iter().map(Arc::downgrade).collect(),
+        }
+    }
+
+    /// Binds an address. For port 0, the kernel chooses a port for the first socket; the others share it.
+    fn open(
+        &mut self,
+        addr: SocketAddr,
+        bind: Bind,
+        options: &LegOptions,
+        next: &mut Holdings,
+    ) -> Result<BoundListener, StartError> {
         let mut actual = addr;
         let id = next.new_listener();
-        let mut listeners = Vec::with_capacity(workers);
-        for worker in &mut opened {
-            let listener = listen_on(actual, BACKLOG, options).map_err(problem)?;
-            actual = listener.local_addr().map_err(problem)?;
+        let mut listeners = Vec::with_capacity(self.sockets.len());
+        for worker in &mut self.sockets {
+            let listener = bind(actual, BACKLOG, options).map_err(|e| cannot_listen(addr, e))?;
+            actual = listener.local_addr().map_err(|e| cannot_listen(addr, e))?;
             let listener = Arc::new(listener);
             listeners.push(Arc::downgrade(&listener));
             worker.push((id, Some(listener)));
         }
-        own.push(ListenAddr(actual));
-        next.bound.push(BoundListener {
+        self.listen.push(ListenAddr(actual));
+        Ok(BoundListener {
             ids: vec![id],
             asked: addr,
             actual,
             listeners,
-        });
+        })
     }
-    Ok((own, opened))
 }
 
 /// Returns the address of the dual-stack socket that accepts both families of `:PORT`: one that was passed,
@@ -134,47 +231,10 @@ fn accepting(addr: SocketAddr, accepts_ipv4: bool) -> impl Iterator<Item = Liste
     ipv4.into_iter().chain([addr]).map(ListenAddr)
 }
 
-/// Removes the sockets at `addr` from `inherited`. The node listens on all of them, because clients
-/// may wait in their queues. If there are fewer than `workers`, some workers share a socket.
-fn adopt(
-    inherited: &mut Vec<Passed>,
-    addr: SocketAddr,
-    workers: usize,
-    options: &LegOptions,
-) -> Result<Vec<Arc<Listener>>, Errno> {
-    let (here, elsewhere) = std::mem::take(inherited)
-        .into_iter()
-        .partition::<Vec<_>, _>(|passed| passed.addr == addr);
-    *inherited = elsewhere;
-    let mut sockets = Vec::with_capacity(here.len().max(workers));
-    for Passed { fd, .. } in here {
-        sockets.push(Arc::new(Listener::from_fd(fd, options)?));
-    }
-    for i in sockets.len()..workers {
-        let Some(socket) = sockets.get(i % sockets.len().max(1)) else {
-            break;
-        };
-        let shared = Listener::from_fd(socket.duplicate()?, options)?;
-        sockets.push(Arc::new(shared));
-    }
-    Ok(sockets)
-}
-
-/// Gives each worker its listeners of one purpose.
-pub(super) fn assign(
-    listeners: &mut [Vec<NewListener>],
-    opened: Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
-    purpose: &Purpose,
-    options: &LegOptions,
-) {
-    let listener = |(id, socket)| NewListener {
-        id,
-        socket,
-        purpose: purpose.clone(),
-        options: options.clone(),
-    };
-    for (worker, opened) in listeners.iter_mut().zip(opened) {
-        worker.extend(opened.into_iter().map(listener));
+fn cannot_listen(addr: SocketAddr, error: Errno) -> StartError {
+    StartError::Listen {
+        addr,
+        reason: listen_problem(addr, error),
     }
 }
 

@@ -7,12 +7,12 @@ use taut_mesh::members::{Member, Members};
 use taut_sys::Errno;
 use taut_sys::socket::{Listener, is_local};
 
-use super::StartError;
-use super::assemble::{check_mesh_legs, legs_of};
 use super::at_once::at_once;
 use super::bind::listen_problem;
 use super::descriptors::ceilings;
+use super::error::StartError;
 use super::kernel_tls::TlsPlace;
+use super::legs::{check_mesh_legs, legs_of};
 use super::look_ups::{dialled_by, is_required, named_relays};
 use super::mesh::{Identity, MeshError};
 use super::start::{available_cpus, doubts};

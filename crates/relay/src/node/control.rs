@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use taut_mesh::members::{Member, Members};
 
-use super::StartError;
+use super::error::StartError;
 use super::handle::{Present, SharedHandle};
 use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
@@ -21,7 +21,7 @@ use crate::counters::forward::MESH;
 use crate::etcd::{EtcdState, ListState};
 use crate::metrics::Metrics;
 use crate::net::backend::Outage;
-use crate::route::table::Route;
+use crate::route::table::{Route, Setup};
 use crate::rows_mailbox::{Question, ToRows};
 use crate::session_list::{SessionFilter, SessionRow};
 use crate::worker::Order;
@@ -244,10 +244,47 @@ impl SharedHandle {
     pub(crate) fn status(&self, metrics: &Metrics) -> Status {
         let now = Instant::now();
         let setup = self.shared.setup();
-        let drained_peers = {
-            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-            present.drained_peers.clone()
-        };
+        // A reload may hold the lock that these wait for: what follows must not be older.
+        let (forwards, peers) = (self.forwards(&setup, now), self.peers(&setup));
+        let broken = self.broken().into_iter().map(|broken| BrokenStatus {
+            condition: broken.condition.label().to_owned(),
+            subject: broken.condition.subject().to_owned(),
+            cause: broken.cause.to_owned(),
+            seconds: now.saturating_duration_since(broken.since).as_secs_f64(),
+            affected: broken.affected,
+        });
+        let limit = |limit: u32| (limit != UNLIMITED).then_some(limit);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs_f64(),
+            draining: !self.accepts(),
+            workers: self.mailboxes.len(),
+            sessions: metrics.sessions(),
+            max_sessions: self.shared.places.max(),
+            queued: self.shared.queue.len(),
+            max_sessions_per_source: limit(self.shared.sources.limit()),
+            max_connects_per_source: limit(self.shared.arrivals.rate()),
+            forwards,
+            peers,
+            broken: broken.collect(),
+            window_memory: self.turbo.sizes_windows().then(|| {
+                let windows = self.turbo.window_status();
+                WindowMemory {
+                    used: windows.used,
+                    promised: windows.promised,
+                    budget: windows.budget,
+                }
+            }),
+            // The process knows it, not the node.
+            handover: None,
+            members: self
+                .members()
+                .map(|members| members_status(&members, &self.list.state(), now)),
+        }
+    }
+
+    fn forwards(&self, setup: &Setup, now: Instant) -> Vec<ForwardStatus> {
         let drained: Vec<(String, String)> = {
             let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
             let all = present.config.forwards.iter();
@@ -301,64 +338,39 @@ impl SharedHandle {
                 });
             }
         }
+        forwards
+    }
+
+    fn peers(&self, setup: &Setup) -> Vec<PeerStatus> {
+        let drained_peers = {
+            let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+            present.drained_peers.clone()
+        };
         let legs = self.turbo.legs();
         let sized = |name: &str| {
             let mut peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
             let peer = peers.find(|peer| peer.name.as_str() == name && peer.sizes_window);
             peer.map(|peer| self.turbo.window_of(&peer.name))
         };
-        let peers = self.registry.peers().into_iter().map(|stats| {
-            let leg = legs
-                .iter()
-                .find(|(member, _)| member.as_str() == stats.name);
-            PeerStatus {
-                name: stats.name.clone(),
-                drained: drained_peers.iter().any(|peer| peer.as_str() == stats.name),
-                ready: stats.sum(|c| &c.ready),
-                sessions: stats.sum(|c| &c.sessions),
-                sent: stats.sum(|c| &c.sent_bytes),
-                received: stats.sum(|c| &c.received_bytes),
-                rate: leg.and_then(|(_, leg)| leg.rate),
-                active: leg.map_or(0, |(_, leg)| leg.active),
-                window: sized(&stats.name),
-            }
-        });
-        let broken = self.broken().into_iter().map(|broken| BrokenStatus {
-            condition: broken.condition.label().to_owned(),
-            subject: broken.condition.subject().to_owned(),
-            cause: broken.cause.to_owned(),
-            seconds: now.saturating_duration_since(broken.since).as_secs_f64(),
-            affected: broken.affected,
-        });
-        let limit = |limit: u32| (limit != UNLIMITED).then_some(limit);
-        Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            uptime: self.started.elapsed().as_secs_f64(),
-            draining: !self.accepts(),
-            workers: self.mailboxes.len(),
-            sessions: metrics.sessions(),
-            max_sessions: self.shared.places.max(),
-            queued: self.shared.queue.len(),
-            max_sessions_per_source: limit(self.shared.sources.limit()),
-            max_connects_per_source: limit(self.shared.arrivals.rate()),
-            forwards,
-            peers: peers.collect(),
-            broken: broken.collect(),
-            window_memory: self.turbo.sizes_windows().then(|| {
-                let windows = self.turbo.window_status();
-                WindowMemory {
-                    used: windows.used,
-                    promised: windows.promised,
-                    budget: windows.budget,
+        let peers = self.registry.peers().into_iter();
+        peers
+            .map(|stats| {
+                let leg = legs
+                    .iter()
+                    .find(|(member, _)| member.as_str() == stats.name);
+                PeerStatus {
+                    name: stats.name.clone(),
+                    drained: drained_peers.iter().any(|peer| peer.as_str() == stats.name),
+                    ready: stats.sum(|c| &c.ready),
+                    sessions: stats.sum(|c| &c.sessions),
+                    sent: stats.sum(|c| &c.sent_bytes),
+                    received: stats.sum(|c| &c.received_bytes),
+                    rate: leg.and_then(|(_, leg)| leg.rate),
+                    active: leg.map_or(0, |(_, leg)| leg.active),
+                    window: sized(&stats.name),
                 }
-            }),
-            // The process knows it, not the node.
-            handover: None,
-            members: self
-                .members()
-                .map(|members| members_status(&members, &self.list.state(), now)),
-        }
+            })
+            .collect()
     }
 }
 

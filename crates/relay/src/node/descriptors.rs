@@ -7,7 +7,7 @@ use taut_mesh::name_cache::MAX_LOOK_UPS;
 use taut_mesh::rows::MAX_LINKS;
 use taut_sys::limits::raise_open_file_limit;
 
-use super::StartError;
+use super::error::StartError;
 use super::look_ups::named_relays;
 use crate::config::{Config, Control, Forward, MeshConfig};
 use crate::control::ASKERS;

@@ -29,6 +29,7 @@ mod error;
 mod handle;
 mod holdings;
 mod kernel_tls;
+mod legs;
 mod look_ups;
 mod loops;
 mod members_watch;
@@ -57,7 +58,7 @@ const LOG_PATIENCE: Duration = Duration::from_secs(5);
 /// A running relay node.
 #[derive(Debug)]
 pub struct Node {
-    shared: Arc<SharedHandle>,
+    handle: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
     /// `None` if the node started without a mesh.
@@ -76,14 +77,14 @@ impl Node {
     /// Returns the addresses of the forwards in configuration order, with the ports that the kernel
     /// chose.
     pub fn listen_addrs(&self) -> Vec<ListenAddr> {
-        let setup = self.shared.shared.setup();
+        let setup = self.handle.shared.setup();
         let routes = setup.routes.iter();
         routes.flat_map(|route| &route.listen).copied().collect()
     }
 
     /// Returns the addresses of the mesh port.
     pub fn mesh_addrs(&self) -> Vec<ListenAddr> {
-        let setup = self.shared.shared.setup();
+        let setup = self.handle.shared.setup();
         let mesh = setup.mesh.iter();
         mesh.flat_map(|mesh| &mesh.listen).copied().collect()
     }
@@ -96,11 +97,11 @@ impl Node {
     /// Returns the mesh as this node knows it, which is what operators see. `None` without a mesh, or if the
     /// thread that knows does not answer within 5 s.
     pub fn mesh_status(&self) -> Option<MeshStatus> {
-        self.shared.mesh_status().ok().flatten()
+        self.handle.mesh_status().ok().flatten()
     }
 
     pub(crate) fn handle(&self) -> Arc<SharedHandle> {
-        self.shared.clone()
+        self.handle.clone()
     }
 
     /// Adopts another configuration. Sessions keep the configuration that they started with.
@@ -112,24 +113,24 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<(), StartError> {
-        self.shared.reload(config).map(drop)
+        self.handle.reload(config).map(drop)
     }
 
     /// Stops accepting connections; [`Node::ended`] returns after the last session.
     pub fn drain(&mut self) {
         // A leg dialled early from now on would find no client.
-        self.shared.forget_early();
+        self.handle.forget_early();
         if let Some(intercept) = &self.intercept {
             intercept.drain();
         }
-        self.shared.order(Order::Drain);
+        self.handle.order(Order::Drain);
         // The process that takes over keeps its own routes.
         self.routes = None;
     }
 
     /// Resets open sessions.
     pub fn stop(&self) {
-        self.shared.order(Order::Stop);
+        self.handle.order(Order::Stop);
     }
 
     /// Waits until every worker has ended as ordered.
@@ -152,7 +153,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.stop();
         self.windows = None;
-        if let Some(rows) = &self.shared.rows {
+        if let Some(rows) = &self.handle.rows {
             rows.stop();
         }
         for thread in self.threads.drain(..) {
@@ -162,7 +163,7 @@ impl Drop for Node {
         self.routes = None;
         self.intercept = None;
         // The workers have ended, so no more records follow.
-        let log = self.shared.log().take();
+        let log = self.handle.log().take();
         if log.is_some_and(|log| !log.finish(LOG_PATIENCE)) {
             tracing::warn!("the session log is slow: its last records were not written within 5 s");
         }

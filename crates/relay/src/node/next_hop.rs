@@ -9,7 +9,7 @@ use taut_mesh::hello::Target;
 use taut_mesh::members::MemberName;
 use taut_sys::socket::LegOptions;
 
-use super::StartError;
+use super::error::StartError;
 use super::holdings::Holdings;
 use crate::access::identity::ProxyVersion;
 use crate::access::{Destinations, MeshAddresses, Nat64Prefix, OwnAddresses, Rule, bounded};

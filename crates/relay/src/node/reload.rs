@@ -6,10 +6,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::StartError;
 use super::assemble::{Assembly, Names, assemble};
 use super::control::without;
 use super::descriptors::{Ceilings, ceilings};
+use super::error::StartError;
 use super::handle::{Present, SharedHandle};
 use super::kernel_tls::TlsPlace;
 use super::look_ups::look_up_ahead;
@@ -18,6 +18,7 @@ use super::next_hop::note_relays;
 use super::start::announce;
 use super::threads::early_reader;
 use crate::config::{Config, Forward};
+use crate::route::listener::NewListener;
 use crate::route::peer::Peer;
 use crate::route::table::{Mesh, Route, Setup};
 use crate::worker::Order;
@@ -102,13 +103,14 @@ impl SharedHandle {
             setup,
             listeners,
             mut holdings,
+            ..
         } = assemble(
             &config,
             workers,
             &self.turbo,
             &present.holdings,
             &self.registry,
-            &mut Vec::new(),
+            Vec::new(),
             &names,
         )?;
         let targets = setup.routes.iter().flat_map(|route| route.targets());
@@ -128,24 +130,7 @@ impl SharedHandle {
             return Ok(notes);
         }
         holdings.setup = Some(setup.clone());
-        self.shared.places.set_max(ceilings.sessions);
-        self.shared.queue.set_max(ceilings.queued);
-        let per_source = config.per_source(ceilings.sessions);
-        let per_shared = config.per_shared_source();
-        self.shared.sources.set_limits(per_source, per_shared);
-        self.shared
-            .arrivals
-            .set_rate(config.max_connects_per_source);
-        note_relays(&self.relays, &setup);
-        self.shared.replace(setup.clone());
-        // Before the workers dial: a connection has the rate that its leg has at that time.
-        self.start_legs(&config, &setup);
-        for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
-            let _ = mailbox.post(Message::Reloaded {
-                setup: setup.clone(),
-                listeners,
-            });
-        }
+        self.publish(&config, &setup, &ceilings, listeners);
         let before = present.holdings.setup.as_deref();
         // The drain of a next relay changes where forwards lead, not the forwards that are logged.
         let drains_a_relay = matches!(source, Source::Drains)
@@ -163,6 +148,34 @@ impl SharedHandle {
             drop(old);
         }
         Ok(notes)
+    }
+
+    /// Has the workers adopt a configuration. Nothing here fails.
+    fn publish(
+        &self,
+        config: &Config,
+        setup: &Arc<Setup>,
+        ceilings: &Ceilings,
+        listeners: Vec<Vec<NewListener>>,
+    ) {
+        self.shared.places.set_max(ceilings.sessions);
+        self.shared.queue.set_max(ceilings.queued);
+        let per_source = config.per_source(ceilings.sessions);
+        let per_shared = config.per_shared_source();
+        self.shared.sources.set_limits(per_source, per_shared);
+        self.shared
+            .arrivals
+            .set_rate(config.max_connects_per_source);
+        note_relays(&self.relays, setup);
+        self.shared.replace(setup.clone());
+        // Before the workers dial: a connection has the rate that its leg has at that time.
+        self.start_legs(config, setup);
+        for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
+            let _ = mailbox.post(Message::Reloaded {
+                setup: setup.clone(),
+                listeners,
+            });
+        }
     }
 
     /// Adopts the list of members that `config` names, and nothing else of it: a draining node opens no

@@ -1,14 +1,19 @@
 //! The start of a node: all resources are acquired first, then the threads start.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, Weak};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use taut_mesh::members::MemberName;
+use taut_sys::socket::can_limit_windows;
 use tokio::sync::{Notify, mpsc};
 
+use super::Node;
 use super::assemble::{Assembly, Names, assemble};
 use super::descriptors::{Ceilings, ceilings};
 use super::ended::{Ended, Report};
+use super::error::StartError;
 use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
 use super::kernel_tls::TlsPlace;
@@ -16,16 +21,16 @@ use super::look_ups::named_relays;
 use super::next_hop::note_relays;
 use super::threads::{early_reader, plan, route_metrics};
 use super::windows_thread::WindowsThread;
-use super::{Node, StartError};
 use crate::access::session_quota::SessionQuota;
 use crate::condition::Tracker;
-use crate::config::{Config, MeshConfig};
+use crate::config::Config;
 use crate::counters::registry::Registry;
 use crate::early_syn::PendingTable;
 use crate::etcd::ListStatus;
 use crate::handover::{Inherited, Passed};
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
+use crate::route::listener::NewListener;
 use crate::route::table::{Route, Setup};
 use crate::rows;
 use crate::rows_mailbox::RowsMailbox;
@@ -33,8 +38,6 @@ use crate::session_log::{self, SessionLog};
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
 use crate::worker::{Queue, Shared, Worker};
-use taut_mesh::members::MemberName;
-use taut_sys::socket::can_limit_windows;
 
 impl Node {
     /// Acquires the resources of `config` and starts the node.
@@ -52,123 +55,79 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing has been started then.
     pub fn start_with(config: &Config, inherited: Inherited) -> Result<Self, StartError> {
-        let Inherited {
-            mut sockets,
-            interception,
-        } = inherited;
         let workers = config.workers.map_or_else(available_cpus, usize::from);
-        let Ceilings {
-            sessions: max_sessions,
-            queued,
-        } = ceilings(config, workers)?;
-
+        let ceilings = ceilings(config, workers)?;
         let turbo = Arc::new(TurboStart::begin(config.mesh.as_ref()));
-        let leg = config.mesh.as_ref().map(MeshConfig::leg);
-        if let Some(in_words) = leg.and_then(|leg| turbo.in_words(&leg)) {
-            tracing::info!("legs between relays {in_words}");
-        }
-        if config.mesh.is_some() {
-            tracing::info!("{}", TlsPlace::of(config));
-        }
-        // Before a worker has to find it out.
-        if !can_limit_windows() {
-            tracing::info!(
-                "this kernel may keep a window closed after a limit, so the windows of fast senders are not limited for slow readers"
-            );
-        }
+        log_features(config, &turbo);
         let registry = Arc::new(Registry::new(workers));
         let Assembly {
             setup,
-            listeners: mut all_listeners,
-            mut holdings,
+            listeners,
+            holdings,
+            unused,
         } = assemble(
             config,
             workers,
             &turbo,
             &Holdings::default(),
             &registry,
-            &mut sockets,
+            inherited.sockets,
             &Names::checked(),
         )?;
-        for Passed { addr, .. } in sockets {
+        for Passed { addr, .. } in unused {
             tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
         }
-
         note_relays(&holdings.relays, &setup);
-        let early = setup.routes.iter().any(|route| route.early_syn);
-        let early = early.then(|| Arc::new(PendingTable::new(config.early_syn.limits)));
+        let parts = Parts::new(config, setup, &ceilings, &holdings, turbo, registry)?;
+        let ready = parts.workers(config, listeners)?;
+        let (report, ended) = mpsc::unbounded_channel();
+        let mut node = Self::without_workers(
+            config,
+            parts,
+            holdings,
+            &ready,
+            inherited.interception,
+            ended,
+        )?;
+        node.start_workers(ready, &report)?;
+        tracing::info!(workers, max_sessions = ceilings.sessions, "relaying");
+        announce(config, &node.handle.shared.setup(), None);
+        Ok(node)
+    }
 
-        let log = match config.session_log.clone() {
-            Some(target) => Some(SessionLog::start(target, session_log::CAPACITY)?),
-            None => None,
-        };
-        let tracker = Arc::new(Mutex::new(Tracker::new(Instant::now())));
-        let recorder = log.as_ref().map(SessionLog::recorder);
-        let list = Arc::<ListStatus>::default();
-        let metrics = Metrics::new(workers, early.clone(), turbo.clone())
-            .with_list(list.clone())
-            .with_log(recorder.clone())
-            .with_backends(holdings.backends.clone())
-            .with_registry(registry.clone())
-            .with_conditions(tracker.clone());
-        let queue = Arc::new(Queue::default());
-        queue.set_max(queued);
-        let metrics = metrics.with_queue(queue.clone());
-        let relays = metrics.route_segments().map(|_| Arc::default());
-        let rows = match &config.mesh {
-            Some(_) => Some(Arc::new(
-                RowsMailbox::new().map_err(|e| StartError::Rows(e.into()))?,
-            )),
-            None => None,
-        };
-        let metrics = metrics.with_rows(rows.clone());
-        let sources = SessionQuota::new(config.per_source(max_sessions));
-        sources.set_limits(config.per_source(max_sessions), config.per_shared_source());
-        let shared = Shared::new(
-            u32::try_from(workers).unwrap_or(u32::MAX),
-            max_sessions,
-            sources,
-            setup,
-            recorder,
-            early.clone(),
-            relays,
-        )
-        .with_rate(config.max_connects_per_source)
-        .with_backends(holdings.backends.clone())
-        .with_rows(rows.clone())
-        .with_queue(queue);
-        let shared = Arc::new(shared);
+    /// Starts all threads but the workers, whose mailboxes take messages already.
+    fn without_workers(
+        config: &Config,
+        parts: Parts,
+        mut holdings: Holdings,
+        workers: &[Worker],
+        interception: Option<OwnedFd>,
+        ended: mpsc::UnboundedReceiver<Ended>,
+    ) -> Result<Self, StartError> {
+        let Parts {
+            shared,
+            metrics,
+            log,
+            list,
+            tracker,
+            turbo,
+            registry,
+        } = parts;
         let setup = shared.setup();
-        let mut ready = Vec::with_capacity(workers);
-        for i in 0..workers {
-            let listeners = all_listeners.pop().unwrap_or_default();
-            let pipes = share_of(config.data.max_pipes as usize, workers, i);
-            let worker = Worker::new(
-                i,
-                listeners,
-                &config.data,
-                pipes,
-                metrics.worker(i),
-                shared.clone(),
-            )
-            .map_err(|e| StartError::Worker {
-                worker: i,
-                source: e.into(),
-            })?;
-            ready.push(worker);
-        }
-        let mailboxes: Vec<_> = ready.iter().map(Worker::mailbox).collect();
+        let mailboxes: Vec<_> = workers.iter().map(Worker::mailbox).collect();
         shared.introduce(mailboxes.clone());
-        let early = match early {
-            Some(table) => Some(early_reader(config, &setup, table, mailboxes.clone())?),
+        let early = match &shared.early {
+            Some(table) => {
+                let table = table.clone();
+                Some(early_reader(config, &setup, table, mailboxes.clone())?)
+            }
             None => None,
         };
         let intercept = match plan(config, &setup) {
-            Some(plan) => Some(Interception::start(
-                plan,
-                metrics.intercept(),
-                interception,
-            )?),
+            Some(plan) => {
+                let counters = metrics.intercept();
+                Some(Interception::start(plan, counters, interception)?)
+            }
             None => None,
         };
         // Before the pools dial: a connection takes its first window from its route at that time.
@@ -177,7 +136,9 @@ impl Node {
             route_metrics::remove_stale();
         }
         holdings.setup = Some(setup.clone());
-        let shared = Arc::new(SharedHandle {
+        let rows = shared.rows.clone();
+        let lock = intercept.as_ref().map(Interception::lock);
+        let handle = Arc::new(SharedHandle {
             shared,
             mailboxes,
             own: holdings.own.clone(),
@@ -197,51 +158,167 @@ impl Node {
             tracker,
             turbo,
             rows: rows.clone(),
-            interception: intercept
-                .as_ref()
-                .map_or_else(Weak::new, Interception::lock),
+            interception: lock.unwrap_or_default(),
             started: Instant::now(),
         });
-        shared.start_legs(config, &setup);
+        handle.start_legs(config, &setup);
         let rows_thread = match &rows {
-            Some(rows) => rows::start(rows, &shared.shared, shared.mailboxes.clone())
+            Some(rows) => rows::start(rows, &handle.shared, handle.mailboxes.clone())
                 .map_err(StartError::Rows)?,
             None => None,
         };
         let windows = match &config.mesh {
-            Some(_) => Some(WindowsThread::start(shared.clone()).map_err(StartError::Windows)?),
+            Some(_) => Some(WindowsThread::start(handle.clone()).map_err(StartError::Windows)?),
             None => None,
         };
-        let (report, ended) = mpsc::unbounded_channel();
-        let mut node = Self {
-            shared,
+        Ok(Self {
+            handle,
             metrics,
             threads: rows_thread.into_iter().collect(),
             windows,
             routes,
             intercept,
             ended,
-        };
+        })
+    }
+
+    /// Starts the workers.
+    fn start_workers(
+        &mut self,
+        ready: Vec<Worker>,
+        report: &mpsc::UnboundedSender<Ended>,
+    ) -> Result<(), StartError> {
         for (i, worker) in ready.into_iter().enumerate() {
             let report = Report {
                 to: report.clone(),
                 what: Ended::Panicked,
             };
-            let thread = std::thread::Builder::new()
-                .name(format!("relay-{i}"))
-                .spawn(move || {
-                    report.set(match worker.run() {
-                        Ok(()) => Ended::AsOrdered,
-                        Err(e) => Ended::Failed(e),
-                    });
-                })
-                // Dropping the node stops the threads that have started.
-                .map_err(|source| StartError::Worker { worker: i, source })?;
-            node.threads.push(thread);
+            let run = move || {
+                report.set(match worker.run() {
+                    Ok(()) => Ended::AsOrdered,
+                    Err(e) => Ended::Failed(e),
+                });
+            };
+            let thread = std::thread::Builder::new().name(format!("relay-{i}"));
+            // Dropping the node stops the threads that have started.
+            let thread = thread.spawn(run);
+            let thread = thread.map_err(|source| StartError::Worker { worker: i, source })?;
+            self.threads.push(thread);
         }
-        tracing::info!(workers, max_sessions, "relaying");
-        announce(config, &setup, None);
-        Ok(node)
+        Ok(())
+    }
+}
+
+/// Logs what the legs between relays use, and what the kernel lacks.
+fn log_features(config: &Config, turbo: &TurboStart) {
+    if let Some(mesh) = &config.mesh {
+        if let Some(in_words) = turbo.in_words(&mesh.leg()) {
+            tracing::info!("legs between relays {in_words}");
+        }
+        tracing::info!("{}", TlsPlace::of(config));
+    }
+    // Before a worker has to find it out.
+    if !can_limit_windows() {
+        tracing::info!(
+            "this kernel may keep a window closed after a limit, so the windows of fast senders are not limited for slow readers"
+        );
+    }
+}
+
+/// What the threads of a node share. Only that of the session log runs yet.
+struct Parts {
+    shared: Arc<Shared>,
+    metrics: Metrics,
+    log: Option<SessionLog>,
+    list: Arc<ListStatus>,
+    tracker: Arc<Mutex<Tracker>>,
+    turbo: Arc<TurboStart>,
+    registry: Arc<Registry>,
+}
+
+// === impl Parts ===
+
+impl Parts {
+    fn new(
+        config: &Config,
+        setup: Setup,
+        ceilings: &Ceilings,
+        holdings: &Holdings,
+        turbo: Arc<TurboStart>,
+        registry: Arc<Registry>,
+    ) -> Result<Self, StartError> {
+        let workers = registry.workers();
+        let early = setup.routes.iter().any(|route| route.early_syn);
+        let early = early.then(|| Arc::new(PendingTable::new(config.early_syn.limits)));
+        let log = match config.session_log.clone() {
+            Some(target) => Some(SessionLog::start(target, session_log::CAPACITY)?),
+            None => None,
+        };
+        let recorder = log.as_ref().map(SessionLog::recorder);
+        let rows = match &config.mesh {
+            Some(_) => Some(RowsMailbox::new().map_err(|e| StartError::Rows(e.into()))?),
+            None => None,
+        };
+        let rows = rows.map(Arc::new);
+        let queue = Arc::new(Queue::default());
+        queue.set_max(ceilings.queued);
+        let tracker = Arc::new(Mutex::new(Tracker::new(Instant::now())));
+        let list = Arc::<ListStatus>::default();
+        let metrics = Metrics::new(workers, early.clone(), turbo.clone())
+            .with_list(list.clone())
+            .with_log(recorder.clone())
+            .with_backends(holdings.backends.clone())
+            .with_registry(registry.clone())
+            .with_conditions(tracker.clone())
+            .with_queue(queue.clone())
+            .with_rows(rows.clone());
+        let per_source = config.per_source(ceilings.sessions);
+        let sources = SessionQuota::new(per_source);
+        sources.set_limits(per_source, config.per_shared_source());
+        let relays = metrics.route_segments().map(|_| Arc::default());
+        let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+        let shared = Shared::new(
+            workers,
+            ceilings.sessions,
+            sources,
+            setup,
+            recorder,
+            early,
+            relays,
+        )
+        .with_rate(config.max_connects_per_source)
+        .with_backends(holdings.backends.clone())
+        .with_rows(rows)
+        .with_queue(queue);
+        Ok(Self {
+            shared: Arc::new(shared),
+            metrics,
+            log,
+            list,
+            tracker,
+            turbo,
+            registry,
+        })
+    }
+
+    /// Returns the workers with their listeners.
+    fn workers(
+        &self,
+        config: &Config,
+        listeners: Vec<Vec<NewListener>>,
+    ) -> Result<Vec<Worker>, StartError> {
+        let workers = listeners.len();
+        let worker = |(i, listeners)| {
+            let pipes = share_of(config.data.max_pipes as usize, workers, i);
+            let (metrics, shared) = (self.metrics.worker(i), self.shared.clone());
+            Worker::new(i, listeners, &config.data, pipes, metrics, shared).map_err(|e| {
+                StartError::Worker {
+                    worker: i,
+                    source: e.into(),
+                }
+            })
+        };
+        listeners.into_iter().enumerate().map(worker).collect()
     }
 }
 
