@@ -8,7 +8,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -167,8 +167,8 @@ pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<
                 }
             }
         })?;
-    let mut supervisor = TapSupervisor::new(options.clone())?;
-    let mut copies = Ticks::start(supervisor.waiter()?, tell.clone())?;
+    let supervisor = TapSupervisor::new(options.clone())?;
+    let copies = Ticks::start(supervisor.waiter()?, tell.clone())?;
     let monitors = match options.qmp.is_empty() {
         true => None,
         false => {
@@ -182,91 +182,20 @@ pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<
         .spawn(move || answer_all(&listener, &tell))?;
 
     options.records.sweep(&crate::tap::devices()?);
-    // No longer than the number of clients: a client that disconnects frees its entry.
-    let mut draining: Vec<(u32, Asker)> = Vec::new();
-    let mut look_at = Instant::now();
-    let mut looked = false;
-    let mut stop_at: Option<Instant> = None;
-    let result = loop {
-        let now = Instant::now();
-        if copies.are_due(now) {
-            copies.went_on(supervisor.retransmit(monotonic()), now);
-        }
-        if now >= look_at {
-            // A failure of the first scan is reported to the user. A later failure may pass; until
-            // then, no early ACK outlives the lease.
-            match supervisor.scan(monotonic()) {
-                Err(error) if !looked => break Err(error.into()),
-                Err(error) => tracing::warn!("{error}"),
-                Ok(()) => looked = true,
-            }
-            if let Some(monitors) = &monitors {
-                monitors.set_taps(supervisor.names());
-            }
-            look_at = now + SCAN_INTERVAL;
-            copies.due = Some(now);
-        }
-        if let Some(at) = stop_at
-            && (now >= at
-                || supervisor
-                    .drained(|_| true)
-                    .is_ok_and(|done| done.is_some()))
-        {
-            break Ok(());
-        }
-        draining.retain(|(index, asker)| {
-            let drained = supervisor.drained(|tap| tap == *index);
-            let refused = drained.unwrap_or_default();
-            if let Some(refused) = refused {
-                asker.tell(Answer::Drained { refused });
-            }
-            refused.is_none() && asker.is_there()
-        });
-        let mut patience = look_at.saturating_duration_since(Instant::now());
-        if !draining.is_empty() || stop_at.is_some() {
-            patience = patience.min(DRAIN_LOOK);
-        }
-        if let Some(at) = copies.due {
-            patience = patience.min(at.saturating_duration_since(Instant::now()));
-        }
-        match told.recv_timeout(patience) {
-            Ok(Event::Asked(Question::On { .. }, asker)) if stop_at.is_some() => {
-                asker.tell(Answer::Error("taut snoop is stopping".into()));
-            }
-            Ok(Event::Asked(Question::Off { tap }, asker)) => match supervisor.turn_off(&tap) {
-                Some(index) => draining.push((index, asker)),
-                None => asker.tell(unknown(&tap)),
-            },
-            Ok(Event::Asked(question, asker)) => {
-                if let Question::On { tap } = &question {
-                    let index = supervisor.index_of(tap);
-                    draining.retain(|(waits_for, asker)| {
-                        let is_on = index == Some(*waits_for);
-                        if is_on {
-                            asker.tell(Answer::Error(format!("{tap} was turned on again")));
-                        }
-                        !is_on
-                    });
-                }
-                asker.tell(answer(&mut supervisor, question));
-            }
-            Ok(Event::Copies) => copies.due = Some(Instant::now()),
-            Ok(Event::Machine(tap, restriction)) => {
-                supervisor.restrict(&tap, restriction, monotonic())
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            // A second signal ends the wait.
-            Ok(Event::Stop) if stop_at.is_none() => {
-                supervisor.turn_all_off();
-                stop_at = Some(Instant::now() + STOP_WAIT);
-            }
-            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
-        }
+    let mut server = Server {
+        supervisor,
+        copies,
+        monitors,
+        draining: Vec::new(),
+        look_at: Instant::now(),
+        has_looked: false,
+        stop_at: None,
     };
-    let drained = supervisor.drained(|_| true).unwrap_or_default();
+    let result = server.run(&told);
+    let drained = server.supervisor.drained(|_| true).unwrap_or_default();
     // From here on, no request can be answered.
     drop(socket);
-    drop(supervisor);
+    drop(server);
     if let Some(refused_flows @ 1..) = drained {
         tracing::warn!(
             refused_flows,
@@ -281,6 +210,128 @@ pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<
         );
     }
     result
+}
+
+/// The state of the main thread.
+struct Server {
+    supervisor: TapSupervisor,
+    copies: Ticks,
+    monitors: Option<Monitors>,
+    /// Clients that wait for a tap to be drained. At most [`ASKERS`]: one that disconnects frees its entry.
+    draining: Vec<(u32, Asker)>,
+    /// The time of the next scan.
+    look_at: Instant,
+    has_looked: bool,
+    /// When a process that was asked to stop stops waiting for its guests.
+    stop_at: Option<Instant>,
+}
+
+// === impl Server ===
+
+impl Server {
+    fn run(&mut self, told: &Receiver<Event>) -> Result<(), ServeError> {
+        loop {
+            self.do_what_is_due()?;
+            if let Some(at) = self.stop_at
+                && (Instant::now() >= at || self.has_drained_all())
+            {
+                return Ok(());
+            }
+            self.tell_drained();
+            match told.recv_timeout(self.patience()) {
+                // A second signal ends the wait.
+                Ok(Event::Stop) if self.stop_at.is_some() => return Ok(()),
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+    }
+
+    /// Processes copies and scans for taps when it is time.
+    ///
+    /// # Errors That of the first scan, which is reported to the user. A later failure may pass; until
+    /// then, no early ACK outlives the lease.
+    fn do_what_is_due(&mut self) -> Result<(), ServeError> {
+        let now = Instant::now();
+        if self.copies.are_due(now) {
+            let more = self.supervisor.retransmit(monotonic());
+            self.copies.went_on(more, now);
+        }
+        if now >= self.look_at {
+            match self.supervisor.scan(monotonic()) {
+                Err(error) if !self.has_looked => return Err(error.into()),
+                Err(error) => tracing::warn!("{error}"),
+                Ok(()) => self.has_looked = true,
+            }
+            if let Some(monitors) = &self.monitors {
+                monitors.set_taps(self.supervisor.names());
+            }
+            self.look_at = now + SCAN_INTERVAL;
+            self.copies.due = Some(now);
+        }
+        Ok(())
+    }
+
+    fn has_drained_all(&self) -> bool {
+        let drained = self.supervisor.drained(|_| true);
+        drained.is_ok_and(|done| done.is_some())
+    }
+
+    /// Answers those who wait for taps that are drained now.
+    fn tell_drained(&mut self) {
+        self.draining.retain(|(index, asker)| {
+            let drained = self.supervisor.drained(|tap| tap == *index);
+            let refused = drained.unwrap_or_default();
+            if let Some(refused) = refused {
+                asker.tell(Answer::Drained { refused });
+            }
+            refused.is_none() && asker.is_there()
+        });
+    }
+
+    /// Returns the time until something is due.
+    fn patience(&self) -> Duration {
+        let now = Instant::now();
+        let looks_often = !self.draining.is_empty() || self.stop_at.is_some();
+        let drain_look = looks_often.then(|| now + DRAIN_LOOK);
+        let due = [drain_look, self.copies.due].into_iter().flatten();
+        let next = due.fold(self.look_at, Instant::min);
+        next.saturating_duration_since(now)
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Asked(Question::On { .. }, asker) if self.stop_at.is_some() => {
+                asker.tell(Answer::Error("taut snoop is stopping".into()));
+            }
+            Event::Asked(Question::Off { tap }, asker) => match self.supervisor.turn_off(&tap) {
+                Some(index) => self.draining.push((index, asker)),
+                None => asker.tell(unknown(&tap)),
+            },
+            Event::Asked(question, asker) => {
+                if let Question::On { tap } = &question {
+                    let index = self.supervisor.index_of(tap);
+                    self.draining.retain(|(waits_for, asker)| {
+                        let is_on = index == Some(*waits_for);
+                        if is_on {
+                            asker.tell(Answer::Error(format!("{tap} was turned on again")));
+                        }
+                        !is_on
+                    });
+                }
+                asker.tell(answer(&mut self.supervisor, question));
+            }
+            Event::Copies => self.copies.due = Some(Instant::now()),
+            Event::Machine(tap, restriction) => {
+                self.supervisor.restrict(&tap, restriction, monotonic());
+            }
+            Event::Stop => {
+                self.supervisor.turn_all_off();
+                self.stop_at = Some(Instant::now() + STOP_WAIT);
+            }
+        }
+    }
 }
 
 /// Removes the control socket when it is dropped, also if a later step of the start fails.

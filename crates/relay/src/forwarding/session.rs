@@ -428,6 +428,21 @@ impl<L: Leg> Session<L> {
             }
             return self.break_off(side, error, now, t, io);
         }
+        self.after_turns(up, down, now, t, io)
+    }
+
+    /// Returns the next step after both directions have had their turn.
+    fn after_turns<W>(
+        &mut self,
+        up: Turn,
+        down: Turn,
+        now: Instant,
+        t: &Timeouts,
+        io: &mut W,
+    ) -> Step
+    where
+        W: Buffers<Pipe = L::Pipe>,
+    {
         match (up, down) {
             (Turn::Ended, Turn::Ended) => match self.leave_to_the_kernel() {
                 Ok(true) => Step::Done(End::Complete),

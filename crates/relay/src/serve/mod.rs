@@ -1,13 +1,11 @@
 //! Runs a node as a process: signals, metrics over HTTP, and periodic look-ups of names.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rtnetlink::MulticastGroup;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinHandle, JoinSet};
@@ -15,7 +13,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, 
 
 use taut_sys::control_socket::ControlError;
 
-use crate::admin;
 use crate::config::Config;
 use crate::etcd::{self, FirstListError};
 use crate::handover::{HandoverError, Inherited, Passed};
@@ -28,10 +25,12 @@ use crate::node::{CONDITION_INTERVAL, LOOK_UPS, Node, SharedHandle, StartError, 
 
 mod checks;
 mod commands;
+mod pages;
 mod takeover;
 
 pub use commands::ControlSocket;
 
+use pages::Pages;
 use takeover::{Offer, Takeover};
 
 /// The interval at which a draining node logs the number of remaining sessions.
@@ -163,19 +162,7 @@ async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<
         interception,
     } = taken.inherited();
     inherited.extend(sockets);
-    let mut page = |addr: Option<Listen>, what, key| {
-        let listener = addr.map(|addr| {
-            page_listener(&addr, &mut inherited).map_err(|source| ServeError::Page {
-                what,
-                key,
-                addr,
-                source,
-            })
-        });
-        listener.transpose()
-    };
-    let metrics = page(config.metrics, "metrics", "metrics")?;
-    let admin = page(config.admin, "the admin page", "admin")?;
+    let pages = Pages::listen(config, &mut inherited)?;
     if let Some(mesh) = &config.mesh {
         tokio::select! {
             first = etcd::first_list(mesh) => first?,
@@ -203,57 +190,13 @@ async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<
         }
     };
     let mut node = node_of(started).map_err(|error| taken.explain(error))?;
-    let mut served = Vec::new();
-    let mut offered = Vec::new();
-    if let Some(listener) = metrics {
-        let addr = listener.local_addr()?;
-        offered.push(listener.as_fd().try_clone_to_owned()?);
-        let listener = TcpListener::from_std(listener)?;
-        tracing::info!(%addr, "serving OpenMetrics at /metrics");
-        let metrics = node.metrics();
-        let encode = move || metrics.encode();
-        let handle = node.handle();
-        let ready = move || handle.accepts();
-        let serve = taut_exposition::serve_with(listener, encode, ready);
-        served.push(tokio::spawn(serve));
-    }
-    if let Some(listener) = admin {
-        let addr = listener.local_addr()?;
-        offered.push(listener.as_fd().try_clone_to_owned()?);
-        let listener = TcpListener::from_std(listener)?;
-        tracing::info!("serving the admin page at http://{addr}/");
-        if !addr.ip().is_loopback() {
-            tracing::warn!(
-                "the admin page at {addr} has no password: anyone who can connect sees the relay's state; let \
-                 only operators reach it, or set relay.admin to 127.0.0.1:{} and use ssh -L",
-                addr.port()
-            );
-        }
-        let (handle, metrics, started) = (node.handle(), node.metrics(), Instant::now());
-        let state = move || {
-            let sessions = handle.some_sessions(admin::SESSIONS).into_iter();
-            admin::State {
-                at: started.elapsed().as_secs_f64(),
-                relay: handle.status(&metrics),
-                sessions: sessions.map(admin::Session::from).collect(),
-            }
-        };
-        let handle = node.handle();
-        let mesh = move || handle.mesh_status();
-        served.push(tokio::spawn(admin::serve(listener, state, mesh)));
-    }
+    let (served, offered) = pages.serve(&node)?;
     let replaces = taken.replaces();
     let _life = taken.serving().await;
     let control = commands::listen(config, control, replaces)?;
     let offer = Offer::start(config, control.is_some(), replaces, &node.handle(), offered)?;
     let offer = Arc::new(offer);
-    tokio::spawn(look_up_again(node.handle()));
-    tokio::spawn(look_up_others(node.handle()));
-    tokio::spawn(watch_members(node.handle()));
-    tokio::spawn(etcd::follow(node.handle()));
-    tokio::spawn(watch_addresses(node.handle(), addresses));
-    tokio::spawn(checks::run(node.handle()));
-    tokio::spawn(report_conditions(node.handle(), node.metrics()));
+    watch(&node, addresses);
     let reload: Reload = {
         let (node, offer) = (node.handle(), offer.clone());
         Arc::new(move || {
@@ -301,25 +244,19 @@ async fn serve(config: &Config, beginning: Beginning, reread: Reread) -> Result<
     drain(&mut node, config.timeouts.drain, hurry).await
 }
 
-fn node_of(started: Result<Result<Node, StartError>, JoinError>) -> Result<Node, StartError> {
-    started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
+/// Starts the tasks that look after a running node.
+fn watch(node: &Node, addresses: io::Result<Changes>) {
+    tokio::spawn(look_up_again(node.handle()));
+    tokio::spawn(look_up_others(node.handle()));
+    tokio::spawn(watch_members(node.handle()));
+    tokio::spawn(etcd::follow(node.handle()));
+    tokio::spawn(watch_addresses(node.handle(), addresses));
+    tokio::spawn(checks::run(node.handle()));
+    tokio::spawn(report_conditions(node.handle(), node.metrics()));
 }
 
-/// Returns an inherited listener at `addr`, or a new one.
-fn page_listener(
-    listen: &Listen,
-    inherited: &mut Vec<Passed>,
-) -> io::Result<std::net::TcpListener> {
-    let addrs = listen.addrs_here();
-    // The last one is that of `Listen::open`.
-    let is_it = |passed: &Passed| addrs.last() == Some(&passed.addr);
-    let place = inherited.iter().position(is_it);
-    let Some(place) = place else {
-        return listen.open();
-    };
-    let listener = std::net::TcpListener::from(inherited.swap_remove(place).fd);
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+fn node_of(started: Result<Result<Node, StartError>, JoinError>) -> Result<Node, StartError> {
+    started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
 }
 
 /// Waits for SIGTERM or SIGINT.

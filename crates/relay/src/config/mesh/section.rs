@@ -110,26 +110,37 @@ impl MeshSection {
     }
 
     /// Returns the checked section; `at` is the offset where it begins.
-    pub(in crate::config) fn check(self, at: usize) -> Result<MeshConfig, (usize, String)> {
-        let Some(private_key_file) = self.private_key_file else {
+    pub(in crate::config) fn check(mut self, at: usize) -> Result<MeshConfig, (usize, String)> {
+        let Some(private_key_file) = self.private_key_file.take() else {
             let message = "relay.mesh.private_key_file: a relay of a mesh proves its identity by a \
                            key; make one with `taut mesh keygen FILE` and name its file here";
             return Err((at, message.into()));
         };
-        let Some(members_file) = self.members_file else {
+        let Some(members_file) = self.members_file.take() else {
             let message = "relay.mesh.members_file: a mesh needs the list of its relays and their \
                            public keys, or anybody could send sessions through this relay";
             return Err((at, message.into()));
         };
         let mut mesh = MeshConfig::new(private_key_file, members_file);
+        self.set_members(&mut mesh, at)?;
+        self.set_access(&mut mesh)?;
+        self.set_legs(&mut mesh)?;
+        self.set_upstream(&mut mesh)?;
+        self.set_pool(&mut mesh)?;
+        self.set_inbound(&mut mesh)?;
+        Ok(mesh)
+    }
+
+    /// Sets where the list of members comes from, and what becomes of former ones.
+    fn set_members(&mut self, mesh: &mut MeshConfig, at: usize) -> Result<(), (usize, String)> {
         let members_key_at = self.members_key.as_ref().map_or(at, |key| key.span().start);
-        mesh.members_key = list(self.members_key, "members_key")?;
+        mesh.members_key = list(self.members_key.take(), "members_key")?;
         if mesh.members_key.len() > MAX_MESH_KEYS {
             let message =
                 format!("relay.mesh.members_key: at most {MAX_MESH_KEYS} keys are allowed");
             return Err((members_key_at, message));
         }
-        if let Some(etcd) = self.etcd {
+        if let Some(etcd) = self.etcd.take() {
             let at = etcd.span().start;
             if mesh.members_key.is_empty() {
                 let message = "relay.mesh.etcd: the list in etcd must be signed, or anyone who can write to etcd \
@@ -138,40 +149,75 @@ impl MeshSection {
             }
             mesh.etcd = Some(etcd.into_inner().check(at)?);
         }
-        mesh.listen = list(self.listen, "listen")?;
-        mesh.sources = sources(self.from, self.not_from, "relay.mesh")?;
-        mesh.allow = list(self.allow, "allow")?;
-        mesh.deny = list(self.deny, "deny")?;
-        match self.peers {
+        mesh.removed = self.removed_members.unwrap_or_default();
+        Ok(())
+    }
+
+    /// Sets who may connect, where sessions may go, and what is measured.
+    fn set_access(&mut self, mesh: &mut MeshConfig) -> Result<(), (usize, String)> {
+        mesh.listen = list(self.listen.take(), "listen")?;
+        mesh.sources = sources(self.from.take(), self.not_from.take(), "relay.mesh")?;
+        mesh.allow = list(self.allow.take(), "allow")?;
+        mesh.deny = list(self.deny.take(), "deny")?;
+        match self.peers.take() {
             Some(peers) if peers.get_ref().is(ALL) => mesh.pass_to_all = true,
             peers => mesh.peers = list(peers, "peers")?,
         }
         mesh.measure = self.measure.unwrap_or(mesh.measure);
-        mesh.routes_file = self.routes_file;
-        let trusted: Vec<SourcePrefix> = list(self.trusted_networks, "trusted_networks")?;
+        mesh.routes_file = self.routes_file.take();
+        let trusted: Vec<SourcePrefix> = list(self.trusted_networks.take(), "trusted_networks")?;
         mesh.trusted_networks = trusted.into_iter().map(|p| p.0).collect();
         mesh.kernel_tls = self.kernel_tls.unwrap_or(mesh.kernel_tls);
-        mesh.removed = self.removed_members.unwrap_or_default();
-        mesh.upstream_congestion = self.upstream_congestion;
+        Ok(())
+    }
+
+    /// Sets how sessions from the mesh reach their destinations.
+    fn set_upstream(&mut self, mesh: &mut MeshConfig) -> Result<(), (usize, String)> {
+        mesh.upstream_congestion = self.upstream_congestion.take();
         let path = PathKeys {
-            mark: self.upstream_mark,
-            dscp: self.upstream_dscp,
-            device: self.upstream_device,
-            address: self.upstream_address,
+            mark: self.upstream_mark.take(),
+            dscp: self.upstream_dscp.take(),
+            device: self.upstream_device.take(),
+            address: self.upstream_address.take(),
         };
         mesh.path = path.check("relay.mesh")?;
+        mesh.borrow =
+            crate::config::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
+        if let Some(source) = self
+            .source
+            .take()
+            .filter(|_| mesh.borrow && !mesh.path.sources.addrs().is_empty())
+        {
+            let message = "relay.mesh.source: `\"client\"` excludes `upstream_address`; remove one";
+            return Err((source.span().start, message.into()));
+        }
+        mesh.send_proxy = vec![
+            (
+                ProxyVersion::V2,
+                addresses(self.send_proxy.take(), "send_proxy")?,
+            ),
+            (
+                ProxyVersion::V1,
+                addresses(self.send_proxy_v1.take(), "send_proxy_v1")?,
+            ),
+        ];
+        Ok(())
+    }
+
+    /// Sets the legs between relays, the rules for single peers, and how many relays a route has.
+    fn set_legs(&mut self, mesh: &mut MeshConfig) -> Result<(), (usize, String)> {
         let keys = LegKeys {
             turbo: self.turbo,
-            congestion_control: self.congestion_control,
-            rate: self.rate,
-            max_rate: self.max_rate,
-            window: self.window,
+            congestion_control: self.congestion_control.take(),
+            rate: self.rate.take(),
+            max_rate: self.max_rate.take(),
+            window: self.window.take(),
         };
         let legs = keys.over(LegDefaults::default(), "relay.mesh")?;
         let leg = legs.clone().leg();
         (mesh.turbo, mesh.congestion, mesh.max_rate) = (leg.turbo, leg.congestion, leg.max_rate);
-        mesh.window_budget = self.window_budget.map(budget_of).transpose()?;
-        for (i, peer) in self.peer.into_iter().enumerate() {
+        mesh.window_budget = self.window_budget.take().map(budget_of).transpose()?;
+        for (i, peer) in std::mem::take(&mut self.peer).into_iter().enumerate() {
             let at = peer.span().start;
             let rule = peer.into_inner().check(i, &legs)?;
             if mesh.rules.iter().any(|r| r.name == rule.name) {
@@ -180,34 +226,20 @@ impl MeshSection {
             }
             mesh.rules.push(rule);
         }
-        if let Some(limit) = self.hop_limit {
+        if let Some(limit) = self.hop_limit.take() {
             if *limit.get_ref() == 0 {
                 let message = "relay.mesh.hop_limit: must be at least 1".into();
                 return Err((limit.span().start, message));
             }
             mesh.hop_limit = limit.into_inner();
         }
+        Ok(())
+    }
 
-        mesh.borrow =
-            crate::config::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
-        if let Some(source) = self
-            .source
-            .filter(|_| mesh.borrow && !mesh.path.sources.addrs().is_empty())
-        {
-            let message = "relay.mesh.source: `\"client\"` excludes `upstream_address`; remove one";
-            return Err((source.span().start, message.into()));
-        }
-        mesh.send_proxy = vec![
-            (ProxyVersion::V2, addresses(self.send_proxy, "send_proxy")?),
-            (
-                ProxyVersion::V1,
-                addresses(self.send_proxy_v1, "send_proxy_v1")?,
-            ),
-        ];
-
+    fn set_pool(&mut self, mesh: &mut MeshConfig) -> Result<(), (usize, String)> {
         let pool = &mut mesh.pool;
         let asked_min = self.pool_min;
-        if let Some(max) = self.pool_max {
+        if let Some(max) = self.pool_max.take() {
             pool.max = *max.get_ref();
             let min = asked_min.unwrap_or(0);
             if min > pool.max {
@@ -218,44 +250,63 @@ impl MeshSection {
         pool.min = asked_min.unwrap_or(pool.min).min(pool.max);
         set_time(
             &mut pool.max_age,
-            self.pool_max_age,
+            self.pool_max_age.take(),
             POOL_AGE,
             "mesh.pool_max_age",
         )?;
         set_time(
             &mut pool.patience,
-            self.peer_patience,
+            self.peer_patience.take(),
             TIME,
             "mesh.peer_patience",
         )?;
+        Ok(())
+    }
 
+    fn set_inbound(&mut self, mesh: &mut MeshConfig) -> Result<(), (usize, String)> {
         let inbound = &mut mesh.inbound;
         for (slot, value, name) in [
-            (&mut inbound.max_unproven, self.max_unproven, "max_unproven"),
-            (&mut inbound.max_ready, self.max_ready, "max_ready"),
+            (
+                &mut inbound.max_unproven,
+                self.max_unproven.take(),
+                "max_unproven",
+            ),
+            (&mut inbound.max_ready, self.max_ready.take(), "max_ready"),
         ] {
             let name = format!("mesh.{name}");
             *slot = at_least_one(value, &name)?.unwrap_or(*slot);
         }
-        let rate = limit(self.max_connects_per_source, "mesh.max_connects_per_source")?;
+        let rate = limit(
+            self.max_connects_per_source.take(),
+            "mesh.max_connects_per_source",
+        )?;
         inbound.max_connects_per_source =
             rate.unwrap_or_else(|| InboundLimits::default_connects(inbound.max_unproven));
-        inbound.max_sessions_per_member =
-            at_least_one(self.max_sessions_per_member, "mesh.max_sessions_per_member")?;
+        inbound.max_sessions_per_member = at_least_one(
+            self.max_sessions_per_member.take(),
+            "mesh.max_sessions_per_member",
+        )?;
         let times = &mut inbound.times;
         for (slot, value, name) in [
             (
                 &mut times.handshake,
-                self.handshake_timeout,
+                self.handshake_timeout.take(),
                 "mesh.handshake_timeout",
             ),
-            (&mut times.hello, self.hello_timeout, "mesh.hello_timeout"),
-            (&mut times.idle, self.idle_timeout, "mesh.idle_timeout"),
+            (
+                &mut times.hello,
+                self.hello_timeout.take(),
+                "mesh.hello_timeout",
+            ),
+            (
+                &mut times.idle,
+                self.idle_timeout.take(),
+                "mesh.idle_timeout",
+            ),
         ] {
             set_time(slot, value, TIME, name)?;
         }
-
-        Ok(mesh)
+        Ok(())
     }
 }
 
