@@ -12,13 +12,20 @@
 //! error that suggests the most similar known word, because a filter that matches nothing looks
 //! like an idle machine.
 
-use std::net::IpAddr;
+mod error;
+mod tokens;
+mod values;
+
 use std::ops::RangeInclusive;
 
 use glob::Pattern;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use taut_sys::sock_diag::State;
 
+pub use self::error::FilterError;
+use self::error::wrong;
+use self::tokens::{Word, words};
+use self::values::{network, ports, states};
 use super::{Expr, Names, Side, Test, single};
 
 /// The maximum length of a filter, in bytes.
@@ -69,30 +76,6 @@ const KEYWORDS: [&str; 28] = [
     "cgroup",
 ];
 
-/// Why a filter is invalid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}{}{}", at(.word), after(.advice))]
-pub struct FilterError {
-    what: String,
-    /// The wrong word; `None` for the end of the filter.
-    word: Option<String>,
-    /// What to write instead.
-    advice: Option<String>,
-}
-
-fn after(advice: &Option<String>) -> String {
-    advice
-        .as_ref()
-        .map_or_else(String::new, |advice| format!("; {advice}"))
-}
-
-fn at(word: &Option<String>) -> String {
-    match word {
-        Some(word) => format!(", at {:?}", crate::sanitize::text(word.as_bytes())),
-        None => ", at its end".into(),
-    }
-}
-
 /// Parses an expression. An empty one matches every connection.
 ///
 /// # Errors
@@ -120,61 +103,6 @@ pub(super) fn parse(text: &str, names: &dyn Names) -> Result<Expr, FilterError> 
         [] => Ok(expr),
         _ => Err(reader.expected("`and`, `or` or the end")),
     }
-}
-
-/// A word of the filter. A quoted word is never an operator.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Word<'a> {
-    text: &'a str,
-    quoted: bool,
-}
-
-/// Splits at blanks and around parentheses and operators. Quoted text is one word.
-fn words(text: &str) -> Result<Vec<Word<'_>>, FilterError> {
-    let mut words = Vec::new();
-    let mut rest = text.trim_start();
-    while let Some(first) = rest.chars().next() {
-        if let '"' | '\'' = first {
-            let inside = &rest[1..];
-            let Some(end) = inside.find(first) else {
-                return Err(FilterError {
-                    what: "a quote is not closed".into(),
-                    word: Some(rest.to_owned()),
-                    advice: None,
-                });
-            };
-            words.push(Word {
-                text: &inside[..end],
-                quoted: true,
-            });
-            rest = inside[end + 1..].trim_start();
-            continue;
-        }
-        let length = match first {
-            '(' | ')' => 1,
-            '&' | '|' if rest[1..].starts_with(first) => 2,
-            '=' | '!' | '<' | '>' if rest[1..].starts_with('=') => 2,
-            '&' | '|' | '=' | '!' | '<' | '>' => 1,
-            _ => {
-                let ends = |c: char| {
-                    c.is_whitespace() || matches!(c, '(' | ')' | '"' | '\'' | '=' | '<' | '>')
-                };
-                let word = rest.find(ends).unwrap_or(rest.len());
-                // `dport!=443`, but not the `!` in a pattern such as `[!a]`.
-                match rest[..word].strip_suffix('!') {
-                    Some(before) if rest[word..].starts_with('=') => before.len(),
-                    _ => word,
-                }
-            }
-        };
-        let (word, after) = rest.split_at(length);
-        words.push(Word {
-            text: word,
-            quoted: false,
-        });
-        rest = after.trim_start();
-    }
-    Ok(words)
 }
 
 struct Reader<'a> {
@@ -629,14 +557,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn wrong(what: String, word: &str, advice: Option<String>) -> FilterError {
-    FilterError {
-        what,
-        word: Some(word.to_owned()),
-        advice,
-    }
-}
-
 /// Returns the known word that is most similar to `word`; `None` if none is similar.
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.map(|one| (strsim::jaro_winkler(word, one), one));
@@ -670,72 +590,4 @@ fn of(mut exprs: Vec<Expr>, several: impl FnOnce(Vec<Expr>) -> Expr) -> Expr {
         1 => exprs.remove(0),
         _ => several(exprs),
     }
-}
-
-fn network(word: &str) -> Option<IpNet> {
-    let word = word.trim_start_matches('[').trim_end_matches(']');
-    let address = word.parse::<IpAddr>().ok().map(single);
-    address.or_else(|| word.parse().ok()).map(canonical)
-}
-
-/// Returns a network of IPv4-mapped addresses (RFC 4291 section 2.5.5.2) as one of IPv4, which a socket of both
-/// families also has.
-fn canonical(net: IpNet) -> IpNet {
-    let v4 = match net {
-        IpNet::V4(_) => None,
-        IpNet::V6(of) => of
-            .addr()
-            .to_ipv4_mapped()
-            .zip(of.prefix_len().checked_sub(96)),
-    };
-    let v4 = v4.and_then(|(address, length)| Ipv4Net::new(address, length).ok());
-    v4.map_or(net, IpNet::V4)
-}
-
-fn ports(word: &str) -> Option<RangeInclusive<u16>> {
-    match word.split_once('-') {
-        None => word.parse().ok().map(|port| port..=port),
-        Some((from, to)) => {
-            let (from, to) = (from.parse().ok()?, to.parse().ok()?);
-            (from <= to).then_some(from..=to)
-        }
-    }
-}
-
-/// Parses the name of a state in the spelling of RFC 9293 or ss, or of ss's name for several, in
-/// upper or lower case. Returns no state for one whose sockets are not shown; `None` if there is no
-/// such name.
-fn states(name: &str) -> Option<Vec<State>> {
-    const ALL: [State; 9] = [
-        State::Established,
-        State::SynSent,
-        State::SynRecv,
-        State::FinWait1,
-        State::FinWait2,
-        State::CloseWait,
-        State::LastAck,
-        State::Closing,
-        State::Closed,
-    ];
-    let all_but = |without: &[State]| {
-        let all = ALL.into_iter();
-        Some(all.filter(|state| !without.contains(state)).collect())
-    };
-    let letters = |name: &str| -> String {
-        let letters = name.chars().filter(char::is_ascii_alphanumeric);
-        letters.map(|c| c.to_ascii_lowercase()).collect()
-    };
-    let name = match &*letters(name) {
-        "all" => return all_but(&[]),
-        "connected" => return all_but(&[State::Closed]),
-        "synchronized" => return all_but(&[State::Closed, State::SynSent]),
-        "bucket" => return Some(vec![State::SynRecv]),
-        "big" => return all_but(&[State::SynRecv]),
-        "listening" | "listen" | "timewait" => return Some(Vec::new()),
-        "estab" => "established".to_owned(),
-        "synrecv" => "synreceived".to_owned(),
-        other => other.to_owned(),
-    };
-    let found = ALL.into_iter().find(|state| letters(state.name()) == name);
-    found.map(|state| vec![state])
 }

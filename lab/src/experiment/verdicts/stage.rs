@@ -1,16 +1,19 @@
 //! The world of one run, and its programs.
 
-use std::collections::BTreeMap;
+mod observer;
+mod run;
+
 use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use taut_sys::child::Child;
 
+use self::observer::Observer;
+pub(super) use self::run::{Shown, carried_without_limit, run};
 use super::away::Away;
 use super::case::Case;
 use super::cause::{Cause, End};
@@ -32,9 +35,6 @@ const LARGE: u64 = 4 << 30;
 const QUESTIONS: u32 = 100_000;
 /// The second port of nginx, for another flow that is not observed.
 const OTHER_PORT: u16 = 8080;
-/// The time for which the other flow runs before the observed one begins, so that it has filled the
-/// queue.
-const OTHER_FIRST: Duration = Duration::from_secs(3);
 /// iperf3's port.
 const IPERF_PORT: u16 = 5201;
 /// The port to which a program or a guest sends data, which is discarded, and the first of the server's ports for output
@@ -43,21 +43,11 @@ const SINK_PORT: u16 = 5009;
 const HEARD_PORT: u16 = 5010;
 /// How long iperf3 may take until it listens again, and a connection until it has ended.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a command may take to observe and to end.
-const LONGEST: Duration = Duration::from_secs(120);
 /// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How `taut watch` marks the record of a connection's end.
-const END: &str = "\"event\":\"end\"";
 
 /// A quota that stops no program of one thread or two.
 const UNLIMITED_CPUS: f64 = 8.0;
-/// The time for which data flows in a world without its limit, before what it carries is measured,
-/// and the time of the measurement.
-const WITHOUT_LIMIT_START: Duration = Duration::from_secs(5);
-const WITHOUT_LIMIT: Duration = Duration::from_secs(5);
-/// The share of a full frame that is payload: 1448 of 1514 bytes.
-const PAYLOAD_SHARE: f64 = 1448.0 / 1514.0;
 
 /// A world with its programs.
 pub(super) struct Stage<'a> {
@@ -69,165 +59,6 @@ pub(super) struct Stage<'a> {
     writing: Option<Writer>,
     serving: Option<Service>,
     world: World,
-}
-
-/// The results of a run.
-pub(super) struct Shown {
-    /// What `taut why` said.
-    pub(super) why: Statement,
-    /// What the other commands said.
-    pub(super) others: BTreeMap<Mode, Statement>,
-    /// The share of the bottleneck that was used during the observation.
-    pub(super) used: f64,
-    /// How long a segment waited in its queue, on average.
-    pub(super) wait: Duration,
-    /// The share of the time in which a sender that pauses had data.
-    pub(super) busy: Option<f64>,
-}
-
-/// A command that observes the connection.
-struct Observer {
-    mode: Mode,
-    child: Child,
-    /// `taut why` at the other end, whose report the command reads.
-    far: Option<Child>,
-    output: PathBuf,
-}
-
-/// Runs a case, which `taut why` and the commands of these modes observe.
-pub(super) fn run(
-    case: &Case,
-    modes: &[Mode],
-    request: &Request,
-) -> Result<Shown, ExperimentError> {
-    let short = |time| shortened(time, request);
-    let mut stage = Stage::build(case)?;
-    if case.cause == Cause::NoAnswer {
-        stage.cut();
-    }
-    if case.family == Family::Standing {
-        stage.fetch(OTHER_PORT)?;
-        // The observed connection finds a path with a queue.
-        std::thread::sleep(OTHER_FIRST);
-    }
-    if let Some(time) = case.cause.warm_up() {
-        stage.talk()?;
-        // The observation covers only what happens after this time.
-        std::thread::sleep(short(time));
-    }
-    if case.cause == Cause::Cut {
-        stage.cut();
-    }
-    let began = Instant::now();
-    let before = stage.bottleneck()?;
-    let watch = short(case.watch());
-    let has_both = modes.contains(&Mode::BothEnds) && Mode::BothEnds.can_tell(case);
-    let why = match has_both {
-        true => stage.observe(Mode::BothEnds, request, watch)?,
-        false => stage.observe(Mode::Why, request, watch)?,
-    };
-    let others = || {
-        let others = modes.iter();
-        let others = others.filter(|mode| !matches!(mode, Mode::Why | Mode::BothEnds));
-        others.filter(|mode| mode.can_tell(case))
-    };
-    // In a guest, which has little CPU time, one command would slow down the other.
-    let is_guest = case.cause.watched() == End::Guest;
-    let mut beside = Vec::new();
-    if !is_guest {
-        for mode in others() {
-            beside.push(stage.observe(*mode, request, watch)?);
-        }
-    }
-    if case.cause.warm_up().is_none() {
-        stage.talk()?;
-    }
-    let from = Instant::now();
-    let why = why.finish()?;
-    let busy = stage
-        .writing
-        .as_ref()
-        .map(|writer| writer.busy(from, Instant::now()));
-    // The commands take some time to start.
-    let watched = watch.max(began.elapsed()).as_secs_f64();
-    let after = stage.bottleneck()?;
-    let mut said = BTreeMap::new();
-    if has_both {
-        said.insert(Mode::BothEnds, Mode::BothEnds.statement(&why, false)?);
-    }
-    if is_guest {
-        for mode in others() {
-            let observer = stage.observe(*mode, request, watch)?;
-            said.insert(*mode, mode.statement(&observer.finish()?, false)?);
-        }
-    }
-    // `taut watch` comes last, because it needs the connection's end.
-    beside.sort_by_key(|observer| observer.mode);
-    for observer in beside {
-        let mode = observer.mode;
-        said.insert(mode, stage.finish(observer)?);
-    }
-    let bits = 8.0 * (after.delivered_bytes - before.delivered_bytes) as f64;
-    Ok(Shown {
-        why: Mode::Why.statement(&why, false)?,
-        others: said,
-        used: bits / (case.rate.0 as f64 * watched),
-        wait: after.mean_wait_since(&before),
-        busy,
-    })
-}
-
-/// Runs a case without its limit. Returns the payload that its bottleneck carries after the start,
-/// in bytes a second.
-pub(super) fn carried_without_limit(
-    case: &Case,
-    request: &Request,
-) -> Result<f64, ExperimentError> {
-    let case = case.without_limit();
-    let mut stage = Stage::build(&case)?;
-    stage.talk()?;
-    std::thread::sleep(shortened(WITHOUT_LIMIT_START, request));
-    let (began, before) = (Instant::now(), stage.bottleneck()?);
-    std::thread::sleep(shortened(WITHOUT_LIMIT, request));
-    let (took, after) = (began.elapsed(), stage.bottleneck()?);
-    let bytes = (after.delivered_bytes - before.delivered_bytes) as f64;
-    Ok(bytes * PAYLOAD_SHARE / took.as_secs_f64())
-}
-
-/// Returns a time of the plan, or in the smallest form a second.
-fn shortened(time: Duration, request: &Request) -> Duration {
-    request
-        .form
-        .pick(time, time, Duration::from_secs(1).min(time))
-}
-
-// === impl Observer ===
-
-impl Observer {
-    /// Waits until the command ends, and returns its output.
-    fn finish(mut self) -> Result<String, ExperimentError> {
-        let mut finish = || {
-            for child in [&mut self.child].into_iter().chain(&mut self.far) {
-                match child.wait_for(LONGEST)? {
-                    Some(status) if status.success() => {}
-                    Some(status) => return Err(io::Error::other(format!("it failed ({status})"))),
-                    None => return Err(io::Error::other("it does not end")),
-                }
-            }
-            fs::read_to_string(&self.output)
-        };
-        let text = finish().map_err(ExperimentError::machine(self.mode.name()))?;
-        tracing::debug!("output of {}: {}", self.mode.name(), text.trim());
-        Ok(text)
-    }
-
-    fn wait_for_end(&self) -> io::Result<()> {
-        let began = Instant::now();
-        while !fs::read_to_string(&self.output)?.contains(END) && began.elapsed() < PATIENCE {
-            std::thread::sleep(PAUSE);
-        }
-        Ok(())
-    }
 }
 
 // === impl Stage ===

@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{ALLOW_PATH_MTU, Evidence, segments};
+use super::Evidence;
+use super::remedy::ALLOW_PATH_MTU;
+use super::units::segments;
 use crate::namespaces::OWN;
 use crate::verdict::{Direction, DropPlace, HostDrop};
 
