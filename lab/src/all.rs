@@ -2,15 +2,40 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::experiment::progress::say;
-use taut_lab::experiment::{self, Experiment, Form, Request, table};
-use taut_lab::report;
+use taut_lab::experiment::{Experiment, Form, Request, table};
+use taut_lab::{registry, report};
 
-use crate::{All, Failure, beside, find, prepare, print, write_json};
+use crate::running::{Failure, beside, find, prepare, print, write_json};
+
+/// Run every experiment, one after the other, and make DIR/report.html
+#[derive(clap::Args)]
+pub(crate) struct All {
+    /// The directory for the outcomes (NAME.json) and the page
+    dir: PathBuf,
+    /// Run the short forms, within 60 seconds each
+    #[arg(long)]
+    quick: bool,
+    /// Seed of random choices; the same seed makes the same choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Keep the outcomes that are in DIR and run only the other experiments
+    #[arg(long)]
+    resume: bool,
+    /// Run only these experiments, which commas separate
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<String>,
+    /// The tree that this program was built from, such as a commit: the page marks outcomes of others
+    #[arg(long, value_name = "TEXT")]
+    tree: Option<String>,
+    /// The `taut` binary to measure [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    taut: Option<PathBuf>,
+}
 
 /// How an experiment ended.
 enum End {
@@ -24,7 +49,7 @@ pub(crate) fn run(args: &All) -> Result<(), Failure> {
     let usage = |e: &dyn std::fmt::Display| Failure::Usage(format!("{}: {e}", dir.display()));
     fs::create_dir_all(dir).map_err(|e| usage(&e))?;
     let mut kept = BTreeMap::new();
-    for experiment in experiment::ALL {
+    for experiment in registry::ALL {
         kept.extend(kept_outcome(args, experiment)?.map(|outcome| (experiment.name, outcome)));
     }
     if !args.resume && !kept.is_empty() {
@@ -37,7 +62,7 @@ pub(crate) fn run(args: &All) -> Result<(), Failure> {
         chosen.push(find(name)?.name);
     }
     let chosen = |experiment: &&Experiment| chosen.is_empty() || chosen.contains(&experiment.name);
-    let experiments: Vec<&'static Experiment> = experiment::ALL.iter().filter(chosen).collect();
+    let experiments: Vec<&'static Experiment> = registry::ALL.iter().filter(chosen).collect();
     // Checked before hours of measurements, not after.
     beside(&dir.join("report.html")).map_err(|e| usage(&e))?;
     let request = Request {
@@ -210,9 +235,9 @@ mod tests {
 
     #[test]
     fn all_full_forms_take_three_hours_at_most() {
-        let minutes: u16 = experiment::ALL.iter().map(|e| e.minutes).sum();
+        let minutes: u16 = registry::ALL.iter().map(|e| e.minutes).sum();
         assert!(minutes <= 180, "{minutes}");
-        assert!(experiment::ALL.iter().all(|e| e.minutes <= 20));
+        assert!(registry::ALL.iter().all(|e| e.minutes <= 20));
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn outcome(
              belongs to the sockets of the client and the server."
                 .to_owned(),
         ],
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 

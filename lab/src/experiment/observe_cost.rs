@@ -134,7 +134,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
              of a start."
                 .to_owned(),
         ],
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     })
 }
 

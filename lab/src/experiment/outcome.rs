@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Experiment, Request, stats};
+use super::request::Request;
+use super::stats;
 
 /// One run of an experiment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -140,9 +141,9 @@ pub struct Series {
 
 impl Outcome {
     /// Returns an outcome of `experiment` on this machine, without checks, figures and notes.
-    pub fn new(experiment: &Experiment, request: &Request) -> Self {
+    pub fn new(experiment: &str, request: &Request) -> Self {
         Self {
-            experiment: experiment.name.to_owned(),
+            experiment: experiment.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tree: None,
             seed: request.seed,

@@ -131,7 +131,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             time.as_secs(),
             warm_up.as_secs()
         )],
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     })
 }
 

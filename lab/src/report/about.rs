@@ -276,11 +276,11 @@ impl About {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment;
+    use crate::registry;
 
     #[test]
     fn every_experiment_is_described() {
-        for one in experiment::ALL {
+        for one in registry::ALL {
             assert!(of(one.name).is_some(), "{}", one.name);
         }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{about, error::ReportError};
-use crate::experiment::{self, outcome::Outcome};
+use crate::{experiment::outcome::Outcome, registry};
 
 /// The most bytes of a reason that are read.
 const REASON: u64 = 4096;
@@ -54,7 +54,7 @@ pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
 /// Returns the experiments that are not among `runs`, in the order of the report.
 pub(super) fn missing(dir: &Path, runs: &[Run]) -> Result<Vec<Missing>, ReportError> {
     let has_run = |name: &str| runs.iter().any(|run| run.outcome.experiment == name);
-    let names = experiment::ALL.iter().map(|one| one.name);
+    let names = registry::ALL.iter().map(|one| one.name);
     let mut missing = names
         .filter(|name| !has_run(name))
         .map(|experiment| {

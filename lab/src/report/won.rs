@@ -146,7 +146,7 @@ fn written(form: Form, value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment;
+    use crate::registry;
 
     /// The guide's list of experiments, with a link to the page of each.
     const LIST: &str = include_str!("../../../docs/lab.md");
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn every_experiment_is_on_the_page_that_the_guide_links_to() {
-        for one in experiment::ALL {
+        for one in registry::ALL {
             let name = one.name;
             let (page, _) = described(name).unwrap_or_else(|| panic!("no page describes {name}"));
             let link = format!("[`{name}`]({page}#{name})");
@@ -188,7 +188,7 @@ mod tests {
     fn every_figure_is_of_an_experiment_and_a_headline_that_exist() {
         for won in ALL {
             assert!(
-                experiment::ALL.iter().any(|one| one.name == won.experiment),
+                registry::ALL.iter().any(|one| one.name == won.experiment),
                 "{won:?}"
             );
             let (page, text) = described(won.experiment).unwrap_or_else(|| panic!("{won:?}"));
@@ -199,15 +199,12 @@ mod tests {
     #[test]
     fn the_papers_figures_are_those_of_the_outcomes() {
         let sentences = ALL.iter().map(|won| {
-            let paper = filled(won.paper, &experiment::paper(won.experiment));
+            let paper = filled(won.paper, &registry::paper(won.experiment));
             paper.unwrap_or_else(|| panic!("{won:?} names a figure that no outcome has"))
         });
         let sentences: Vec<_> = sentences.collect();
         assert!(sentences[0].starts_with("The paper: up to 3\u{d7} "));
         assert!(sentences[5].contains("150 to 580 Mbit/s"), "{sentences:?}");
-        assert_eq!(
-            filled("{none} here", &experiment::paper("pied-piper")),
-            None
-        );
+        assert_eq!(filled("{none} here", &registry::paper("pied-piper")), None);
     }
 }

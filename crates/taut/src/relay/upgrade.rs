@@ -22,7 +22,6 @@ use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Request, Status};
 use taut_relay::handover::START;
 
-use crate::Cli;
 use crate::failure::Failure;
 
 /// The interval at which operators' socket is asked whether the new process has taken over.
@@ -101,6 +100,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// The command line of a relay.
+#[derive(clap::Parser)]
+struct Relay {
+    #[command(flatten)]
+    args: super::Args,
+}
+
 /// Returns the control socket of the relay, unless it has none.
 fn control_of(args: &Args, main: Option<u32>) -> Result<Option<PathBuf>, Failure> {
     if let Some(control) = &args.control {
@@ -110,13 +116,9 @@ fn control_of(args: &Args, main: Option<u32>) -> Result<Option<PathBuf>, Failure
     let config = match (&args.config, main) {
         (Some(file), _) => taut_relay::config::Config::load(file).map_err(|e| usage(&e))?,
         (None, Some(main)) => {
-            let arguments = arguments_of(main)?;
-            let words = std::iter::once(OsString::from("taut")).chain(arguments);
-            let parsed = Cli::try_parse_from(words).map_err(|e| usage(&e))?;
-            let crate::Command::Relay(relay) = parsed.command else {
-                return Err(not_a_relay(main));
-            };
-            super::configuration(&relay).map_err(|e| usage(&e))?
+            // `relay` stands where a program has its name.
+            let relay = Relay::try_parse_from(arguments_of(main)?).map_err(|e| usage(&e))?;
+            super::configuration(&relay.args).map_err(|e| usage(&e))?
         }
         (None, None) => return Ok(Some(control::PATH.into())),
     };

@@ -50,7 +50,7 @@ pub(super) fn outcome(
         series: series(measured, plan),
         paper: paper(),
         notes: notes(measured, plan),
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 

@@ -255,6 +255,6 @@ fn outcome(
              the budget; the old value is restored at the end."
                 .to_owned(),
         ],
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }

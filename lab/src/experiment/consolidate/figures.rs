@@ -52,7 +52,7 @@ pub(super) fn outcome(
         series: series(measured),
         paper: paper(),
         notes: notes(measured),
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 
@@ -252,7 +252,7 @@ fn calibration(measured: &Measured) -> Calibration {
 }
 
 /// Returns the paper's figures: the medians of figure 5. Figure 6 has no numbers.
-pub(in crate::experiment) fn paper() -> Map<String, Value> {
+pub(crate) fn paper() -> Map<String, Value> {
     let medians = json!({
         Configuration::AsItComes.label(): {"100 kB": 0.192},
         Configuration::Tuned.label(): {"100 kB": 0.778},

@@ -20,7 +20,7 @@ use super::progress::Progress;
 use super::{Experiment, ExperimentError, Form, Request};
 use crate::peer::program;
 #[cfg(test)]
-pub(in crate::experiment) use figures::paper;
+pub(crate) use figures::paper;
 use measured::Measured;
 use plan::{Part, Plan, Scenario};
 use rig::Rig;

@@ -341,7 +341,7 @@ fn outcome(
             .cloned()
             .unwrap_or_default(),
         notes,
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 

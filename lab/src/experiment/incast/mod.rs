@@ -264,12 +264,12 @@ fn outcome(
         .into_iter()
         .chain(late_note)
         .collect(),
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 
 /// The paper's figures.
-pub(super) fn paper() -> Map<String, Value> {
+pub(crate) fn paper() -> Map<String, Value> {
     json!({
         "timeouts_tcp_1ms_1_sender_1024_kb": 698, "timeouts_pvtcp_1ms_1_sender_1024_kb": 2,
         "goodput_gain_20_senders": {"1024_kb": 0.036, "512_kb": 0.058, "256_kb": 0.079, "128_kb": 0.094},

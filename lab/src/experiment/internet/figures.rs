@@ -28,7 +28,7 @@ pub(super) fn outcome(measured: &Measured, environment: Environment, request: &R
         paper: paper(),
         ideal: ideal(),
         notes: notes(measured),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 
@@ -190,7 +190,7 @@ fn ideal() -> Map<String, Value> {
 
 /// Returns the numbers in the text and captions of pied-piper 1, 2.3 and 4.2. The figures there are
 /// bars.
-pub(in crate::experiment) fn paper() -> Map<String, Value> {
+pub(crate) fn paper() -> Map<String, Value> {
     [
         ("speedup_4mb", json!("5 (OCD Baseline, section 1)")),
         (

@@ -15,7 +15,7 @@ use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 #[cfg(test)]
-pub(in crate::experiment) use figures::paper;
+pub(crate) use figures::paper;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {

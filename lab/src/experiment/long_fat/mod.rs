@@ -246,12 +246,12 @@ fn outcome(
         .into_iter()
         .chain(late_note)
         .collect(),
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 
 /// The thesis's figures.
-pub(super) fn paper() -> Map<String, Value> {
+pub(crate) fn paper() -> Map<String, Value> {
     json!({
         "throughput_mbit_s_window_16_kb": 132, "throughput_mbit_s_window_2_mb": 438,
         "throughput_mbit_s_before": 150, "throughput_mbit_s_after": 580, "window_untuned_bytes": 2896,

@@ -51,7 +51,7 @@ pub(super) fn outcome(
         series: series(found),
         // No paper compares today's relays.
         notes: notes(found, plan),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 

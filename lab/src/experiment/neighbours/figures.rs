@@ -45,7 +45,7 @@ pub(super) fn outcome(
             ("cubic_share_left".to_owned(), json!(1)),
         ]),
         notes: notes(contests, repeated),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 

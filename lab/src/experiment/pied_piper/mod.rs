@@ -25,7 +25,7 @@ use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use figures::Found;
 #[cfg(test)]
-pub(in crate::experiment) use figures::paper;
+pub(crate) use figures::paper;
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -30,7 +30,7 @@ pub(super) fn outcome(
         series: series(measured),
         // No paper compares today's relays.
         notes: notes(measured, plan),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 

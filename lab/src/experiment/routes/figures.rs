@@ -38,7 +38,7 @@ pub(super) fn outcome(measured: &Measured, environment: Environment, request: &R
         paper: paper(),
         ideal: Map::new(),
         notes: notes(&pairs, measured),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 

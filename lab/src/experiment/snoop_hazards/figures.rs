@@ -117,7 +117,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
             .collect(),
         series: found.parts.iter().flat_map(series).collect(),
         notes: found.parts.iter().flat_map(notes).collect(),
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         headline: headline.map(|(key, value)| (key.to_owned(), value)).into(),
         series: series(found),
         notes: notes(found),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 

@@ -170,7 +170,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         headline,
         series: series.collect(),
         notes,
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 

@@ -186,7 +186,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         headline,
         series: verdicts.chain(used).collect(),
         notes,
-        ..Outcome::new(&EXPERIMENT, request)
+        ..Outcome::new(EXPERIMENT.name, request)
     }
 }
 

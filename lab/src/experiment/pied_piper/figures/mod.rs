@@ -4,7 +4,7 @@ mod calibration;
 mod headline;
 mod notes;
 #[cfg(test)]
-pub(in crate::experiment) use notes::paper;
+pub(crate) use notes::paper;
 mod series;
 
 use super::download::{Condition, Size, Way};
@@ -33,7 +33,7 @@ pub(super) fn outcome(found: &Found, environment: Environment, request: &Request
         paper: notes::paper(),
         ideal: notes::ideal(),
         notes: notes::notes(found),
-        ..Outcome::new(&super::EXPERIMENT, request)
+        ..Outcome::new(super::EXPERIMENT.name, request)
     }
 }
 

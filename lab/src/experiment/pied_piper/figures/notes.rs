@@ -30,7 +30,7 @@ pub(super) fn ideal() -> Map<String, Value> {
 
 /// Returns the numbers in the text of sections 3.3 and 6.3, because the figures there are bars and
 /// curves without numbers. The report shows a number beside the headline's figure of the same key.
-pub(in crate::experiment) fn paper() -> Map<String, Value> {
+pub(crate) fn paper() -> Map<String, Value> {
     Map::from_iter([
         ("rtt_client_near_ms".to_owned(), json!(32.7)),
         ("rtt_near_far_ms".to_owned(), json!(215)),
