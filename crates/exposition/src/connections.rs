@@ -1,8 +1,9 @@
-//! Places for connections, with a share for each source.
+//! Bounds the number of open connections by closing the least recently used one of the largest
+//! source.
 //!
-//! A new connection never waits: if all places are taken, one of the source that has the most makes
-//! room, the one that has asked for nothing the longest. So who holds connections open keeps
-//! no other from being answered.
+//! A new connection is always accepted. If all slots are used, the source with the most connections
+//! loses the one whose last request (or opening) is oldest, so a client that holds connections open
+//! cannot block others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -43,8 +44,8 @@ impl Connections {
         }
     }
 
-    /// Takes a place for a connection from this address. Returns its number, a receiver that ends
-    /// when the place is taken away, and whether another connection had to make room.
+    /// Adds a connection. Returns its ID, a receiver that resolves when the connection must close,
+    /// and whether another one had to close.
     pub(crate) fn enter(&self, source: IpAddr) -> (u64, Receiver<()>, bool) {
         let mut state = self.lock();
         let makes_room = state.by_id.len() >= self.most;
@@ -72,7 +73,7 @@ impl Connections {
         }
     }
 
-    /// Frees the place of a connection that has ended.
+    /// Frees the slot of a connection that has ended.
     pub(crate) fn leave(&self, id: u64) {
         self.lock().by_id.remove(&id);
     }
@@ -85,8 +86,8 @@ impl Connections {
 // === impl State ===
 
 impl State {
-    /// Returns the connection that has asked for nothing the longest, of the source that has the
-    /// most.
+    /// Returns the connection whose last request (or opening) is oldest, of the source with the
+    /// most connections.
     fn idlest_of_largest(&self) -> Option<u64> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for connection in self.by_id.values() {
@@ -103,7 +104,7 @@ impl State {
     }
 }
 
-/// Returns the party behind an address: of IPv6 a network of 64 bits, which one host can have.
+/// Returns the source that an address counts for: the IPv4 address, or the IPv6 /64.
 fn party(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -129,7 +130,7 @@ mod tests {
         let [mut scraper, mut first, mut second, mut third] =
             [1, 2, 2, 2].map(|last| places.enter(source(last)));
         assert!(!third.2);
-        // The scraper has been idle for longest, but has one place only.
+        // The scraper has been idle for longest, but has only one connection.
         places.used(first.0);
         let mut probe = places.enter(source(3));
         assert!(probe.2);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_all_places_keeps_none_from_a_newcomer() {
+    fn a_source_that_fills_all_slots_still_gets_its_newest_connection() {
         let places = Connections::new(3);
         let mut held: Vec<_> = (0..100).map(|_| places.enter(source(1))).collect();
         let mut newcomer = places.enter(source(1));
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_has_ended_leaves_its_place() {
+    fn a_closed_connection_frees_its_slot() {
         let places = Connections::new(1);
         let (id, ..) = places.enter(source(1));
         places.leave(id);

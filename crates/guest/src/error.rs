@@ -15,20 +15,20 @@ pub enum LoadError {
     #[error(transparent)]
     Directory(#[from] JobDirError),
     /// The process has no privileges.
-    #[error("run this as root: it loads BPF programs")]
+    #[error("`taut guest` must run as root: it loads, reads and unloads BPF programs")]
     NotRoot,
     /// The kernel does not export its types.
     #[error(transparent)]
     NoBtf(taut_bpf::Error),
     /// There is no BPF file system to pin the programs in.
     #[error(
-        "/sys/fs/bpf is not a BPF file system, and the programs are pinned there; run `mount -t bpf bpf /sys/fs/bpf`"
+        "/sys/fs/bpf: no BPF file system is mounted there, and the programs are pinned in it. Mount it:\n  mount -t bpf bpf /sys/fs/bpf"
     )]
     NoBpfFs,
     /// Users other than root could replace the pins in this directory.
     #[error(
-        "{path} is not a directory that only root can write to, so another user could choose what is loaded or removed; see who made it \
-         (`ls -ld {path}`), remove it and run this again"
+        "{path}: not a directory that only root can write to; another user could choose what is loaded. Inspect and remove it:\n  \
+         ls -ld {path}"
     )]
     NotRoots {
         /// The directory.
@@ -36,7 +36,7 @@ pub enum LoadError {
     },
     /// The kernel lacks the congestion control that Taut's control calls.
     #[error(
-        "the kernel has no congestion control {name} ({config}): {source}; `modprobe tcp_{name}` may say more"
+        "{name}: the kernel lacks this congestion control ({config}): {source}. To see why:\n  modprobe tcp_{name}"
     )]
     NoKernelControl {
         /// `bbr` or `cubic`.
@@ -60,8 +60,8 @@ pub enum LoadError {
     },
     /// Another process or pin keeps the registration of a congestion control of Taut.
     #[error(
-        "{name} is still registered although no pin of Taut's keeps it, so something else does; `bpftool link` and `bpftool struct_ops` \
-         list what. Remove it, and run this command again"
+        "{name}: still registered, but not by a pin of taut guest. Find and remove the owner, then run this again:\n  \
+         bpftool struct_ops show; bpftool link show"
     )]
     StillRegistered {
         /// `taut_bbr` or `taut_cubic`.
@@ -78,7 +78,7 @@ pub enum LoadError {
     /// A file or directory cannot be used.
     #[error("cannot {action} {path}: {source}")]
     File {
-        /// The action: `make`, `open`, `lock`, `list`, `inspect`, `read` or `remove`.
+        /// The action: `create`, `lock`, `list`, `inspect`, `read` or `remove`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,

@@ -1,5 +1,5 @@
-//! The pins, which keep the programs in the kernel without a process, in a directory that only root
-//! can change.
+//! The directory in bpffs, writable only by root, whose pins keep the programs loaded without a
+//! process.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -27,7 +27,7 @@ const IN_USE: u32 = 1;
 const REGISTERED: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 /// The longest wait until the kernel has unregistered a congestion control.
 const UNREGISTERED_WITHIN: Duration = Duration::from_secs(5);
-/// The time between two looks at [`REGISTERED`].
+/// The time between two reads of [`REGISTERED`].
 const POLL: Duration = Duration::from_millis(2);
 
 /// The directory of the pins.
@@ -64,7 +64,7 @@ impl Pins {
         for directory in [TAUT, DIRECTORY].map(Path::new) {
             match DirBuilder::new().mode(0o700).create(directory) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(file("make", directory)(e));
+                    return Err(file("create", directory)(e));
                 }
                 // Checked afterwards: another process may have created it first.
                 _ => exists(directory)?,
@@ -73,12 +73,13 @@ impl Pins {
         Ok(Self(Path::new(DIRECTORY)))
     }
 
+    /// Returns the path of the pin `name`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Returns whether every pin of the loaded congestion controls exists. A command that was killed
-    /// leaves only some.
+    /// Returns whether the pins of the gap detector and of at least one congestion control are all
+    /// there; a command that was killed leaves only some. The optional pin `tick` is not required.
     pub(crate) fn is_complete(&self) -> bool {
         let exists = |name| self.path(name).exists();
         let controls = self.controls();
@@ -97,7 +98,7 @@ impl Pins {
         Control::ALL.into_iter().filter(is_pinned).collect()
     }
 
-    /// Unregisters a congestion control and removes the pins of its own. Returns whether there was any.
+    /// Unregisters a congestion control and removes its pins. Returns whether it had any.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -120,8 +121,8 @@ impl Pins {
         Ok(was_pinned)
     }
 
-    /// Unregisters the congestion controls and removes every pin. Returns whether anything was
-    /// loaded.
+    /// Unregisters the congestion controls and removes every pin and the directory. Returns whether
+    /// anything was loaded.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -137,7 +138,7 @@ impl Pins {
             was_up |= remove(&entry.map_err(file("list", self.0))?.path())?;
         }
         fs::remove_dir(self.0).map_err(file("remove", self.0))?;
-        // Fails while another command of Taut has pins in the directory.
+        // Fails if another taut command has pins below /sys/fs/bpf/taut.
         let _ = fs::remove_dir(TAUT);
         Ok(was_up)
     }
@@ -159,7 +160,8 @@ fn unregister(path: &Path) -> Result<(), LoadError> {
     let state = value.as_deref().and_then(read_prefix::<[u32; 2]>);
     match state {
         Some(([_, IN_USE], _)) => map.delete(&key).map_err(&refused),
-        // The command that should have registered it, or had already unregistered it, was killed.
+        // Not registered: a command was killed between pinning and registering, or between
+        // unregistering and unpinning.
         _ => Ok(()),
     }
 }
@@ -193,8 +195,9 @@ fn is_bpf_fs() -> bool {
 /// Returns whether the directory exists.
 ///
 /// # Errors
-/// [`LoadError::NotRoots`] if another user could make root load or remove files of that user's
-/// choice: with `mount -t bpf`, every user may create directories.
+/// [`LoadError::NotRoots`] if the directory does not belong to root or others can write to it:
+/// bpffs mounted with `mount -t bpf` lets any user create directories, and such a user would choose
+/// what root loads or removes.
 fn exists(directory: &Path) -> Result<bool, LoadError> {
     match fs::symlink_metadata(directory) {
         Ok(found) if found.is_dir() && found.uid() == 0 && found.mode() & 0o022 == 0 => Ok(true),

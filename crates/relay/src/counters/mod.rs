@@ -1,4 +1,4 @@
-//! Worker counters: each has one writer, and the metrics read them.
+//! Counters of workers, forwards and peers. Each `Counter` has one writer; the metrics read them.
 
 pub(crate) mod by_member;
 pub(crate) mod counter;

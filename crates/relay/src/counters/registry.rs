@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::forward::ForwardStats;
 use super::peer::PeerStats;
 
-/// The counters of all forwards and peers that the configuration or an open session uses. Workers
-/// write to the counters without this table; only reloads, metrics and the log use it.
+/// The counters of every forward, every peer and the mesh port, for as long as the configuration or
+/// an open session uses them. Workers hold `Arc`s and never lock these tables; start, reload,
+/// metrics and status do.
 #[derive(Debug)]
 pub(crate) struct Registry {
     workers: usize,

@@ -39,10 +39,10 @@ pub(super) struct Assembly {
     pub(super) unused: Vec<Passed>,
 }
 
-/// How the names of relays in a configuration are treated.
+/// Which relays of a configuration are used, and how strictly their names are checked.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// Each must be that of a member. Otherwise, those of relays that are no longer members are left out.
+    /// Every named relay must be a member. If unset, names of former members are ignored.
     pub(super) checked: bool,
     /// Relays that are left out.
     pub(super) drained: BTreeSet<MemberName>,
@@ -70,8 +70,8 @@ impl Names {
         Ok(relays)
     }
 
-    /// Returns the relays whose names must have an address. With names that are not checked there is none: a name
-    /// must not keep a relay from being revoked.
+    /// Returns the relays that are looked up before the configuration is adopted; none if names are
+    /// unchecked, so that no look-up can delay the revocation of a relay.
     fn needed(&self, config: &Config) -> Vec<MemberName> {
         match self.checked {
             true => named_relays(config),
@@ -80,8 +80,10 @@ impl Names {
     }
 }
 
-/// Acquires the resources of `config` that `before` does not hold. Dropping the result releases
-/// them.
+/// Acquires what `config` needs and `before` does not hold. Dropping the result releases it.
+///
+/// # Errors
+/// [`StartError`]; everything that was acquired has been released then.
 pub(super) fn assemble(
     config: &Config,
     workers: usize,
@@ -122,7 +124,7 @@ pub(super) fn assemble(
         _ => None,
     };
     if let Some((i, to)) = find_loop(&routes)
-        // A transparent forward has no destination of its own to compare.
+        // A transparent forward has no configured destination to report.
         && config.forwards[i].destinations().next().is_some()
     {
         return Err(StartError::looped(&to));
@@ -176,13 +178,14 @@ struct Assembler<'a> {
     binder: Binder<'a>,
     /// The relays that connections are made to.
     peers: Vec<Arc<Peer>>,
-    /// What the configuration holds.
+    /// The resources that the new configuration holds.
     next: Holdings,
 }
 
 // === impl Assembler ===
 
 impl Assembler<'_> {
+    /// Adds the relays that this node dials, with their addresses.
     fn add_peers(
         &mut self,
         relays: Vec<(Arc<Member>, Vec<Arc<Targets>>)>,
@@ -209,8 +212,8 @@ impl Assembler<'_> {
         }
     }
 
-    /// Binds a forward's addresses and returns where it leads. `targets` are those of its destinations, and then those of
-    /// each server name.
+    /// Binds a forward's addresses and returns its route. `targets`: those of the default
+    /// destinations, then those of each server name, in order.
     fn route(
         &mut self,
         forward: &Forward,
@@ -219,8 +222,8 @@ impl Assembler<'_> {
     ) -> Result<Arc<Route>, StartError> {
         let options = Arc::new(upstream.clone());
         let transparent = forward.transparent.is_some();
-        let bound =
-            { &mut self.binder }.bind(&forward.listen, &client, transparent, &mut self.next)?;
+        let binder = &mut self.binder;
+        let bound = binder.bind(&forward.listen, &client, transparent, &mut self.next)?;
         let listen = &bound.listen;
         let (peers, before) = (&self.peers, self.before);
         let mut to_next_hop = |to: &[Destination]| {
@@ -241,6 +244,7 @@ impl Assembler<'_> {
         };
         let stats = self.registry.forward(&name);
         let route = |destination: Arc<str>, next_hop, by_name| Route {
+            // Assigned by `Holdings::route`; the routes of server names keep 0.
             id: 0,
             stats: stats.clone(),
             destination,
@@ -279,7 +283,8 @@ impl Assembler<'_> {
         legs: MeshLegs,
     ) -> Result<Mesh, StartError> {
         let options = TurboStart::listening(&legs.default, &mesh.leg());
-        let bound = { &mut self.binder }.bind(&mesh.listen, &options, false, &mut self.next)?;
+        let binder = &mut self.binder;
+        let bound = binder.bind(&mesh.listen, &options, false, &mut self.next)?;
         let listen = bound.listen.clone();
         self.binder.assign(bound, &Purpose::Mesh, &options);
         let (access, rules) = access(mesh, &self.locality())?;
@@ -318,6 +323,7 @@ impl Assembler<'_> {
         })
     }
 
+    /// Returns the addresses and prefixes that the checks of destinations need.
     fn locality(&self) -> Locality<'_> {
         Locality {
             own: &self.next.own,

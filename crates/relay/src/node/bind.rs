@@ -23,11 +23,11 @@ pub(super) struct Binder<'a> {
     listeners: Vec<Vec<NewListener>>,
 }
 
-/// Sockets that are bound and have no purpose yet.
+/// Bound sockets that are not assigned to a forward or the mesh yet.
 pub(super) struct Bound {
     /// The addresses that they accept connections at.
     pub(super) listen: Vec<ListenAddr>,
-    /// Those of each worker; without a socket if the worker has it already.
+    /// Each worker's sockets; `None` for one that the worker already has.
     sockets: Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
 }
 
@@ -44,8 +44,8 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// Binds every address once per worker, unless it is already bound. Those that are held from now on are added to
-    /// `next`.
+    /// Binds each address once per worker, reusing sockets that are held or inherited. Records
+    /// every address in `next`.
     pub(super) fn bind(
         &mut self,
         listen: &[Listen],
@@ -125,11 +125,12 @@ impl<'a> Binder<'a> {
         Ok((!sockets.is_empty()).then_some(sockets))
     }
 
-    /// Checks that nobody else uses an address.
+    /// Checks that no other process listens on the address. If this node itself uses the port, the
+    /// check cannot tell, and passes. It fails if the new configuration has the port already.
     fn probe(&self, addr: SocketAddr, next: &Holdings) -> Result<(), StartError> {
         match Listener::probe(addr) {
             Ok(()) => Ok(()),
-            // This node itself uses the port, at an address that it may be about to give up.
+            // This node itself has the port, at an address that the new configuration may drop.
             Err(Errno::ADDRINUSE) if self.before.overlaps(addr) && !next.overlaps(addr) => Ok(()),
             Err(Errno::ADDRINUSE) => {
                 let mut passed = self.inherited.iter();
@@ -146,7 +147,7 @@ impl<'a> Binder<'a> {
 // === impl Bound ===
 
 impl Bound {
-    /// Adds an address that the workers have already.
+    /// Adds an address whose sockets the workers already have.
     fn keep(&mut self, held: &BoundListener) -> BoundListener {
         for worker in &mut self.sockets {
             worker.extend(held.ids.iter().map(|&id| (id, None)));
@@ -156,14 +157,15 @@ impl Bound {
         held.clone()
     }
 
-    /// Adds the sockets of an address that were passed: as many to each worker, or one more.
+    /// Adds inherited sockets, spread evenly over the workers.
     fn add_passed(
         &mut self,
         addr: SocketAddr,
         sockets: Vec<Arc<Listener>>,
         next: &mut Holdings,
     ) -> BoundListener {
-        let is_dual = { sockets.first() }.is_some_and(|socket| is_dual_stack(&**socket));
+        let first = sockets.first();
+        let is_dual = first.is_some_and(|socket| is_dual_stack(&**socket));
         self.listen.extend(accepting(addr, is_dual));
         let mut ids = Vec::new();
         for round in sockets.chunks(self.sockets.len()) {
@@ -181,7 +183,8 @@ impl Bound {
         }
     }
 
-    /// Binds an address. For port 0, the kernel chooses a port for the first socket; the others share it.
+    /// Binds an address. For port 0, the kernel chooses a port for the first socket; the other
+    /// workers' sockets bind the same port.
     fn open(
         &mut self,
         addr: SocketAddr,
@@ -223,8 +226,8 @@ fn dual_stack(listen: &Listen, before: &Holdings, inherited: &[Passed]) -> Optio
     is_dual.then_some(addr)
 }
 
-/// Returns the addresses that a socket accepts connections at. At a specific address of IPv6 it gets none of IPv4,
-/// although it may be dual-stack.
+/// Returns the addresses that a socket accepts connections at. A socket bound to a specific IPv6
+/// address accepts no IPv4, even if dual-stack.
 fn accepting(addr: SocketAddr, accepts_ipv4: bool) -> impl Iterator<Item = ListenAddr> {
     let accepts_ipv4 = accepts_ipv4 && addr.ip() == Ipv6Addr::UNSPECIFIED;
     let ipv4 = accepts_ipv4.then(|| (Ipv4Addr::UNSPECIFIED, addr.port()).into());
@@ -238,6 +241,7 @@ fn cannot_listen(addr: SocketAddr, error: Errno) -> StartError {
     }
 }
 
+/// Returns why listening at `addr` has failed with this error.
 pub(super) fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
     match error {
         Errno::ADDRINUSE => ListenProblem::InUse(addr.port()),

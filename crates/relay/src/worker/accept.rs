@@ -1,11 +1,14 @@
 //! The steps from a listener to a session: accept, check, plan, register, dial.
 //!
-//! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and continues at
-//! [`Worker::check_client`]. A connection whose destination depends on its TLS server name waits in [`super::client_hello`] and
-//! continues at [`Worker::start`]. A client for whom there is no place waits in [`super::queue`] and continues at
-//! [`Worker::begin_session`]. A connection from another relay waits in [`super::mesh`] for its hello and continues at
-//! [`Worker::open_session`]. A client whose upstream leg was begun at its SYN gets that leg. Listeners are closed and
-//! adopted here, too: what waits in their queues is accepted first.
+//! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and
+//! continues at [`Worker::check_client`]. A connection whose destination depends on its TLS server
+//! name waits in [`super::client_hello`] and continues at [`Worker::start`]. A client for which no
+//! session place is free waits in [`super::queue`] and continues at [`Worker::begin_session`]. A
+//! connection from another relay waits in [`super::mesh`] for its hello and continues at
+//! [`Worker::open_session`]. A client whose upstream leg was begun at its SYN gets that leg.
+//!
+//! This module also closes listeners, after accepting the connections in their queues, and adopts
+//! those of a new configuration.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -77,7 +80,8 @@ impl Worker {
                     Purpose::Mesh => self.accept_relay(stream, peer),
                 },
                 Err(Errno::AGAIN) => return false,
-                // The client went away while its connection was queued.
+                // The client has reset its queued connection, or a signal has interrupted
+                // accept(2).
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
                     self.io.metrics.accept_failed.add(1);
@@ -92,8 +96,8 @@ impl Worker {
 
     // === listeners ===
 
-    /// Closes every listener after accepting the connections in its queue, so that no client whose
-    /// handshake is done is reset.
+    /// Accepts what is in each listener's queue, then closes it, so that clients with a complete
+    /// handshake are not reset (unless accept fails). Also drains the mesh connections.
     pub(super) fn close_listeners(&mut self) {
         for id in self.listeners.ids() {
             self.close_listener(id);
@@ -101,11 +105,11 @@ impl Worker {
         self.drain_mesh();
     }
 
-    /// Closes a listener after accepting the connections in its queue, so that no client whose
-    /// handshake is done is reset.
+    /// Accepts what is in the listener's queue, then closes it, so that clients with a complete
+    /// handshake are not reset (unless accept fails).
     fn close_listener(&mut self, id: ListenerId) {
-        // The queue holds no more than this number of rounds. Without a bound, new connections
-        // could keep the listener open.
+        // A full queue takes at most this many rounds; the bound keeps new connections from holding
+        // the listener open.
         let rounds = BACKLOG as usize / ACCEPTS + 1;
         (0..rounds).find(|_| !self.accept_some(id, ACCEPTS));
         self.listeners.close(id, &self.io.poller);
@@ -123,7 +127,8 @@ impl Worker {
         for listener in listeners {
             self.listeners.adopt(listener, &self.io);
         }
-        // Sessions whose dials have ended are served while the former list applies: their relays may be removed below.
+        // Serve finished dials under the former list of members: `reload_mesh` may remove their
+        // peers.
         self.serve_waiters();
         self.shared.queue.reload(&setup);
         self.setup = setup;
@@ -186,8 +191,8 @@ impl Worker {
         }
     }
 
-    /// Returns a connection of a forward's client with its place in the quota of its source. Resets it if
-    /// its source may not connect, connects too often or has too many sessions.
+    /// Returns the connection of a forward's client and its permit. Resets the connection if its
+    /// source may not connect, connects too often or has too many sessions.
     fn check_client(
         &self,
         stream: Stream,
@@ -207,6 +212,7 @@ impl Worker {
         None
     }
 
+    /// Resets the connection of a client, and counts the refusal by its `cause`.
     pub(super) fn refuse(
         &self,
         leg: impl Into<TcpLeg>,
@@ -234,8 +240,8 @@ impl Worker {
         }
     }
 
-    /// Passes a client on to the upstream leg that waits for it, which may belong to another
-    /// worker, or to a session that dials for itself.
+    /// Gives the client the upstream leg that was begun at its SYN, which another worker may have.
+    /// Without such a leg, its session dials.
     fn join_or_start(&mut self, client: Client) {
         let table = self.shared.early.as_ref();
         let table = table.filter(|_| client.route.early_syn);
@@ -248,7 +254,7 @@ impl Worker {
                 Some(mailbox) => {
                     let client = Box::new(client);
                     let message = Message::Client { client, connection };
-                    // A worker that has ended has dropped its legs.
+                    // If that worker has ended, so have its early legs.
                     if let Err(Message::Client { client, .. }) = mailbox.post(message) {
                         self.start(*client);
                     }
@@ -268,7 +274,8 @@ impl Worker {
 
     // === plan ===
 
-    /// Begins the session of a client, or resets the client if its destination is not allowed.
+    /// Starts the session of a client. Resets the client if its destination is not allowed or no
+    /// relay of its routes can be used.
     pub(super) fn begin_session(&mut self, mut client: Client, place: SessionPlace) {
         let passed = client.passed_on();
         let to = || client.connected_to();
@@ -277,7 +284,7 @@ impl Worker {
         let plan = match DialPlan::for_client(route, client.addr, passed, to, setup, pick) {
             Ok(plan) => plan,
             Err(no_plan) => {
-                // Its place is free again.
+                // Dropping `place` frees a session place.
                 self.queue_watch.has_ended = true;
                 let counters = client.route.stats.worker(self.io.worker);
                 counters.last_refused.set(client.addr.0.ip());

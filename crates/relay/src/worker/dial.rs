@@ -1,4 +1,5 @@
-//! Dials upstream legs according to a [`DialPlan`]: those of sessions, and those begun at a client's SYN.
+//! Dials upstream legs according to a [`DialPlan`]: those of sessions, and early ones, which begin
+//! at a client's SYN.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ use crate::route::table::Route;
 use crate::worker::mailbox::Message;
 
 impl Worker {
-    /// Returns the values that decide between equal addresses for the next session.
+    /// Returns the tie-breaking values for the next plan; `turn` differs at each call.
     pub(super) fn pick(&mut self) -> Pick {
         self.turn = self.turn.wrapping_add(1);
         Pick {
@@ -39,8 +40,8 @@ impl Worker {
         }
     }
 
-    /// Takes the next step of the session's plan. If no step is left, the session ends with the
-    /// `last` error. `at_first` means that no step has been taken before.
+    /// Takes the next step of the session's plan. If the plan has none left, the session falls back
+    /// to its next way, or ends with `last`. `at_first`: no step of this plan has been taken.
     pub(super) fn dial(&mut self, slot: Slot, at_first: bool, last: Errno) {
         match self.sessions.get(slot).map(|e| &e.plan) {
             Some(DialPlan::Dial(_)) => {
@@ -82,7 +83,8 @@ impl Worker {
         }
     }
 
-    /// Gets the session a connection to its peer.
+    /// Takes a connection to the plan's peer from the pool, or waits for one. If the session must
+    /// leave the peer, takes its next way.
     fn ask_relay(&mut self, slot: Slot, at_first: bool, last: Errno) {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
@@ -114,7 +116,8 @@ impl Worker {
                 self.set_deadline(slot);
             }
             Asked::Leaves { is_broken } => {
-                // A relay that breaks or restarts resets all its sessions, which is no refusal.
+                // A relay that fails resets all its sessions. Only a reset by a working relay is a
+                // refusal of this session.
                 if matches!(last, Errno::CONNRESET | Errno::PIPE) && !is_broken {
                     entry.plan.on_refusal(self.io.now, &self.io.metrics);
                 }
@@ -143,7 +146,7 @@ impl Worker {
         self.dial(slot, true, last);
     }
 
-    /// Records that the relay of a session does not work for this reason.
+    /// Reports to the pools that the session's relay does not answer or rejects this relay's key.
     pub(super) fn on_broken_relay(&mut self, slot: Slot, fault: RelayFault) {
         let Some(DialPlan::Ask { peer, .. }) = self.sessions.get(slot).map(|e| &e.plan) else {
             return;
@@ -159,8 +162,9 @@ impl Worker {
             match outcome {
                 DialOutcome::Serve(waiter, spare) => {
                     if self.sessions.is_waiting(waiter) {
-                        // A relay that refuses this one's key says so only after the handshake. If
-                        // the session has another way, it takes that.
+                        // A relay can reject this relay's key after the handshake is complete. A
+                        // session with another way therefore treats even a fresh connection as one
+                        // from the pool: it redials if the connection breaks before a byte is sent.
                         let plan = self.sessions.get(waiter.0).map(|entry| &entry.plan);
                         let may_leave = plan.is_some_and(DialPlan::has_another_way);
                         self.join(waiter.0, spare, may_leave);
@@ -202,7 +206,8 @@ impl Worker {
         }
     }
 
-    /// Asks for the addresses of the session's destination, on behalf of the member that it comes from.
+    /// Looks up the destination's addresses; the look-up counts towards the quota of the member
+    /// that sent the session.
     fn look_up(&mut self, slot: Slot) {
         let Some(entry) = self.sessions.get_mut(slot) else {
             return;
@@ -256,7 +261,7 @@ impl Worker {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
-                tracing::debug!(%error, "a session from the mesh ends");
+                tracing::debug!(%error, "cannot look up the destination of a session from the mesh");
                 self.end(slot, End::LookUpFailed, Close::Reset);
                 return;
             }
@@ -270,13 +275,14 @@ impl Worker {
         let allowed: Vec<_> = found.iter().filter(is_allowed).cloned().collect();
         if allowed.is_empty() {
             let addrs: Vec<_> = found.iter().map(|backend| backend.addr.0).collect();
-            tracing::debug!(%name, ?addrs, "its addresses are not allowed");
+            tracing::debug!(%name, ?addrs, "no address of this destination is allowed");
             self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }
         let mut dial = Dial::new(&[&allowed], &mesh.upstream, mesh.borrow, entry.client, pick);
-        // The header is written before the race has a winner. One that trusts this relay's headers and got none
-        // would take what the client sends for one.
+        // The PROXY header is queued before it is known which address wins the race, so only
+        // addresses that expect the same header are dialled. A server that expects a header and
+        // gets none would parse the client's bytes as one.
         dial.keep_like_the_first(|addr| mesh.proxy_version(addr));
         if let Some(first) = dial.backends.first() {
             let header = mesh.introduction(entry.client, first.addr, passed);
@@ -286,7 +292,7 @@ impl Worker {
         self.race(slot, Errno::HOSTUNREACH);
     }
 
-    // === legs begun at SYNs ===
+    // === early legs ===
 
     /// Dials the upstream leg of a client whose SYN has arrived.
     pub(super) fn on_syn(&mut self, connection: FourTuple, forward: u32) {
@@ -314,7 +320,8 @@ impl Worker {
         }
     }
 
-    /// Begins an upstream leg, or has a connection for it dialled.
+    /// Starts an early upstream leg: connects, or sends a hello on a pooled connection, or dials
+    /// one for it.
     fn begin(&mut self, route: &Arc<Route>, connection: FourTuple) -> Option<EarlyLeg> {
         let client = ClientAddr(connection.client());
         if !route.sources.check(client.0.ip()).is_allowed() {
@@ -348,7 +355,8 @@ impl Worker {
         })
     }
 
-    /// Returns the plan of a client after the relays that cannot be reached, and their number.
+    /// Advances the plan past relays that cannot be reached. Returns the plan and the number
+    /// skipped. If every way is through such a relay, the last one is kept.
     fn pass_over_broken(&mut self, mut plan: DialPlan) -> (DialPlan, u64) {
         let mut passed_over = 0;
         while let DialPlan::Ask { peer, .. } = &plan
@@ -364,7 +372,8 @@ impl Worker {
         (plan, passed_over)
     }
 
-    /// Sends a hello on a ready connection, if sessions can spare one. Returns `None` if that fails.
+    /// Sends the hello on a pooled connection. Returns `Some(None)` if sessions can spare none, and
+    /// `None` if sending fails or there is no mesh.
     fn tell_early(&mut self, plan: &mut DialPlan) -> Option<Option<TcpLeg>> {
         let DialPlan::Ask {
             peer,
@@ -385,8 +394,8 @@ impl Worker {
         }
     }
 
-    /// Begins the legs that wait for a connection to another relay, as far as connections have become
-    /// ready.
+    /// Sends the hellos of early legs that wait for a connection to a relay, as far as connections
+    /// have become ready.
     pub(super) fn serve_early(&mut self) {
         if !self.mesh.pools.has_gained() {
             return;
@@ -394,7 +403,7 @@ impl Worker {
         let is_awaited = |leg: &EarlyLeg| matches!(leg.upstream, Upstream::Awaited);
         let awaited: Vec<_> = self.early.extract_if(|_, leg| is_awaited(leg)).collect();
         for (connection, mut leg) in awaited {
-            // Without a connection now, the client's session takes one later.
+            // If none is left or sending fails, the client's session asks the pool itself.
             if let Some(Some(upstream)) = self.tell_early(&mut leg.plan) {
                 self.io.metrics.early_begun.add(1);
                 leg.upstream = Upstream::HelloSent(upstream);
@@ -403,7 +412,8 @@ impl Worker {
         }
     }
 
-    /// Drops the upstream leg of a client that has not come.
+    /// Drops the early leg of a client that did not complete its handshake in time, or that is
+    /// still awaited when early SYN stops.
     pub(super) fn on_no_client(&mut self, connection: FourTuple) {
         // Dropping the leg resets it, so its peer learns that no data will follow.
         match self.early.remove(&connection).map(|leg| leg.upstream) {
@@ -431,7 +441,7 @@ impl Worker {
             // The connection is ready by now, or this worker's pool dials it.
             Upstream::Awaited => return self.start(client),
         };
-        // The leg does not wait with its client.
+        // The client may have to queue; a leg cannot wait with it and is dropped.
         let Ok(place) = self.place_for(&client) else {
             self.io.metrics.early_unused.add(1);
             return self.start(client);
@@ -439,7 +449,9 @@ impl Worker {
         self.io.metrics.accepted.add(1);
         self.io.metrics.early_joined.add(1);
         self.io.metrics.fall_backs.add(leg.passed_over);
-        // The destination hears nothing before this: only now has the client proven its address.
+        // A directly dialled destination has received no byte so far: only now has the client
+        // proven its address. (A relay that got the hello may already have sent the destination a
+        // PROXY header.)
         let introduction = client.introduction();
         let Client {
             stream,

@@ -1,8 +1,9 @@
 //! Connects a session to one of several addresses: several attempts at once, of which the first to
 //! connect wins (Happy Eyeballs, RFC 8305).
 //!
-//! One attempt is the session's own upstream leg while it is connecting. The others are here, and
-//! one of them becomes the session's leg when it connects or when the leg fails.
+//! One attempt at a time is the session's upstream leg while it connects. The others are in
+//! [`Attempts`]; one becomes the leg when it connects first, or when the leg fails and no address
+//! is left to dial.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
@@ -52,7 +53,7 @@ pub(super) enum Driven {
 // === impl SessionRace ===
 
 impl SessionRace<'_> {
-    /// Takes the next steps. If an attempt fails, its error becomes the `last`.
+    /// Drives the race. Stores the error of the last failed attempt in `last`.
     pub(super) fn drive(&mut self, last: &mut Errno) -> Driven {
         if let Some(connected) = self.settle_extra(last) {
             return self.promote(connected);
@@ -73,7 +74,7 @@ impl SessionRace<'_> {
         self.promote(oldest)
     }
 
-    /// Removes attempts that have failed. Returns one that has connected.
+    /// Removes failed extra attempts, and returns the slot of the first that has connected.
     fn settle_extra(&mut self, last: &mut Errno) -> Option<u32> {
         let now = self.io.now;
         let DialPlan::Dial(dial) = &mut self.entry.plan else {
@@ -108,7 +109,8 @@ impl SessionRace<'_> {
 
     /// Begins attempts that are due.
     ///
-    /// # Errors The end of a session whose destination is not dialled.
+    /// # Errors
+    /// The [`End`] of the session if its client's address cannot be borrowed.
     fn begin_due(&mut self, last: &mut Errno) -> Result<(), End> {
         let (io, attempts) = (self.io, &mut *self.attempts);
         let (slot, generation) = (self.slot, self.entry.generation);
@@ -117,7 +119,7 @@ impl SessionRace<'_> {
             return Ok(());
         };
         if dial.borrow && !may_be_borrowed(client.0.ip().to_canonical()) {
-            tracing::debug!(client = %client.0, "its address cannot be borrowed");
+            tracing::debug!(client = %client.0, "cannot connect from the client's address");
             return Err(End::NotAllowed);
         }
         while dial.race.is_due(io.now) {
@@ -169,7 +171,8 @@ impl SessionRace<'_> {
         Ok(())
     }
 
-    /// Makes an attempt the session's own leg. An own leg that is still connecting is reset.
+    /// Makes an extra attempt the session's upstream leg, and resets the leg that was still
+    /// connecting, if any.
     fn promote(&mut self, i: u32) -> Driven {
         let entry = &mut *self.entry;
         let (Some(attempt), DialPlan::Dial(dial)) =

@@ -76,7 +76,7 @@ pub(crate) struct Worker {
     evictable: Evictable,
     attempts: Attempts,
     queue_watch: QueueWatch,
-    /// The number of sessions planned so far, which decides between equal destinations.
+    /// Counts the plans of the worker, beginning at its index. Decides between equal addresses.
     turn: usize,
     path_sampler: PathSampler,
     /// The number of times that the worker has waited for events.
@@ -97,7 +97,8 @@ pub(crate) struct Worker {
 // === impl Worker ===
 
 impl Worker {
-    /// # Errors The kernel's error if there is no descriptor or memory for the poller.
+    /// # Errors
+    /// The kernel's error if there is no descriptor or memory for the poller.
     pub(crate) fn new(
         index: usize,
         listeners: Vec<NewListener>,
@@ -162,7 +163,8 @@ impl Worker {
 
     /// Runs until the node orders the worker to end.
     ///
-    /// # Errors An error of epoll; the worker cannot continue then.
+    /// # Errors
+    /// An error of epoll; the worker cannot continue then.
     pub(crate) fn run(mut self) -> Result<(), Errno> {
         let mut reports = Vec::new();
         loop {

@@ -1,13 +1,13 @@
-//! Clients of forwards that wait for a place, because all of `max_sessions`, or of their forward's, are taken.
+//! Clients that wait because `max_sessions` of the relay or of their forward are open.
 //!
-//! Whichever worker finds a free place serves them ([`Lines`] says whom). A source counts those of its clients that
-//! wait for `max_sessions_per_source`. A session that another relay asks for does not wait: that relay may have
-//! another route.
+//! Whichever worker finds a free place serves the next client, in the order of [`Lines`]. A waiting
+//! client counts towards its source's `max_sessions_per_source`. A session that another relay asks
+//! for does not wait: that relay may have another route.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
-//! | clients | [`MAX_QUEUED`] of the node, fewer if descriptors are; an equal share for each forward, at least one | the newest client of the party with the most there is reset, or the newcomer if its own party has as many | `taut_relay_refused_total` |
-//! | the wait | `queue_timeout`, and up to [`LOOK_EVERY`] | reset | `taut_relay_refused_total` |
+//! | clients | [`MAX_QUEUED`] per node, fewer if descriptors are short; each forward may use an equal share, or one entry if the share is smaller | the newest client of the forward's largest party, relative to its clients per turn, is reset; the newcomer is reset instead if its own party would be as large, or if its forward has no waiting client | `taut_relay_refused_total` |
+//! | the wait | `queue_timeout`, and up to [`LOOK_EVERY`] more | reset | `taut_relay_refused_total` |
 
 mod lines;
 
@@ -28,47 +28,48 @@ use crate::route::table::{Route, Setup};
 /// The maximum number of clients of a node that wait for a place.
 pub(crate) const MAX_QUEUED: usize = 512;
 
-/// The interval at which clients that have waited for too long are reset, and each worker looks for idle sessions that
-/// make room.
+/// The interval at which expired clients are reset and each worker searches for idle sessions to
+/// evict.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The clients of a node that wait for a place.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     lines: Mutex<Lines<Client>>,
-    /// While no client waits, workers take no lock.
+    /// The number of waiting clients, so that workers take no lock while it is 0.
     len: AtomicUsize,
     max: AtomicUsize,
-    /// A worker ends idle sessions for those who wait.
+    /// Set while a worker evicts idle sessions for waiting clients; only one does at a time.
     makes_room: AtomicBool,
 }
 
-/// The result of letting a client wait.
+/// The result of queueing a client.
 pub(super) enum Pushed {
-    /// There is no room for this one.
+    /// The queue has no room for the client.
     NoRoom(Client),
+    /// The client is in the queue.
     Waits {
         /// Whether no other client waited.
         is_first: bool,
-        /// One for whom there is no room any more.
+        /// The client that was removed to make room.
         displaced: Option<Client>,
     },
 }
 
-/// A worker's right to end idle sessions for clients that wait.
+/// A worker's right to evict idle sessions for waiting clients.
 pub(super) struct MakingRoom {
     queue: Arc<Queue>,
-    /// The number of parties that may still pass.
+    /// The number of parties that may still be skipped.
     passes: usize,
 }
 
 /// What a worker knows of the queue.
 pub(super) struct QueueWatch {
-    /// Whether clients waited for a place when the worker looked last.
+    /// Whether clients were waiting at the last check, or this worker has queued one since.
     pub(super) has_seen_any: bool,
-    /// Whether places of the worker may have become free since it served the queue.
+    /// Whether this worker may have freed a place since it last served the queue.
     pub(super) has_ended: bool,
-    /// The time of the last look.
+    /// The time of the last check.
     pub(super) looked_at: Instant,
 }
 
@@ -89,7 +90,7 @@ impl Queue {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// Changes the maximum number of clients. Those beyond it stay.
+    /// Changes the maximum number of clients. Clients above the new maximum stay in the queue.
     pub(crate) fn set_max(&self, max: usize) {
         self.max.store(max, Ordering::Relaxed);
     }
@@ -101,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// Returns how many clients of each source wait.
+    /// Returns the number of waiting clients of each source.
     pub(super) fn by_source(&self) -> HashMap<Source, u32> {
         match self.is_empty() {
             true => HashMap::new(),
@@ -109,12 +110,12 @@ impl Queue {
         }
     }
 
-    /// Whether somebody waits whom a newcomer of this forward would pass.
+    /// Returns whether a new client of this forward must queue behind others.
     pub(super) fn is_before(&self, forward: &Arc<ForwardStats>) -> bool {
         !self.is_empty() && self.with(|lines| lines.is_before(id_of(forward), sessions))
     }
 
-    /// Lets a client wait until this time.
+    /// Queues a client until this time.
     pub(super) fn push(&self, client: Client, until: Instant, setup: &Setup) -> Pushed {
         let id = id_of(&client.route.stats);
         let limit = limit_of(setup, &client.route);
@@ -151,18 +152,19 @@ impl Queue {
         }
     }
 
-    /// Removes the clients that have left, and those who have waited for too long.
+    /// Removes and returns the clients that have disconnected, and those whose wait has expired.
     pub(super) fn take_late(&self, now: Instant) -> (Vec<Client>, Vec<Client>) {
         let has_left = |client: &Client| client.stream.take_error().is_err();
         self.with(|lines| lines.take_late(now, has_left))
     }
 
+    /// Removes and returns all clients.
     pub(super) fn take_all(&self) -> Vec<Client> {
         self.with(Lines::take_all)
     }
 
-    /// Returns the right to end idle sessions for clients that wait, unless another worker has it: otherwise each would
-    /// end one for the same client.
+    /// Returns the right to evict idle sessions for waiting clients, or `None` if another worker
+    /// has it: two workers would each evict one for the same client.
     pub(super) fn right_to_make_room(self: &Arc<Self>) -> Option<MakingRoom> {
         let is_begun = self.makes_room.swap(true, Ordering::SeqCst);
         (!is_begun).then(|| MakingRoom {
@@ -187,8 +189,8 @@ impl MakingRoom {
         self.queue.with(|lines| lines.next_source(sessions))
     }
 
-    /// Passes over the next client's party, which may have none of the idle sessions: the place must go to a party that
-    /// may. Returns `false` if all have been passed over.
+    /// Skips the next client's party: no idle session may be evicted for it, but perhaps one may
+    /// for a later party. Returns `false` when every party has been skipped.
     pub(super) fn pass(&mut self) -> bool {
         if self.passes == 0 {
             return false;
@@ -216,23 +218,23 @@ impl QueueWatch {
         }
     }
 
-    /// Returns the time of the worker's next look at those who wait; `None` while nobody does, as far as it knows.
+    /// Returns when this worker next checks the queue; `None` while it knows of no waiting client.
     pub(super) fn next_look(&self, mailbox: &Mailbox) -> Option<Instant> {
         (self.has_seen_any || mailbox.is_told_of_queue()).then(|| self.looked_at + LOOK_EVERY)
     }
 
-    /// Whether it is time for a look.
+    /// Returns whether the next check is due.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         now >= self.looked_at + LOOK_EVERY
     }
 }
 
-/// Tells forwards apart, also after a reload.
+/// Returns a key of the forward that survives reloads: the address of its counters.
 fn id_of(forward: &Arc<ForwardStats>) -> usize {
     Arc::as_ptr(forward).addr()
 }
 
-/// Returns the sessions of a client's forward.
+/// Returns the number of open sessions of a client's forward.
 fn sessions(client: &Client) -> u64 {
     client.route.stats.sum(|c| &c.sessions)
 }

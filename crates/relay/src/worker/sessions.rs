@@ -1,4 +1,4 @@
-//! A worker's sessions: registering, driving and ending them, and the places that clients wait for.
+//! Registers, drives and ends the worker's sessions, and serves the queue of waiting clients.
 
 use taut_mesh::places::SessionPlace;
 use taut_sys::Errno;
@@ -35,7 +35,8 @@ impl Worker {
         self.sessions.set_deadline(slot, race);
     }
 
-    /// Registers a session without an upstream leg. Returns `None` if the poller cannot watch its client.
+    /// Registers a session without an upstream leg. Returns `None` if the poller cannot watch its
+    /// client; the session has then been ended.
     pub(super) fn register(
         &mut self,
         (client, admission): (TcpLeg, Admission),
@@ -96,7 +97,7 @@ impl Worker {
         }
     }
 
-    /// Gives every session that is ready or due its turn.
+    /// Drives the sessions that are queued or whose deadline has passed.
     pub(super) fn drive_sessions(&mut self) {
         for _ in 0..self.sessions.ready.len() {
             if let Some(slot) = self.sessions.ready.pop_front() {
@@ -115,6 +116,7 @@ impl Worker {
         }
     }
 
+    /// Drives a session, counts the bytes that it has moved, and takes the step that it returns.
     fn drive(&mut self, slot: Slot) {
         let Some(entry) = self.sessions.entries.get_mut(slot.0 as usize) else {
             return;
@@ -177,7 +179,8 @@ impl Worker {
             Step::Redial(error) => {
                 if let Some(entry) = self.sessions.get_mut(slot) {
                     entry.timeline.lost();
-                    // Otherwise, a dial that ends later would be given to a session that has left.
+                    // Otherwise the next dial to that relay would be spent on a session that no
+                    // longer waits for it.
                     if let DialPlan::Ask { peer, .. } = &entry.plan {
                         let waiter = (slot, entry.generation);
                         self.mesh.pools.forget(peer.id, waiter);
@@ -197,13 +200,15 @@ impl Worker {
         }
     }
 
-    /// Resets sessions for this reason.
+    /// Resets these sessions; `end` is the recorded cause.
     pub(super) fn end_all(&mut self, sessions: Vec<Slot>, end: End) {
         for slot in sessions {
             self.end(slot, end, Close::Reset);
         }
     }
 
+    /// Ends a session because the node stops: gracefully if both streams have ended and the kernel has
+    /// their bytes, otherwise with a reset.
     fn stop(&mut self, slot: Slot) {
         match self.sessions.get(slot).map(|e| e.session.stop()) {
             Some(Step::Done(end)) => self.end(slot, end, Close::Gracefully),
@@ -253,7 +258,8 @@ impl Worker {
         counters.sessions.sub(1);
         counters.ended[end.index()].add(1);
         drop(entry.admission);
-        // Whoever reads that there is one session less finds its places free.
+        // After the admission is dropped: a reader of the gauge must not see fewer sessions while
+        // their places are still taken.
         self.io.metrics.ended[end.index()].add(1);
         self.io.metrics.sessions.sub(1);
         self.queue_watch.has_ended = true;
@@ -280,7 +286,8 @@ impl Worker {
 
     // === places ===
 
-    /// Takes a place for a session with this permit. An idle session ends for it if all are taken.
+    /// Takes a session place for a client with this permit. If all are taken, evicts an idle
+    /// session of this worker. Returns `None` if no place is free even then.
     pub(super) fn place(&mut self, new: &Permit) -> Option<SessionPlace> {
         let places = self.shared.places.clone();
         if let Some(place) = places.take() {
@@ -290,14 +297,14 @@ impl Worker {
             return None;
         }
         let sessions_of = self.sessions_of();
-        // It counts already.
+        // `new` is already included in this count.
         let count = sessions_of(new.source());
         self.make_room(new.source(), count, &sessions_of)
             .then(|| places.take())?
     }
 
-    /// Ends an idle session for a new one of this source, which would have `count` with it. Returns `false` if there
-    /// is none.
+    /// Evicts an idle session in favour of a new session of `source`; with the new one, the source
+    /// has `count` sessions. Returns whether one was evicted.
     fn make_room(
         &mut self,
         source: Source,
@@ -314,7 +321,7 @@ impl Worker {
         idle.is_some()
     }
 
-    /// Returns a function that counts the sessions of a source. Its clients that wait for a place are none.
+    /// Returns a function that counts a source's sessions without its waiting clients.
     fn sessions_of(&self) -> impl Fn(Source) -> u32 + use<> {
         let (all, waiting) = (self.shared.sources.clone(), self.shared.queue.by_source());
         move |source| {
@@ -323,7 +330,8 @@ impl Worker {
         }
     }
 
-    /// Starts the session of a client if there is a place for it. Otherwise the client waits for one.
+    /// Starts the session of a client if there is a place for it ([`Self::place_for`]). Otherwise
+    /// queues the client, or refuses it if it cannot wait.
     pub(super) fn start(&mut self, client: Client) {
         self.io.metrics.accepted.add(1);
         match self.place_for(&client) {
@@ -332,13 +340,15 @@ impl Worker {
         }
     }
 
-    /// Takes a place for the session of a client, unless others wait for it. An idle session ends for it if all are
-    /// taken.
+    /// Takes a session place for a client: a free one, or that of an evicted idle session. Fails if
+    /// its forward is at `max_sessions`, other clients are ahead in the queue, or no place can be
+    /// freed.
     pub(super) fn place_for(&mut self, client: &Client) -> Result<SessionPlace, ClientRefusal> {
         if client.route.is_full() {
             return Err(ClientRefusal::ForwardFull);
         }
-        // A client that cannot wait competes with those who do.
+        // A client without `queue_timeout` cannot queue, so it may take a place ahead of queued
+        // clients.
         let can_wait = || client.route.timeouts(&self.setup.timeouts).queue.is_some();
         let is_after = self.shared.queue.is_before(&client.route.stats) && can_wait();
         let place = match is_after {
@@ -348,12 +358,14 @@ impl Worker {
         place.ok_or(ClientRefusal::Full)
     }
 
-    /// Lets a client wait for a place, for lack of which it would be refused.
+    /// Queues a client, or refuses it with `cause` if it cannot wait or the queue has no room. Also
+    /// refuses the client that is displaced from the queue.
     fn queue(&mut self, client: Client, cause: ClientRefusal) {
         let Some(time) = client.route.timeouts(&self.setup.timeouts).queue else {
             return self.refuse_client(client, cause);
         };
-        // A reader of its first bytes may have watched it. Its session may be another worker's.
+        // The poller may still watch the client, if its first bytes were read. Another worker may
+        // serve it.
         let _ = self.io.poller.remove(&client.stream);
         let stats = client.route.stats.clone();
         let until = self.io.now + time;
@@ -373,14 +385,15 @@ impl Worker {
                 }
             }
         }
-        // A place may have become free meanwhile.
+        // A place may have become free before the client was in the queue.
         self.serve_queue();
         if self.evictable.may_have_one(self.io.now) {
             self.make_room_for_queue();
         }
     }
 
-    /// Serves the queue once a session of this worker has ended, and looks after those who wait when it is time.
+    /// Serves the queue after a session of this worker has ended, and checks it once per interval
+    /// ([`Self::look_at_queue`]).
     pub(super) fn poll_queue(&mut self) {
         if std::mem::take(&mut self.queue_watch.has_ended) {
             self.serve_queue();
@@ -392,18 +405,19 @@ impl Worker {
             self.mailbox.looks_at_queue();
             self.look_at_queue();
         }
-        // After the worker has said that it looks: who comes from now on tells it.
+        // After `looks_at_queue` has cleared the flag: the first client queued from now on sets it
+        // again.
         self.queue_watch.has_seen_any = !self.shared.queue.is_empty();
     }
 
-    /// Resets those who wait.
+    /// Resets all waiting clients of the node.
     pub(super) fn stop_queue(&mut self) {
         for client in self.shared.queue.take_all() {
             client.stream.abort();
         }
     }
 
-    /// Starts sessions of clients that wait, as far as there are places.
+    /// Starts sessions of waiting clients, as far as there are free places.
     fn serve_queue(&mut self) {
         let shared = self.shared.clone();
         while let Some((client, place)) = shared.queue.next(&shared.places) {
@@ -414,6 +428,8 @@ impl Worker {
         }
     }
 
+    /// Removes clients that have disconnected and refuses those whose wait has expired. Then serves
+    /// the queue, and evicts idle sessions for it.
     fn look_at_queue(&mut self) {
         let (left, late) = self.shared.queue.take_late(self.io.now);
         for client in &left {
@@ -431,7 +447,7 @@ impl Worker {
         self.make_room_for_queue();
     }
 
-    /// Ends idle sessions of this worker for clients that wait.
+    /// Evicts idle sessions of this worker for waiting clients.
     fn make_room_for_queue(&mut self) {
         let Some(mut making) = self.shared.queue.right_to_make_room() else {
             return;
@@ -446,7 +462,7 @@ impl Worker {
         }
     }
 
-    /// A worker that has nothing to do does not look at the queue.
+    /// Wakes the other workers: an idle worker does not check the queue by itself.
     fn tell_others(&self) {
         let others = self.shared.mailboxes().iter().enumerate();
         for (_, mailbox) in others.filter(|(index, _)| *index != self.io.worker) {
@@ -454,11 +470,13 @@ impl Worker {
         }
     }
 
+    /// Counts a client that disconnected while it waited.
     fn forget(&self, client: &Client) {
         tracing::debug!(client = %client.addr.0, "a client left while it waited for a place");
         client.route.stats.worker(self.io.worker).queue_left.add(1);
     }
 
+    /// Resets a client, and counts the refusal.
     fn refuse_client(&self, client: Client, cause: ClientRefusal) {
         let Client {
             stream,
@@ -467,7 +485,7 @@ impl Worker {
             route,
             ..
         } = client;
-        // Dropped first, so that a client that sees the reset and retries does not meet its own permit.
+        // Dropped first: a client that retries right after the reset must not be counted twice.
         drop(permit);
         self.refuse(stream, addr.0.ip(), cause, &route.stats);
     }

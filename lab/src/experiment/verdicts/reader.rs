@@ -1,4 +1,4 @@
-//! A reader that reads a download in parts, and waits between them.
+//! An HTTP client that reads a download slowly, in parts with pauses.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -16,10 +16,10 @@ pub(super) struct Reader {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How a reader reads.
+/// The rhythm of a reader.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pace {
-    /// Bytes a second, on average.
+    /// The maximum mean rate, in bytes per second.
     pub(super) rate: u64,
     /// The mean time from one part to the next.
     pub(super) period: Duration,
@@ -51,7 +51,8 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // The thread's read then returns 0.
+        // Makes `read` return 0 once the receive queue is empty, so the thread ends when it has
+        // read the rest of the queue at its pace.
         let _ = self.stream.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -65,7 +66,7 @@ fn read(mut stream: TcpStream, pace: Pace) {
     let mut buffer = vec![0; 1 << 16];
     let mut due = Instant::now();
     loop {
-        // A period is between half and one and a half of the mean.
+        // Uniform between 0.5 and 1.5 times the mean.
         let drawn = 0.5 + random.next_u64() as f64 / u64::MAX as f64;
         let period = pace.period.mul_f64(drawn);
         let mut left = (pace.rate as f64 * period.as_secs_f64()) as usize;
@@ -78,7 +79,7 @@ fn read(mut stream: TcpStream, pace: Pace) {
         }
         due += period;
         let now = Instant::now();
-        // A reader that has waited for data does not catch up.
+        // Time lost waiting for data is not made up.
         due = due.max(now);
         std::thread::sleep(due - now);
     }

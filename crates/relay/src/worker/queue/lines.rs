@@ -1,15 +1,15 @@
-//! Who waits for a place, and who is next: forwards take turns, and in each of them the parties that its clients
-//! belong to. So neither a forward nor a party waits for all clients of another one that came before.
+//! Waiting clients in round-robin order: forwards take turns, and within a forward its *parties*,
+//! so a long queue of one delays the others by only one turn in each round.
 //!
-//! A party is an IPv4 address or an IPv6 /48, which has four clients a turn. It has an address for each of its
-//! networks of /64, as many as it likes.
+//! A party is an IPv4 address, with one client per turn, or an IPv6 /48, with [`SITE`] clients per
+//! turn: a site can use any number of its /64 networks.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::access::source::{SITE, Source};
 
-/// Those who wait. `T` is a client.
+/// The waiting clients of a node. `T` is a client.
 #[derive(Debug)]
 pub(super) struct Lines<T> {
     /// The forward whose turn it is comes first.
@@ -17,11 +17,11 @@ pub(super) struct Lines<T> {
     len: usize,
 }
 
-/// Those of a forward.
+/// The waiting clients of one forward.
 #[derive(Debug)]
 struct Line<T> {
     forward: usize,
-    /// The sessions that the forward may have.
+    /// The forward's `max_sessions`.
     limit: Option<u32>,
     /// The party whose turn it is comes first.
     parties: VecDeque<Party<T>>,
@@ -31,7 +31,7 @@ struct Line<T> {
 #[derive(Debug)]
 struct Party<T> {
     party: Source,
-    /// Clients that it may still have in this turn.
+    /// The number of clients it may still start in this turn.
     turn: u32,
     clients: VecDeque<Waiting<T>>,
 }
@@ -43,19 +43,20 @@ pub(super) struct Waiting<T> {
     pub(super) client: T,
 }
 
-/// One for whom there is no room.
+/// A client that found no room.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoRoom<T> {
+    /// It is the client to be added.
     New(T),
-    /// It has waited until now.
+    /// It was already in the queue.
     Displaced(T),
 }
 
-/// How many may wait.
+/// The capacity of the queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) all: usize,
-    /// The number of forwards among which they are shared.
+    /// The number of forwards that share `all`.
     pub(super) forwards: usize,
 }
 
@@ -75,7 +76,8 @@ impl<T> Lines<T> {
         self.len
     }
 
-    /// Adds one. Returns the one for whom there is no room: this one or another.
+    /// Adds a client. If the queue is full, returns the client that must go: the new one, or the
+    /// newest of its forward's largest party.
     pub(super) fn push(
         &mut self,
         forward: usize,
@@ -111,7 +113,8 @@ impl<T> Lines<T> {
         displaced
     }
 
-    /// Removes the next one whose forward has room, and returns it with the place that `place` finds for it.
+    /// Removes and returns the next client whose forward is below its `max_sessions`, with the
+    /// place from `place`. Removes nothing if `place` returns `None`.
     pub(super) fn next<P>(
         &mut self,
         sessions: impl Fn(&T) -> u64,
@@ -131,20 +134,21 @@ impl<T> Lines<T> {
         Some((next?, place))
     }
 
-    /// Whether a newcomer of a forward would pass one of the forward, or one of another forward for whom only the node
-    /// has no place.
+    /// Returns whether a new client of `forward` must queue: a client of the same forward waits, or
+    /// one of any forward below its `max_sessions`.
     pub(super) fn is_before(&self, forward: usize, sessions: impl Fn(&T) -> u64) -> bool {
         let mut lines = self.lines.iter();
         lines.any(|line| line.forward == forward || line.has_room(&sessions))
     }
 
-    /// Returns the source of the one whom [`Lines::next`] would return.
+    /// Returns the source of the client that [`Lines::next`] would try.
     pub(super) fn next_source(&self, sessions: impl Fn(&T) -> u64) -> Option<Source> {
         let line = self.lines.iter().find(|line| line.has_room(&sessions))?;
         Some(line.parties.front()?.clients.front()?.source)
     }
 
-    /// Ends the turn of the party that is next, as if it had none left in it.
+    /// Skips the next party: moves it behind the other parties of its forward, and its forward
+    /// behind the others.
     pub(super) fn pass(&mut self, sessions: impl Fn(&T) -> u64) {
         let line = self.lines.iter().position(|line| line.has_room(&sessions));
         let Some(mut line) = line.and_then(|index| self.lines.remove(index)) else {
@@ -162,7 +166,7 @@ impl<T> Lines<T> {
         self.lines.iter().map(|line| line.parties.len()).sum()
     }
 
-    /// Removes those who have left, and those who have waited for too long.
+    /// Removes and returns the clients that have disconnected, and those whose wait has expired.
     pub(super) fn take_late(
         &mut self,
         now: Instant,
@@ -189,6 +193,7 @@ impl<T> Lines<T> {
         (left, late)
     }
 
+    /// Removes and returns all clients.
     pub(super) fn take_all(&mut self) -> Vec<T> {
         let lines = std::mem::take(self).lines.into_iter();
         let parties = lines.flat_map(|line| line.parties);
@@ -196,6 +201,7 @@ impl<T> Lines<T> {
         waiting.map(|waiting| waiting.client).collect()
     }
 
+    /// Returns the number of waiting clients of each source.
     pub(super) fn by_source(&self) -> HashMap<Source, u32> {
         let mut counts = HashMap::new();
         let parties = self.lines.iter().flat_map(|line| &line.parties);
@@ -205,7 +211,7 @@ impl<T> Lines<T> {
         counts
     }
 
-    /// Changes the limit of each forward to the one that `of` one of its clients returns.
+    /// Updates each forward's limit; `of` returns it from one of the forward's clients.
     pub(super) fn set_limits(&mut self, of: impl Fn(&T) -> Option<u32>) {
         for line in &mut self.lines {
             if let Some(client) = line.first() {
@@ -244,7 +250,8 @@ impl<T> Line<T> {
         }
     }
 
-    /// Removes the newest of the party with the most for its turns, if `party` has fewer, also with a newcomer.
+    /// Removes the newest client of the party with the most clients per turn, if that is more than
+    /// `party` would have with one client more.
     fn displace(&mut self, party: Source) -> Option<T> {
         let share = |clients: usize, party: Source| clients.div_ceil(turn_of(party) as usize);
         let own = self.parties.iter().find(|known| known.party == party);
@@ -307,7 +314,7 @@ mod tests {
         forwards: 3,
     };
 
-    /// Adds client `n`, who waits for `n` seconds.
+    /// Adds client `n`, which waits for `n` seconds.
     fn add(lines: &mut Lines<u32>, forward: usize, source: u8, n: u32) -> Option<NoRoom<u32>> {
         let new = Waiting {
             source: Source::V4(source.into()),
@@ -369,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_party_with_the_most_gives_its_newest_for_another_one() {
+    fn the_largest_party_loses_its_newest_client() {
         let mut lines = Lines::default();
         for n in 0..4 {
             assert_eq!(add(&mut lines, 1, 7, n), None);
@@ -377,7 +384,7 @@ mod tests {
         assert_eq!(
             add(&mut lines, 1, 7, 4),
             Some(NoRoom::New(4)),
-            "it has the most itself"
+            "its own party is the largest"
         );
         assert_eq!(add(&mut lines, 1, 8, 5), Some(NoRoom::Displaced(3)));
         assert_eq!(add(&mut lines, 1, 8, 6), Some(NoRoom::Displaced(2)));
@@ -394,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forward_has_its_share_and_all_have_no_more_than_there_is() {
+    fn a_forward_may_fill_its_share_and_all_together_the_total() {
         let mut lines = Lines::default();
         for n in 0..4 {
             assert_eq!(add(&mut lines, 1, 7, n), None);
@@ -423,7 +430,7 @@ mod tests {
         assert_eq!(lines.next_source(first_is_full), Some(Source::V4(7)));
         assert!(
             lines.is_before(3, first_is_full),
-            "the second waits for the node's place"
+            "the second waits only for a session place"
         );
         assert_eq!(lines.next(first_is_full, || Some(())), Some((200, ())));
         assert!(!lines.is_before(3, first_is_full) && lines.is_before(1, first_is_full));
@@ -433,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_party_that_passes_is_served_after_the_others() {
+    fn a_skipped_party_is_served_after_the_others() {
         let mut lines = Lines::default();
         for (source, n) in [(7, 0), (8, 1), (7, 2)] {
             assert_eq!(add(&mut lines, 1, source, n), None);
@@ -445,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_left_or_are_late_are_removed() {
+    fn disconnected_and_expired_clients_are_removed() {
         let mut lines = Lines::default();
         for (source, n) in [(7, 5), (7, 60), (8, 4), (9, 50)] {
             assert_eq!(add(&mut lines, 1, source, n), None);
