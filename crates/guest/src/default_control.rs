@@ -14,7 +14,7 @@ use crate::load::{DIRECTORY, Lock};
 pub const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The file that records the previous default.
 pub const RECORD: &str = "/run/taut/guest/default";
-/// The same file's name in [`DIRECTORY`].
+/// The name of [`RECORD`] in [`DIRECTORY`].
 const NAME: &str = "default";
 /// The maximum size of a record in bytes; a longer file is not Taut's.
 const LONGEST: u64 = 4096;
@@ -22,7 +22,7 @@ const LONGEST: u64 = 4096;
 /// The result of [`restore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restored {
-    /// The default had not been changed.
+    /// There is no valid record of a change.
     Untouched,
     /// The default is the named control again.
     To(String),
@@ -32,7 +32,7 @@ pub enum Restored {
     Gone,
 }
 
-/// The reason why the default was not changed.
+/// Why setting or restoring the default failed. The setting may already have been written.
 #[derive(Debug, thiserror::Error)]
 pub enum DefaultError {
     /// The directory of the record cannot be used.
@@ -50,8 +50,8 @@ pub enum DefaultError {
     },
     /// The default was changed in another network namespace.
     #[error(
-        "the default congestion control was changed from {before} to {ours} in another network namespace (net:[{netns}]): run \
-         `taut guest down` there, e.g. with `nsenter --net`"
+        "the default congestion control was changed from {before} to {ours} in network namespace net:[{netns}]; undo it there \
+         (`lsns -t net` shows a PID): nsenter --target PID --net taut guest down"
     )]
     Elsewhere {
         /// The inode of the namespace.
@@ -72,7 +72,7 @@ struct Record {
     ours: String,
 }
 
-/// The file with the default, the directory of its record, and the boot and namespace of both.
+/// The setting, the directory of its record, and this boot and network namespace; replaced in tests.
 struct Files<'a> {
     setting: &'a Path,
     directory: &'a Path,
@@ -122,6 +122,7 @@ impl Files<'static> {
 }
 
 impl Files<'_> {
+    /// Writes the setting even if it has that name: it may refer to a control that was unloaded.
     fn set(&self, ours: &str) -> Result<(), DefaultError> {
         let now = read(self.setting)?;
         let record = self.recorded()?;
@@ -137,8 +138,9 @@ impl Files<'_> {
             _ => now,
         };
         if before == ours {
-            // The control was the default before there was a record, or was set by hand.
-            return Ok(());
+            // There will be nothing to restore: it is the default without Taut.
+            write(self.setting, ours)?;
+            return self.remove();
         }
         let record = Record {
             boot: self.boot.clone(),
@@ -147,8 +149,6 @@ impl Files<'_> {
             ours: ours.to_owned(),
         };
         self.save(&record)?;
-        // Write even if the name is the same: an unloaded control of that name can still be the
-        // default.
         write(self.setting, ours)
     }
 
@@ -168,9 +168,16 @@ impl Files<'_> {
                 Restored::Others(now)
             }
         };
-        let directory = JobDir::create(self.directory)?;
-        directory.remove(NAME).map_err(self.failed("remove"))?;
+        self.remove()?;
         Ok(restored)
+    }
+
+    /// Removes the record, if there is one.
+    fn remove(&self) -> Result<(), DefaultError> {
+        if let Some(directory) = JobDir::find(self.directory)? {
+            directory.remove(NAME).map_err(self.failed("remove"))?;
+        }
+        Ok(())
     }
 
     fn is_of_gone(&self, record: &Record) -> bool {
@@ -213,13 +220,14 @@ impl Files<'_> {
     }
 }
 
-/// Returns whether no mount and no thread that can be looked at has the network namespace with this inode.
+/// Returns whether no mount of this mount namespace and no readable thread refers to the network namespace with this
+/// inode. A namespace that only a descriptor keeps counts as gone.
 ///
 /// # Errors
 /// Those of reading `/proc`.
 fn netns_is_gone(inode: &str) -> io::Result<bool> {
     let link = format!("net:[{inode}]");
-    // A namespace with a name is mounted: `... /run/netns/NAME rw - nsfs nsfs rw`, its root being the link.
+    // `ip netns add` bind-mounts the namespace: its line in mountinfo has `net:[INODE]` as the root.
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
     if mounts.split_whitespace().any(|field| field == link) {
         return Ok(false);
@@ -230,8 +238,8 @@ fn netns_is_gone(inode: &str) -> io::Result<bool> {
             Err(_) => continue, // It is no process, or has ended.
         };
         for task in tasks.flatten() {
-            // A thread that may not be looked at, even by root, could have it. To wait for that would be to wait for
-            // ever: init is one in some sandboxes.
+            // An unreadable thread is ignored, though it may use the namespace: in some sandboxes init is unreadable even
+            // to root, and the record would never expire.
             let found = fs::read_link(task.path().join("ns/net"));
             if found.is_ok_and(|found| found.as_os_str() == link.as_str()) {
                 return Ok(false);
@@ -318,6 +326,19 @@ mod tests {
         assert_eq!(machine.default(), "cubic");
         assert_eq!(machine.here().restore().unwrap(), Restored::Untouched);
         assert!(!machine.run.join(NAME).exists());
+    }
+
+    #[test]
+    fn a_default_of_tauts_that_was_set_by_hand_is_set_again_and_leaves_no_record() {
+        let machine = Machine::new("taut_bbr");
+        machine.here().set("taut_cubic").unwrap();
+        machine.here().set("taut_bbr").unwrap();
+        assert_eq!(machine.default(), "taut_bbr");
+        assert_eq!(machine.here().restore().unwrap(), Restored::Untouched);
+        // The setting may refer to a control of that name which was unloaded, so it is written again.
+        fs::write(&machine.setting, "taut_bbr\n").unwrap();
+        machine.here().set("taut_bbr").unwrap();
+        assert_eq!(fs::read_to_string(&machine.setting).unwrap(), "taut_bbr");
     }
 
     #[test]
