@@ -56,7 +56,7 @@ pub(super) fn is_fixed(buffers: &Buffers, direction: Direction) -> bool {
     }
 }
 
-/// The processes that have sockets, and their descriptors. Read once for many sockets.
+/// A cache of the socket descriptors of processes, so that one read of /proc/PID/fd serves many sockets.
 #[derive(Debug, Default)]
 pub(super) struct SocketOwners {
     processes: HashMap<u32, ProcessSockets>,
@@ -79,13 +79,14 @@ struct ProcessSockets {
 // === impl SocketOwners ===
 
 impl SocketOwners {
-    /// Begins a round. Remembered descriptors may be out of date from now on, and are read again if
-    /// they turn out wrong.
+    /// Begins a round. Forgets processes that the last round did not use or could not read. Descriptors
+    /// may be out of date from now on: they are read again if they refer to other sockets.
     pub(super) fn begin_round(&mut self) {
         let last = self.round;
         self.round += 1;
         self.by_inode = None;
-        self.processes.retain(|_, process| process.used == last);
+        self.processes
+            .retain(|_, process| process.used == last && process.descriptors.is_ok());
     }
 
     /// Borrows a socket; `None` if its process does not have it, or has ended.
@@ -167,7 +168,7 @@ fn processes_by_inode() -> Result<HashMap<u32, Vec<u32>>, Errno> {
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut all: HashMap<u32, Vec<u32>> = HashMap::new();
     for pid in pids {
-        // A process that may not be inspected can be skipped: no socket was ever borrowed from it.
+        // A process that cannot be read is skipped: no socket can be borrowed from it.
         for inode in read_descriptors(pid).unwrap_or_default().into_keys() {
             all.entry(inode).or_default().push(pid);
         }
@@ -198,4 +199,28 @@ fn read_descriptors(pid: u32) -> Result<HashMap<u32, Vec<RawFd>>, Errno> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_could_not_be_read_is_read_again_in_the_next_round() {
+        let socket = Socket {
+            cookie: 0,
+            inode: 0,
+            pid: std::process::id(),
+        };
+        let mut owners = SocketOwners::default();
+        let unread = ProcessSockets {
+            descriptors: Err(Errno::MFILE),
+            read: 0,
+            used: 0,
+        };
+        owners.processes.insert(socket.pid, unread);
+        assert_eq!(owners.descriptors(&socket), Err(Errno::MFILE));
+        owners.begin_round();
+        assert_eq!(owners.descriptors(&socket), Ok((Vec::new(), true)));
+    }
 }
