@@ -21,9 +21,9 @@ use crate::probe::probe;
 use crate::reading::Read;
 use crate::state::{Current, Shared, State};
 
-/// Probes at a time; further relays wait.
+/// The maximum number of probes at a time.
 const PROBES: usize = 256;
-/// Lines of the log about relays that go down or come back in one round of probes.
+/// The maximum number of relays whose change is logged by name after a round of probes.
 const LINES: usize = 20;
 /// The time between two warnings that queries are over the rate.
 const RATE_WARNING: Duration = Duration::from_secs(600);
@@ -37,7 +37,7 @@ struct Watched {
     probe: Option<Probe>,
     health: Health,
     up: Arc<AtomicBool>,
-    /// Since when it is down.
+    /// When it went down; `None` while it is up.
     down_since: Option<Instant>,
 }
 
@@ -50,14 +50,15 @@ pub(crate) struct Control {
     /// `None` while a thread reads.
     measured: Option<Measured>,
     reading: Option<JoinHandle<Read>>,
-    /// A reload that waits for the end of the reading in progress.
+    /// A reload that starts when the reading in progress has ended.
     reload_waits: Option<Arc<Reread>>,
     probes: JoinSet<(String, Result<(), String>)>,
     permits: Arc<Semaphore>,
-    changed: Vec<String>,
-    /// Whether the file could not be read the last time.
+    /// What has changed in this round of probes: whether a relay is up, and a sentence.
+    changed: Vec<(bool, String)>,
+    /// Whether the last read of the file failed.
     is_broken: bool,
-    /// Whether the relay could not be asked the last time.
+    /// Whether the last request to the relay failed.
     is_silent: bool,
     over_rate: u64,
     warned_of_rate: Option<Instant>,
@@ -84,7 +85,7 @@ impl Control {
         let metrics = Metrics::new();
         let relays: Vec<_> = config.relays.iter().map(Watched::new).collect();
         let nearness = Arc::new(measured.nearness()?);
-        // Cookies of an earlier start are no proof any more; their clients get new ones.
+        // Cookies of an earlier process are not accepted; their clients get new ones.
         let cookies = Cookies::new(taut_sys::random::bytes());
         let current = current(config, &relays, &nearness, &cookies, &metrics)?;
         let current = ArcSwap::from_pointee(current);
@@ -174,10 +175,12 @@ impl Control {
                     (false, _, result) => {
                         relay.down_since = Some(Instant::now());
                         let why = result.err().unwrap_or_default();
-                        format!("relay {name} is down: {why}; clients are led to others")
+                        format!(
+                            "relay {name} is down: {why}; answers name other relays if one is up"
+                        )
                     }
                 };
-                self.changed.push(said);
+                self.changed.push((up, said));
             }
         }
         if self.probes.is_empty() {
@@ -188,14 +191,14 @@ impl Control {
     /// Logs what a round of probes has changed.
     fn report_changes(&mut self) {
         let changed = std::mem::take(&mut self.changed);
-        for said in changed.iter().take(LINES) {
-            match said.contains(" is up again") {
+        for (is_up, said) in changed.iter().take(LINES) {
+            match is_up {
                 true => tracing::info!("{said}"),
                 false => tracing::warn!("{said}"),
             }
         }
         if let Some(more @ 1..) = changed.len().checked_sub(LINES) {
-            tracing::warn!("{more} more relays have gone down or come back");
+            tracing::warn!("{more} other relays have gone down or come back");
         }
         let is_down = |relay: &Watched| !relay.health.is_up();
         if !changed.is_empty() && self.relays.iter().all(is_down) {
@@ -225,7 +228,7 @@ impl Control {
         });
     }
 
-    /// Reads in a thread, because the file may be large. One thread at a time reads.
+    /// Reads in a thread, because the file may be large and the relay slow. One thread at a time reads.
     fn begin_reading(
         &mut self,
         load: impl FnOnce() -> (Config, Option<Result<Config, ConfigError>>) + Send + 'static,
@@ -274,19 +277,15 @@ impl Control {
             silence,
             forgot,
         } = read;
-        let is_reload = config.is_some();
-        let config = match config {
-            None => former.clone(),
-            Some(Ok(config)) => config,
-            Some(Err(error)) => {
-                // Read again at the next look, for the former configuration.
-                self.measured = Some(Measured::default());
-                return Err(error.into());
-            }
+        let (config, is_reload, mistake) = match config {
+            None => (former.clone(), false, None),
+            Some(Ok(config)) => (config, true, None),
+            // The rest was read for the former configuration.
+            Some(Err(error)) => (former.clone(), false, Some(error)),
         };
         if let Some(path) = &config.rtt_file {
             if let (true, Some(reason)) = (is_reload, &problem) {
-                self.measured = Some(Measured::default());
+                self.measured = Some(measured.reconfigured(former));
                 let (path, reason) = (path.clone(), reason.clone());
                 return Err(ServeError::Measured { path, reason });
             }
@@ -295,13 +294,16 @@ impl Control {
         if let Some(path) = &config.relay_control {
             self.report_silence(path, config.relay_keep, silence, forgot);
         }
-        let nearness = is_new.then(|| measured.nearness());
-        self.measured = Some(measured);
+        let nearness = is_new.then(|| measured.nearness()).transpose();
+        self.measured = Some(match is_reload && nearness.is_err() {
+            true => measured.reconfigured(former),
+            false => measured,
+        });
         self.show_age();
-        let Some(nearness) = nearness else {
+        let Some(nearness) = nearness? else {
             return Ok(());
         };
-        self.nearness = Arc::new(nearness?);
+        self.nearness = Arc::new(nearness);
         if is_reload {
             self.adopt_relays(&config, former);
         }
@@ -310,7 +312,7 @@ impl Control {
         let current = current(config, &self.relays, nearness, cookies, metrics)?;
         self.shared.current.store(Arc::new(current));
         self.show_measured();
-        Ok(())
+        mistake.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Keeps what is known of relays whose probe has not changed.
@@ -420,7 +422,7 @@ impl Control {
     }
 }
 
-/// Waits for the end of the reading in progress, for ever if there is none.
+/// Waits for the end of the reading in progress; never resolves if there is none.
 async fn finished(reading: &mut Option<JoinHandle<Read>>) -> Result<Read, JoinError> {
     match reading {
         Some(reading) => reading.await,
@@ -453,7 +455,7 @@ fn answers(
     nearness: Arc<Nearness>,
     cookies: Cookies,
 ) -> Result<Answers, ServeError> {
-    // The serial number of the zone: it rises with each start and reload.
+    // The serial number of the zone: the time, so that it does not fall when the answers are made again.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let serial = u32::try_from(now.unwrap_or_default().as_secs()).unwrap_or(u32::MAX);
     let relay = |(config, watched): (&RelayConfig, &Watched)| Relay {
@@ -479,4 +481,71 @@ pub(crate) fn preview(config: &Config, measured: Measured) -> Result<Answers, Se
     let relays: Vec<_> = config.relays.iter().map(Watched::new).collect();
     let (nearness, cookies) = (Arc::new(measured.nearness()?), Cookies::new([0; 16]));
     answers(config, &relays, nearness, cookies)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "[mesh.dns]\nzone = \"x.example\"\nname_server = [{ name = \"ns1\", addresses = [\"192.0.2.53\"] }]\n\
+                          relay = [{ name = \"a\", addresses = [\"192.0.2.1\"] }]\nname = [{ name = \"www\" }]\n";
+    const ANSWER: &str = r#"{"rtt":{"revision":"1","unchanged":false,"left_out":0,"paths":[
+        {"from":"a","to":"203.0.113.0/24","rtt_ms":12.5}]}}"#;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("taut.toml"))
+    }
+
+    /// What was read after SIGHUP; the relay did not answer.
+    fn read(
+        config: Result<Config, ConfigError>,
+        problem: Option<&str>,
+        measured: Measured,
+    ) -> Read {
+        Read {
+            config: Some(config),
+            measured,
+            is_new: true,
+            problem: problem.map(str::to_owned),
+            silence: Some("it is silent".to_owned()),
+            forgot: false,
+        }
+    }
+
+    #[test]
+    fn a_reload_that_fails_keeps_what_the_relay_has_said() {
+        let former = parse(CONFIG).unwrap();
+        let mut measured = Measured::default();
+        measured
+            .live
+            .adopt(ANSWER, &former, Instant::now())
+            .unwrap();
+        let mut control = Control::new(former.clone(), measured).unwrap();
+        let known = |control: &Control| control.measured.as_ref().map(Measured::count);
+        assert_eq!(known(&control), Some(1));
+
+        let measured = control.measured.take().unwrap();
+        let wrong = read(parse("[mesh.dns]\nzone = 1"), None, measured);
+        assert!(control.try_adopt(wrong, &former).is_err());
+        assert_eq!(known(&control), Some(1), "the file has a mistake");
+
+        let text = CONFIG.replace(
+            "relay = [",
+            "rtt_file = \"/none\"\nrelay = [{ name = \"b\", addresses = [\"192.0.2.2\"] }, ",
+        );
+        let next = parse(&text).unwrap();
+        let measured = control.measured.take().unwrap().reconfigured(&next);
+        let unread = read(Ok(next), Some("not there"), measured);
+        assert!(control.try_adopt(unread, &former).is_err());
+        let times = control.measured.as_ref().unwrap().live.times();
+        assert_eq!(
+            times.len(),
+            1,
+            "the table of round-trip times cannot be read"
+        );
+        assert_eq!(
+            times[0].1, 0,
+            "the number that the relay has in the former configuration"
+        );
+    }
 }

@@ -124,7 +124,12 @@ impl Live {
     }
 
     /// Adopts an answer that came at `now`.
-    fn adopt(&mut self, answer: &str, config: &Config, now: Instant) -> Result<bool, LiveError> {
+    pub(crate) fn adopt(
+        &mut self,
+        answer: &str,
+        config: &Config,
+        now: Instant,
+    ) -> Result<bool, LiveError> {
         let times = match serde_json::from_str(answer)? {
             Answer::Rtt(times) => times,
             Answer::Error(why) => return Err(LiveError::Refused(why)),

@@ -70,6 +70,16 @@ impl Measured {
         Ok(true)
     }
 
+    /// Returns what is known for the relays of another configuration: what a relay knows. The file is
+    /// read again.
+    pub(crate) fn reconfigured(mut self, config: &Config) -> Self {
+        self.live.reconfigure(config);
+        Self {
+            live: self.live,
+            ..Self::default()
+        }
+    }
+
     /// Returns the number of round-trip times.
     pub(crate) fn count(&self) -> usize {
         self.file.len() + self.live.times().len()

@@ -33,11 +33,7 @@ impl Read {
         mut measured: Measured,
     ) -> Self {
         if matches!(loaded, Some(Ok(_))) {
-            // The numbers of the relays may have changed.
-            let mut live = std::mem::take(&mut measured.live);
-            live.reconfigure(config);
-            measured = Measured::default();
-            measured.live = live;
+            measured = measured.reconfigured(config);
         }
         let mut read = Self {
             is_new: loaded.is_some(),
@@ -52,6 +48,10 @@ impl Read {
                 Ok(is_new) => read.is_new |= is_new,
                 Err(error) => read.problem = Some(error.to_string()),
             }
+        }
+        if read.problem.is_some() && matches!(read.config, Some(Ok(_))) {
+            // This configuration will not be adopted: its relay is not asked.
+            return read;
         }
         match ask_relay(config, &mut read.measured) {
             Ok(is_new) => read.is_new |= is_new,
