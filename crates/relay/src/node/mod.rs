@@ -1,5 +1,5 @@
-//! A node. It acquires all resources before it starts any thread, so that a start either succeeds
-//! or leaves nothing behind.
+//! A node. Its workers start last, after all resources have been acquired, so that a start either succeeds or leaves
+//! nothing behind.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

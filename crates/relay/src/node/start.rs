@@ -1,4 +1,5 @@
-//! The start of a node: all resources are acquired first, then the threads start.
+//! The start of a node: bind and look up everything, create the workers, start the helper threads, and start the
+//! workers last, so that no session exists if a step fails.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -43,7 +44,7 @@ impl Node {
     /// Acquires the resources of `config` and starts the node.
     ///
     /// # Errors
-    /// [`StartError`]; nothing has been started then.
+    /// [`StartError`]; what has been started is stopped again.
     pub fn start(config: &Config) -> Result<Self, StartError> {
         Self::start_with(config, Inherited::default())
     }
@@ -53,7 +54,7 @@ impl Node {
     /// a running process, it intercepts beside that one, which stays in force until it drains or ends.
     ///
     /// # Errors
-    /// [`StartError`]; nothing has been started then.
+    /// [`StartError`]; what has been started is stopped again.
     pub fn start_with(config: &Config, inherited: Inherited) -> Result<Self, StartError> {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let ceilings = ceilings(config, workers)?;
@@ -75,7 +76,7 @@ impl Node {
             &Names::checked(),
         )?;
         for Passed { addr, .. } in unused {
-            tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
+            tracing::warn!(%addr, "no listener is configured at the address of an inherited socket; closing it resets the clients in its queue");
         }
         note_relays(&holdings.relays, &setup);
         let parts = Parts::new(config, setup, &ceilings, &holdings, turbo, registry)?;
@@ -95,7 +96,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts all threads but the workers, whose mailboxes take messages already.
+    /// Starts the helper threads: early SYN, interception, route metrics, rows, windows. Messages may already be posted
+    /// to the workers, which do not run yet.
     fn without_workers(
         config: &Config,
         parts: Parts,
@@ -130,7 +132,7 @@ impl Node {
             }
             None => None,
         };
-        // Before the pools dial: a connection takes its first window from its route at that time.
+        // Before the pools dial: a connection reads its initial window from the route when it is created.
         let routes = route_metrics(&shared, &metrics);
         if routes.is_none() && config.mesh.is_some() {
             route_metrics::remove_stale();
@@ -167,19 +169,21 @@ impl Node {
                 .map_err(StartError::Rows)?,
             None => None,
         };
-        let windows = match &config.mesh {
-            Some(_) => Some(WindowsThread::start(handle.clone()).map_err(StartError::Windows)?),
-            None => None,
-        };
-        Ok(Self {
+        // From here on, dropping the node stops the threads that have started.
+        let mut node = Self {
             handle,
             metrics,
             threads: rows_thread.into_iter().collect(),
-            windows,
+            windows: None,
             routes,
             intercept,
             ended,
-        })
+        };
+        if config.mesh.is_some() {
+            let windows = WindowsThread::start(node.handle.clone());
+            node.windows = Some(windows.map_err(StartError::Windows)?);
+        }
+        Ok(node)
     }
 
     /// Starts the workers.
@@ -200,7 +204,6 @@ impl Node {
                 });
             };
             let thread = std::thread::Builder::new().name(format!("relay-{i}"));
-            // Dropping the node stops the threads that have started.
             let thread = thread.spawn(run);
             let thread = thread.map_err(|source| StartError::Worker { worker: i, source })?;
             self.threads.push(thread);
@@ -217,15 +220,15 @@ fn log_features(config: &Config, turbo: &TurboStart) {
         }
         tracing::info!("{}", TlsPlace::of(config));
     }
-    // Before a worker has to find it out.
+    // Probed now, so that no worker blocks on the probe.
     if !can_limit_windows() {
         tracing::info!(
-            "this kernel may keep a window closed after a limit, so the windows of fast senders are not limited for slow readers"
+            "this kernel may not reopen a window after it was limited, so the relay does not limit fast senders for slow readers"
         );
     }
 }
 
-/// What the threads of a node share. Only that of the session log runs yet.
+/// What the node's threads share. Only the session log's thread runs already.
 struct Parts {
     shared: Arc<Shared>,
     metrics: Metrics,
@@ -322,7 +325,7 @@ impl Parts {
     }
 }
 
-/// Logs what the node listens on and where it forwards to, as far as `before` did not.
+/// Logs the listeners and destinations that `before` did not have, and the forwards that are gone.
 pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
     let is_in = |setup: Option<&Setup>, route: &Route| {
         setup.is_some_and(|setup| setup.routes.iter().any(|r| r.id == route.id))
@@ -364,7 +367,7 @@ pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
     }
 }
 
-/// Returns what a configuration says and probably does not mean, one sentence each.
+/// Returns warnings about settings that are valid and probably not intended, one sentence each.
 pub(super) fn doubts(config: &Config) -> Vec<String> {
     let refuses_all = config.mesh.as_ref().is_some_and(|mesh| {
         !mesh.listen.is_empty()
