@@ -16,6 +16,9 @@ use taut_netlab::world::World;
 /// socat's options for retries: the listener may start at the same time as the client.
 const TRIES: &str = "retry=100,interval=0.1";
 
+/// The seconds within which a command in a guest, which has a share of a core, writes its first line.
+const FIRST_LINE: u8 = 40;
+
 /// The guest, and the gate that decides when it runs.
 pub(super) struct Away {
     // Dropped first: the guest runs freely once the gate ends.
@@ -86,7 +89,8 @@ impl Away {
     }
 
     /// Runs `taut` in the guest with these arguments, and sends its output to this port of the
-    /// server. With a `limit`, stops it after that time.
+    /// server. With a `limit`, sends its first line and what follows within that time; its next
+    /// write then ends it. A signal could come before it is ready: it has only a share of a core.
     pub(super) fn say(
         &mut self,
         taut: &Path,
@@ -94,12 +98,15 @@ impl Away {
         limit: Option<Duration>,
         port: u16,
     ) -> io::Result<()> {
-        let run = match limit {
-            Some(limit) => format!("timeout --preserve-status {}", limit.as_secs_f64()),
+        let part = match limit {
+            Some(limit) => {
+                let seconds = limit.as_secs_f64();
+                format!("| {{ timeout {FIRST_LINE} sed -u 1q; timeout {seconds} cat; }}")
+            }
             None => String::new(),
         };
         let script = format!(
-            "{{ {run} \"$TAUT\" \"$@\" || echo it failed; }} | socat -u STDIN TCP:{SERVER}:{port},{TRIES}"
+            "{{ \"$TAUT\" \"$@\" || echo it failed; }} {part} | socat -u STDIN TCP:{SERVER}:{port},{TRIES}"
         );
         let mut all = vec!["-c".to_owned(), script, "sh".to_owned()];
         all.extend(args.iter().map(ToString::to_string));
