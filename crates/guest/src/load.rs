@@ -19,7 +19,7 @@ use crate::pins::{Pins, map_name, wait_until_unregistered};
 use crate::raw::GuestSince;
 use crate::since::Since;
 
-/// The directory of the lock and of the record of the default.
+/// The directory of the lock and of the record of the previous default.
 pub const DIRECTORY: &str = "/run/taut/guest";
 /// The lock file: one command at a time changes the pins and the default.
 const LOCK: &str = "lock";
@@ -44,7 +44,7 @@ pub struct Up {
     pub warnings: Vec<String>,
 }
 
-/// A lock on the pins and the default congestion control, until it is dropped.
+/// The lock on the pins and the default congestion control. Released when dropped.
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "it is held")] File);
 
@@ -98,15 +98,17 @@ pub fn down(_: &Lock) -> Result<bool, LoadError> {
     Pins::find()?.map_or(Ok(false), Pins::clear)
 }
 
-/// Returns whether a command that was killed has left only a part of the programs; `false` while
-/// another command is at work. Changes nothing.
+/// Returns whether a killed command left an incomplete set of pins; `false` while another command holds
+/// the lock.
 ///
 /// # Errors
 /// [`LoadError`].
 pub fn is_partial() -> Result<bool, LoadError> {
     let path = Path::new(DIRECTORY);
     if let Some(directory) = JobDir::find(path)?
-        && directory.is_held(LOCK).map_err(file("lock", path))?
+        && directory
+            .is_held(LOCK)
+            .map_err(file("inspect", &path.join(LOCK)))?
     {
         return Ok(false);
     }
@@ -164,7 +166,7 @@ fn load_all(pins: &Pins, required: Option<Control>) -> Result<Up, LoadError> {
     }
     let mut up = load_missing(pins, required, Vec::new())?;
     up.warnings.extend(tick);
-    // Pinned last: `is_complete` takes the presence of this pin for that of all others.
+    // Pinned last: without it, `is_complete` returns `false`, and the next `up` clears what a killed command left.
     let since: Map<u32, GuestSince> = detector.map("since").map_err(bpf(DETECTOR))?;
     since.insert(&0, &now).map_err(bpf(DETECTOR))?;
     pin(&mut detector, pins, "since")?;
@@ -216,7 +218,7 @@ fn load_missing(
 }
 
 fn load_control(pins: &Pins, control: Control) -> Result<(), LoadError> {
-    // What a command that was killed has left.
+    // Leftovers of a killed command.
     pins.unload(control)?;
     // The kernel may still be unregistering it.
     wait_until_unregistered(control)?;
@@ -234,7 +236,7 @@ fn pin(object: &mut Object, pins: &Pins, name: &'static str) -> Result<(), LoadE
         .map_err(libbpf(DETECTOR, "pin a map"))
 }
 
-/// Makes the kernel load its own congestion control if it is a module.
+/// Makes sure that the kernel's own congestion control is available, and loads its module if needed.
 fn request(control: Control) -> Result<(), LoadError> {
     let name = control.kernels();
     let missing = |source| LoadError::NoKernelControl {
@@ -242,14 +244,14 @@ fn request(control: Control) -> Result<(), LoadError> {
         config: control.configuration(),
         source,
     };
-    // When a socket selects a control, even one that is never connected, the kernel loads the
-    // module.
+    // Selecting a control on any socket makes the kernel load its module; the socket need not be
+    // connected.
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).map_err(missing)?;
     set_tcp_congestion(&socket, name).map_err(missing)?;
     Ok(())
 }
 
-/// Opens an object that has the configuration of guest.h.
+/// Opens a BPF object and sets its `struct guest_config`.
 fn open(object: &[u8]) -> Result<Open, taut_bpf::Error> {
     let mut open = Open::new("taut_guest", object)?;
     open.set_constant(".rodata", &Kernel::probe().config())?;
@@ -305,7 +307,7 @@ fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
     }
     let mut object = open.load().map_err(bpf(what))?;
     if control == Control::Bbr {
-        // The kernel stops timers when the last user of their map is gone.
+        // The kernel cancels BPF timers when the last descriptor or pin of their map is gone.
         let mut beats = object.map_mut("beats").map_err(bpf(what))?;
         beats
             .pin(pins.path("beats"))

@@ -103,7 +103,8 @@ impl Monitors {
     /// Starts the thread without any connections. The thread calls `tell` with a tap's name and a
     /// restriction, and ends when `tell` returns false.
     ///
-    /// # Errors The system's error if no thread or file descriptor is available.
+    /// # Errors
+    /// The system's error if no thread or file descriptor is available.
     pub fn watch(
         sources: Vec<Source>,
         tell: impl Fn(String, Restriction) -> bool + Send + 'static,

@@ -250,7 +250,8 @@ impl Server {
 
     /// Processes copies and scans for taps when it is time.
     ///
-    /// # Errors That of the first scan, which is reported to the user. A later failure may pass; until
+    /// # Errors
+    /// That of the first scan, which is reported to the user. A later failure may pass; until
     /// then, no early ACK outlives the lease.
     fn do_what_is_due(&mut self) -> Result<(), ServeError> {
         let now = Instant::now();

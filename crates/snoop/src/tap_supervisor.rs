@@ -323,7 +323,8 @@ impl TapSupervisor {
     /// Scans for new and vanished taps, and examines the flows of served ones. `now` is
     /// CLOCK_MONOTONIC.
     ///
-    /// # Errors [`TapError::Socket`] if the devices cannot be listed. A failure at one tap is
+    /// # Errors
+    /// [`TapError::Socket`] if the devices cannot be listed. A failure at one tap is
     /// logged, and does not affect the others.
     pub fn scan(&mut self, now: Duration) -> Result<(), TapError> {
         let devices = tap::devices()?;
@@ -477,7 +478,8 @@ impl TapSupervisor {
     /// Resumes early ACKs at the tap with this name, unless a queue or filter is in front of its
     /// ring. Returns whether the tap exists.
     ///
-    /// # Errors [`TapError::Queued`], [`TapError::Filtered`], or [`TapError::Socket`] if the
+    /// # Errors
+    /// [`TapError::Queued`], [`TapError::Filtered`], or [`TapError::Socket`] if the
     /// devices cannot be listed.
     pub fn turn_on(&mut self, name: &str) -> Result<bool, TapError> {
         let config = self.options.config;

@@ -84,7 +84,8 @@ impl InterfaceLookup {
 /// kernel drops the settings when the interface loses the protocol, and creates them with default
 /// values when it gets the protocol back. Renaming the interface keeps them.
 ///
-/// # Errors The kernel's error, including that of a kernel built without the protocol.
+/// # Errors
+/// The kernel's error, including that of a kernel built without the protocol.
 pub fn has_family(index: u32, family: Family) -> io::Result<bool> {
     // `struct netconfmsg` with its padding.
     let header = [family.number(), 0, 0, 0];

@@ -339,7 +339,8 @@ impl Section {
 
 /// Checks the routes of forward `i` against the mesh.
 ///
-/// # Errors The description of a mistake.
+/// # Errors
+/// The description of a mistake.
 fn check_via(forward: &Forward, i: usize, mesh: &MeshConfig) -> Result<(), String> {
     if forward.auto && !mesh.measure {
         return Err(format!(

@@ -85,7 +85,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_handshakes_postponed: Counter,
     /// Connections that were withdrawn because `max_ready` of them waited.
     pub(crate) mesh_ready_withdrawn: Counter,
-    /// The same, by the member that had the most of them.
+    /// Those withdrawn connections by the member that had the most ready ones.
     pub(crate) mesh_ready_full: ByMember,
     /// Sessions that were refused because their member had `max_sessions_per_member` open.
     pub(crate) mesh_member_limit: ByMember,

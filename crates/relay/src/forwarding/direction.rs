@@ -250,7 +250,8 @@ impl<P> Direction<P> {
 
     /// Moves what can be moved now, up to about [`TURN`] bytes.
     ///
-    /// # Errors [`Fault`]: the leg that failed. Bytes that were already read remain in the
+    /// # Errors
+    /// [`Fault`]: the leg that failed. Bytes that were already read remain in the
     /// direction, and a later turn continues with them.
     pub(crate) fn turn<L, W>(&mut self, from: &mut L, to: &mut L, io: &mut W) -> Result<Turn, Fault>
     where
@@ -262,7 +263,8 @@ impl<P> Direction<P> {
 
     /// Moves bytes like [`Self::turn`], and ends the sink's stream as `fin_by` says.
     ///
-    /// # Errors Those of [`Self::turn`].
+    /// # Errors
+    /// Those of [`Self::turn`].
     pub(crate) fn turn_with<L, W>(
         &mut self,
         fin_by: FinBy,

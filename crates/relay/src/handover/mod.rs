@@ -183,7 +183,8 @@ impl Taken {
     /// Reports to the old process that this one accepts connections, so that the old one drains,
     /// and waits for the answer. As long as the result is kept, the old one knows that this one lives.
     ///
-    /// # Errors [`HandoverError`]: it is unknown whether the old process drains. If it lives, both
+    /// # Errors
+    /// [`HandoverError`]: it is unknown whether the old process drains. If it lives, both
     /// accept, and neither loses a connection.
     pub fn serving(mut self) -> Result<Life, HandoverError> {
         self.talk.send(&Message::Serving, &[])?;

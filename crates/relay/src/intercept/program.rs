@@ -93,7 +93,8 @@ impl Program {
 
     /// Attaches the program to `devices` and detaches it from all others.
     ///
-    /// # Errors The error of the first device that failed; the program is attached to the other
+    /// # Errors
+    /// The error of the first device that failed; the program is attached to the other
     /// devices.
     pub(super) fn set_devices(
         &mut self,

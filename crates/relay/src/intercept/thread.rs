@@ -58,7 +58,8 @@ impl Interception {
     /// Starts interception in the network namespace of the calling thread. With the lock of the process that
     /// this one replaces, it is set up beside that process's, which stays in force.
     ///
-    /// # Errors [`InterceptError`]; nothing has changed then.
+    /// # Errors
+    /// [`InterceptError`]; nothing has changed then.
     pub(crate) fn start(
         plan: Plan,
         status: Arc<Status>,
@@ -316,7 +317,8 @@ fn up() -> Result<Vec<String>, InterceptError> {
 
 /// Returns whether any process intercepts in this network namespace.
 ///
-/// # Errors If this process may not know: it needs CAP_NET_ADMIN.
+/// # Errors
+/// If this process may not know: it needs CAP_NET_ADMIN.
 pub fn is_running() -> io::Result<bool> {
     NetnsLock::is_taken(Exclusive::Interception)
 }

@@ -495,7 +495,7 @@ impl Pools {
 }
 
 /// Returns the limits of the pool of a peer. A peer that is dialled only for automatic routes, and is on none
-/// that is in use, has no more connections than sessions have needed of late.
+/// that is in use, has no more connections than sessions have needed recently.
 fn bounds(limits: PoolLimits, peer: &Peer) -> Bounds {
     Bounds {
         floor: if peer.is_kept() { limits.min } else { 0 },

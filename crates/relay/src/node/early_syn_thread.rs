@@ -30,7 +30,8 @@ pub(crate) struct Reader {
 impl Reader {
     /// Watches for the SYNs of `watch`, in which forwards have their numbers.
     ///
-    /// # Errors [`ReaderError`]; nothing stays attached then.
+    /// # Errors
+    /// [`ReaderError`]; nothing stays attached then.
     pub(crate) fn start(
         devices: Devices,
         watch: Watch,

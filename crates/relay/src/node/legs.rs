@@ -46,11 +46,11 @@ fn accepted(options: &LegOptions) -> Result<(), StartError> {
 /// The socket options of legs between relays.
 pub(super) struct MeshLegs {
     pub(super) default: LegOptions,
-    /// Those of relays with settings of their own.
+    /// The options for relays with settings of their own.
     pub(super) of_members: HashMap<MemberName, LegOptions>,
     /// Whether windows follow what the peers need.
     pub(super) sizes_window: bool,
-    /// The same, of relays with settings of their own.
+    /// Whether windows follow what relays with settings of their own need.
     members_size_window: HashMap<MemberName, bool>,
 }
 

@@ -195,7 +195,8 @@ impl Identity {
 
     /// Returns the relays that this node dials.
     ///
-    /// # Errors [`MeshError`] if the configuration names a relay that is not a member.
+    /// # Errors
+    /// [`MeshError`] if the configuration names a relay that is not a member.
     pub(super) fn dialled(&self, config: &Config) -> Result<Vec<Arc<Member>>, MeshError> {
         let members = &self.local.members;
         let routes = config.forwards.iter().flat_map(|f| &f.via).flatten();

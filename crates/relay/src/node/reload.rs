@@ -29,7 +29,8 @@ impl SharedHandle {
     /// restart keep their values; returns a sentence for each, which is also logged. Blocks for as
     /// long as the resolver takes; reloads are serialised.
     ///
-    /// # Errors [`StartError`]; nothing has changed then.
+    /// # Errors
+    /// [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<Vec<String>, StartError> {
         // Before the lock is taken, for which the control thread may wait.
         // A list that cannot be read is an error of the reload itself.
@@ -40,7 +41,8 @@ impl SharedHandle {
 
     /// Reads the list of members again.
     ///
-    /// # Errors [`StartError`]; nothing has changed then.
+    /// # Errors
+    /// [`StartError`]; nothing has changed then.
     pub(super) fn reload_members(&self) -> Result<(), StartError> {
         self.adopt(Source::Members).map(drop)
     }
@@ -48,7 +50,8 @@ impl SharedHandle {
     /// Leaves out what is drained now. The files are those of the present configuration; the list of members
     /// stays what it is.
     ///
-    /// # Errors [`StartError`]; nothing has changed then.
+    /// # Errors
+    /// [`StartError`]; nothing has changed then.
     pub(super) fn adopt_drains(&self) -> Result<(), StartError> {
         self.adopt(Source::Drains).map(drop)
     }

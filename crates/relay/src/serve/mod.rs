@@ -133,7 +133,8 @@ pub type Reread = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
 ///
 /// With `handover` in the configuration, the sockets of a running process are taken over, and that process drains.
 ///
-/// # Errors [`ServeError`] if the node did not start (nothing is left running then) or a worker was
+/// # Errors
+/// [`ServeError`] if the node did not start (nothing is left running then) or a worker was
 /// lost.
 pub fn run(config: &Config, beginning: Beginning, reread: Reread) -> Result<(), ServeError> {
     // The workers have their own threads; this one has little to do.

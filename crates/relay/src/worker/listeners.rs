@@ -77,7 +77,8 @@ impl Listeners {
 
     /// Adds a listener that has a socket.
     ///
-    /// # Errors The kernel's error if the poller cannot watch it.
+    /// # Errors
+    /// The kernel's error if the poller cannot watch it.
     pub(super) fn open(&mut self, new: NewListener, poller: &Poller) -> Result<(), Errno> {
         let Some(socket) = new.socket else {
             return Ok(());

@@ -42,9 +42,9 @@ pub(crate) struct Shared {
     pub(crate) sources: Arc<SessionQuota>,
     /// Open sessions by the member that they come from.
     pub(crate) members: Arc<MemberQuota>,
-    /// Connections of each source of late.
+    /// The rate of each source's connections.
     pub(crate) arrivals: ArrivalRate,
-    /// Connections of each source to the mesh port that have not proven a key.
+    /// The rate of each source's connections to the mesh port that have not proven a key.
     pub(crate) unproven_arrivals: ArrivalRate,
     /// The number of workers.
     pub(crate) workers: u32,

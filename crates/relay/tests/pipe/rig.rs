@@ -62,7 +62,7 @@ impl Relays {
         }
     }
 
-    /// The same, over IPv6.
+    /// Connects over IPv6.
     pub(crate) fn over_ipv6(self) -> Self {
         Self { v6: true, ..self }
     }

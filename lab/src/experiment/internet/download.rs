@@ -11,22 +11,22 @@ pub(super) struct Size(pub(super) usize);
 pub(super) enum Way {
     /// One connection over the Internet's path: the paper's "e2e".
     EndToEnd,
-    /// The same, with a large initial congestion window, a large initial receive window and large
+    /// End to end with a large initial congestion window, a large initial receive window and large
     /// buffers: the paper's "Turbo-Start Cubic", end to end.
     EndToEndTurbo,
-    /// The same with the server's kernel default buffers, and BBR.
+    /// End to end with the kernel's default buffers at the server, and BBR.
     EndToEndBbr,
     /// ssh port forwarding on both relays: the paper's "OCD Baseline".
     Ssh,
     /// Two `taut relay` with early SYN and ready connections, but Cubic between them, without turbo
     /// start.
     Cubic,
-    /// The same, with BBR between them.
+    /// Like `Cubic`, with BBR between them.
     Bbr,
-    /// The same, with Cubic and a large initial window between them: the "Turbo-Start Cubic" of
+    /// Like `Cubic`, with a large initial window between them: the "Turbo-Start Cubic" of
     /// figure 11.
     TurboCubic,
-    /// The same, with turbo start between them.
+    /// Two `taut relay` with turbo start between them.
     Taut,
 }
 

@@ -25,7 +25,8 @@ impl<L: Leg> Session<L> {
     /// Makes the close of both legs an orderly end, after both streams have ended. Returns `true` if the
     /// close is all that is left to do.
     ///
-    /// # Errors The leg that failed.
+    /// # Errors
+    /// The leg that failed.
     pub(super) fn leave_to_the_kernel(&mut self) -> Result<bool, (Side, Errno)> {
         let Some(upstream) = &mut self.upstream else {
             return Ok(false);

@@ -41,7 +41,7 @@ impl Relays {
         Self::with_delay(name, Duration::from_millis(1))
     }
 
-    /// The same; each of the two links of a path delays by this each way.
+    /// Like `new`, with `delay` per link and direction.
     pub(crate) fn with_delay(name: &str, delay: Duration) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),

@@ -33,7 +33,7 @@ impl Stream {
         Self::with_timeout(world, port, PATIENCE)
     }
 
-    /// The same, with a time in which something of what was sent has to be acknowledged.
+    /// Like `start`; an acknowledgement must come within `timeout`.
     pub(crate) fn with_timeout(world: &World, port: u16, timeout: Duration) -> Self {
         let connect = || TcpStream::connect((GUEST, port)).unwrap();
         let socket = world.peer.run(connect).unwrap();

@@ -211,7 +211,7 @@ impl Flow {
         }
     }
 
-    /// The same, with a ceiling.
+    /// Limits the rate of a flow of `taut_pipe`, in bytes a second.
     pub(super) fn at_most(mut self, rate: f64) -> Self {
         if let Control::Pipe(pipe) = &mut self.control {
             pipe.terms.limit = rate as u64;
@@ -219,7 +219,7 @@ impl Flow {
         self
     }
 
-    /// The same, up to a time.
+    /// Ends the flow at this time.
     pub(super) fn until(self, until: f64) -> Self {
         Self { until, ..self }
     }
