@@ -390,7 +390,7 @@ fn the_default_of_one_namespace_is_protected_from_another() {
         let said = said(&output);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
         assert!(
-            said.contains("another network namespace"),
+            said.contains("in network namespace net:["),
             "{args:?}: {said}"
         );
         assert_eq!(default(&other), there, "{args:?}");
