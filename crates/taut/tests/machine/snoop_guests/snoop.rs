@@ -100,9 +100,12 @@ impl Snoop {
 
     /// Waits until the host has retransmitted something to a guest.
     pub(crate) fn repairs(&self, tap: &str) {
-        wait_until("a retransmission", || {
-            (self.status(tap)["repaired"] != 0).then_some(())
-        });
+        wait_until("a retransmission", || self.repaired(tap).then_some(()));
+    }
+
+    /// Whether it has retransmitted to the guest of a tap what that has lost.
+    pub(crate) fn repaired(&self, tap: &str) -> bool {
+        self.status(tap)["repaired"] != 0
     }
 
     /// Segments that were acknowledged early at a tap.
