@@ -38,6 +38,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) dials_postponed: Counter,
     pub(crate) dial_direct: Histogram,
     pub(crate) dial_mesh: Histogram,
+    /// How long clients that had to wait for a place did, if they got one.
+    pub(crate) queue: Histogram,
     pub(crate) setup: Histogram,
     pub(crate) first_byte: Histogram,
     pub(crate) pool_ready: Counter,

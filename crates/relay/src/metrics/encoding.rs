@@ -150,7 +150,12 @@ impl Metrics {
         for (leg, of) in legs {
             encode_histogram(totals(of), family.encode_family(&[("leg", leg)])?)?;
         }
-        let others: [(&str, &str, Of); 2] = [
+        let others: [(&str, &str, Of); 3] = [
+            (
+                "taut_relay_queue",
+                "Time that clients waited for a place, of those that had to and got one",
+                |w| &w.queue,
+            ),
             (
                 "taut_relay_setup",
                 "Time from accept until the upstream leg was ready",

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use taut_mesh::proxy::{Tlv, Tlvs};
 use taut_sys::socket::Stream;
@@ -25,6 +26,8 @@ pub(crate) struct Client {
     pub(super) route: Arc<Route>,
     /// Bytes of the client's stream that have been read.
     pub(super) read: Vec<u8>,
+    /// When it began to wait for a place; `None` if it has not.
+    pub(super) queued_at: Option<Instant>,
 }
 
 impl Client {
@@ -42,6 +45,7 @@ impl Client {
             tlvs: Vec::new(),
             route,
             read: Vec::new(),
+            queued_at: None,
         }
     }
 

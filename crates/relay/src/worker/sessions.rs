@@ -360,7 +360,7 @@ impl Worker {
 
     /// Queues a client, or refuses it with `cause` if it cannot wait or the queue has no room. Also
     /// refuses the client that is displaced from the queue.
-    fn queue(&mut self, client: Client, cause: ClientRefusal) {
+    fn queue(&mut self, mut client: Client, cause: ClientRefusal) {
         let Some(time) = client.route.timeouts(&self.setup.timeouts).queue else {
             return self.refuse_client(client, cause);
         };
@@ -369,6 +369,7 @@ impl Worker {
         let _ = self.io.poller.remove(&client.stream);
         let stats = client.route.stats.clone();
         let until = self.io.now + time;
+        client.queued_at = Some(self.io.now);
         match self.shared.queue.push(client, until, &self.setup) {
             Pushed::NoRoom(client) => return self.refuse_client(client, cause),
             Pushed::Waits {
@@ -422,7 +423,11 @@ impl Worker {
         let shared = self.shared.clone();
         while let Some((client, place)) = shared.queue.next(&shared.places) {
             match client.stream.take_error() {
-                Ok(()) => self.begin_session(client, place),
+                Ok(()) => {
+                    let queued_at = client.queued_at.unwrap_or(self.io.now);
+                    self.io.metrics.queue.observe(self.io.now - queued_at);
+                    self.begin_session(client, place);
+                }
                 Err(_) => self.forget(&client),
             }
         }

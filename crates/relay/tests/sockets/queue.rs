@@ -78,6 +78,11 @@ fn clients_beyond_the_last_place_wait_and_are_served_in_their_order() {
         (0, 0)
     );
     assert_eq!(counted(&metrics, "taut_relay_forward_queued_total"), 3);
+    let text = metrics.encode().unwrap();
+    assert!(
+        text.contains("\ntaut_relay_queue_seconds_count 3\n"),
+        "{text}"
+    );
 }
 
 #[test]
