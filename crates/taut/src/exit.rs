@@ -12,7 +12,7 @@ pub(crate) fn exit_code(result: Result<(), Failure>) -> ExitCode {
         Err(Failure::Usage(sentence)) => (sentence, ExitCode::from(2)),
         Err(Failure::Run(sentence)) => (sentence, ExitCode::FAILURE),
     };
-    log::say(&sentence);
+    log::say_failure(&sentence);
     log::finish();
     code
 }

@@ -9,8 +9,12 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use serde_json::json;
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 
 use crate::failure::Failure;
 
@@ -26,6 +30,15 @@ const DEFAULT: &str = "info,hickory_proto=error";
 
 /// The crates whose name alone is a directive of `TAUT_LOG`.
 const CRATES: [&str; 2] = ["taut", "libbpf"];
+
+/// How lines of the log are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    /// For people.
+    Text,
+    /// An object a line, with `timestamp` (RFC 3339, UTC), `level`, `message` and the event's fields.
+    Json,
+}
 
 /// The buffer of the log, once it has been started.
 static STARTED: OnceLock<Buffer> = OnceLock::new();
@@ -53,16 +66,17 @@ struct Lines {
 pub(crate) struct Guard(Buffer);
 
 /// Starts logging at level `info`, or as specified by `TAUT_LOG` (syntax of tracing's `EnvFilter`,
-/// for example `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out the
-/// buffered lines, for up to a second.
+/// for example `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`), as text, or as `TAUT_LOG_FORMAT`
+/// says. Dropping the guard writes out the buffered lines, for up to a second.
 ///
 /// # Errors
-/// `TAUT_LOG` is not understood, or the system cannot start a thread.
+/// `TAUT_LOG` or `TAUT_LOG_FORMAT` is not understood, or the system cannot start a thread.
 pub(crate) fn to_stderr() -> Result<Guard, Failure> {
     let filter = match std::env::var_os("TAUT_LOG") {
         Some(text) if !text.is_empty() => filter(&text.to_string_lossy())?,
         _ => EnvFilter::new(DEFAULT),
     };
+    let format = Format::of_environment()?;
     let buffer = Buffer::default();
     let writing = buffer.clone();
     std::thread::Builder::new()
@@ -74,24 +88,38 @@ pub(crate) fn to_stderr() -> Result<Guard, Failure> {
             ))
         })?;
     let guard = Guard(STARTED.get_or_init(|| buffer.clone()).clone());
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
         .with_ansi(has_colours())
         .with_writer(move || buffer.clone())
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    match format {
+        Format::Text => log.init(),
+        Format::Json => log.json().flatten_event(true).init(),
+    }
     Ok(guard)
 }
 
 /// Writes a sentence for the user to standard error. If logging has been started, the sentence
 /// takes its place among the lines of the log, and a stuck reader does not delay the caller.
 pub(crate) fn say(sentence: &str) {
-    let line = format!("taut: {sentence}\n");
+    say_at(Level::INFO, sentence);
+}
+
+/// Writes, like [`say`], why the program fails.
+pub(crate) fn say_failure(sentence: &str) {
+    say_at(Level::ERROR, sentence);
+}
+
+fn say_at(level: Level, sentence: &str) {
+    let line = Format::of_environment()
+        .unwrap_or(Format::Text)
+        .line(level, sentence);
     // The reader may be gone; `eprintln!` would panic.
     let _ = match STARTED.get() {
-        Some(buffer) => buffer.clone().write_all(line.as_bytes()),
-        None => io::stderr().write_all(line.as_bytes()),
+        Some(buffer) => buffer.clone().write_all(&line),
+        None => io::stderr().write_all(&line),
     };
 }
 
@@ -99,6 +127,45 @@ pub(crate) fn say(sentence: &str) {
 pub(crate) fn finish() {
     if let Some(buffer) = STARTED.get() {
         drop(Guard(buffer.clone()));
+    }
+}
+
+// === impl Format ===
+
+impl Format {
+    /// What `TAUT_LOG_FORMAT` says: `text`, which is the default, or `json`.
+    fn of_environment() -> Result<Self, Failure> {
+        match std::env::var_os("TAUT_LOG_FORMAT") {
+            Some(name) => Self::named(&name.to_string_lossy()),
+            None => Ok(Self::Text),
+        }
+    }
+
+    fn named(name: &str) -> Result<Self, Failure> {
+        match name {
+            "" | "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(Failure::Usage(format!(
+                "TAUT_LOG_FORMAT: `{}` is neither text nor json",
+                name.escape_default()
+            ))),
+        }
+    }
+
+    /// A line that is no event.
+    fn line(self, level: Level, sentence: &str) -> Vec<u8> {
+        match self {
+            Self::Text => format!("taut: {sentence}\n"),
+            Self::Json => {
+                let mut timestamp = String::new();
+                // It fails only where writing to the string does.
+                let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+                let level = level.as_str();
+                let line = json!({"timestamp": timestamp, "level": level, "message": sentence});
+                format!("{line}\n")
+            }
+        }
+        .into_bytes()
     }
 }
 
@@ -165,8 +232,11 @@ impl Drop for Guard {
 }
 
 fn notice(dropped: u64) -> Vec<u8> {
-    format!("taut: {dropped} lines of the log were dropped, because standard error was not read\n")
-        .into_bytes()
+    let sentence =
+        format!("{dropped} lines of the log were dropped, because standard error was not read");
+    Format::of_environment()
+        .unwrap_or(Format::Text)
+        .line(Level::WARN, &sentence)
 }
 
 /// Returns whether the log is coloured: at a terminal, unless `NO_COLOR` has a value (no-color.org).
@@ -227,6 +297,31 @@ mod tests {
         let mut written = vec![0; expected.len()];
         reader.read_exact(&mut written).unwrap();
         assert!(written == expected, "{}", String::from_utf8_lossy(&written));
+    }
+
+    #[test]
+    fn a_sentence_is_a_line_of_json_with_its_time_and_level() {
+        let Ok(format) = Format::named("json") else {
+            panic!("json was refused")
+        };
+        let line = format.line(Level::ERROR, "a \"quoted\"\nsentence");
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        let line: serde_json::Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(line["level"], "ERROR");
+        assert_eq!(line["message"], "a \"quoted\"\nsentence");
+        let timestamp = line["timestamp"].as_str().unwrap();
+        assert!(
+            timestamp.starts_with("20") && timestamp.ends_with('Z'),
+            "{timestamp}"
+        );
+    }
+
+    #[test]
+    fn a_format_that_is_not_known_is_refused() {
+        let Err(Failure::Usage(said)) = Format::named("logfmt") else {
+            panic!("logfmt was accepted")
+        };
+        assert_eq!(said, "TAUT_LOG_FORMAT: `logfmt` is neither text nor json");
     }
 
     #[test]

@@ -44,7 +44,8 @@ use crate::failure::Failure;
 Exit status of every command: 0 if it did what it was asked; 1 if it could not, or if a check has \
 found what keeps Taut from working; 2 if the command line or the configuration file has a mistake.
 
-TAUT_LOG sets what jobs log to standard error: error, warn, info (the default), debug, trace or off.")]
+TAUT_LOG sets what jobs log to standard error: error, warn, info (the default), debug, trace or off. \
+TAUT_LOG_FORMAT=json makes each of these lines a JSON object with timestamp, level and message.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

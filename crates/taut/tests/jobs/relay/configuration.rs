@@ -1,9 +1,11 @@
 //! Mistakes in the configuration, and `--check`.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use taut_sys_testing::network::enter_private_network;
 
 use crate::relay::rig::{
@@ -192,6 +194,41 @@ fn a_log_level_that_does_not_exist_is_refused() {
         &String::from_utf8(output.stderr).unwrap(),
         "TAUT_LOG: `verbose`",
     );
+}
+
+#[test]
+fn every_line_of_the_log_is_an_object_when_json_is_asked_for() {
+    let args = ["--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"];
+    let run = |log: &str| {
+        let mut command = taut();
+        command.env("TAUT_LOG_FORMAT", "json").env("TAUT_LOG", log);
+        let mut child = command.args(args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines: Vec<serde_json::Value> = Vec::new();
+        for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+            let line = line.unwrap();
+            let object: serde_json::Value =
+                serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+            assert!(
+                object["timestamp"].is_string() && object["message"].is_string(),
+                "{line}"
+            );
+            if object["listen"].is_string() {
+                kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+            }
+            lines.push(object);
+        }
+        (child.wait().unwrap().code(), lines)
+    };
+    let (code, lines) = run("info");
+    assert_eq!(code, Some(0));
+    assert!(
+        lines.iter().all(|line| line["level"] == "INFO"),
+        "{lines:?}"
+    );
+
+    let (code, lines) = run("verbose");
+    assert_eq!((code, lines.len()), (Some(2), 1));
+    assert_eq!(lines[0]["level"], "ERROR");
 }
 
 #[test]
