@@ -6,6 +6,7 @@ mod all;
 mod documents;
 mod one;
 #[cfg(test)]
+#[path = "../../crates/taut/src/pages.rs"]
 mod pages;
 mod running;
 

@@ -1,4 +1,4 @@
-//! The manual pages and shell completions of `taut`, for packages.
+//! The manual pages and shell completions of a program, for packages: of `taut`, and of `taut-lab`, which has this file too.
 //!
 //! A test writes them, because the commands are visible only inside this crate, and the generators would add 350 kB
 //! to the program.
@@ -10,7 +10,7 @@ use clap_complete::Shell;
 
 use crate::Cli;
 
-const NAME: &str = "taut";
+const NAME: &str = env!("CARGO_BIN_NAME");
 
 /// Writes below the directory `TAUT_PAGES`, which scripts/package sets, or else below a temporary one.
 #[test]
@@ -26,8 +26,12 @@ fn every_command_has_a_manual_page_and_every_shell_its_completions() {
     }
 
     require_pages(&Cli::command(), NAME, &directory);
-    for file in ["taut.bash", "taut.fish", "_taut"] {
-        assert!(directory.join(file).exists(), "{file}");
+    for file in [
+        format!("{NAME}.bash"),
+        format!("{NAME}.fish"),
+        format!("_{NAME}"),
+    ] {
+        assert!(directory.join(&file).exists(), "{file}");
     }
 }
 

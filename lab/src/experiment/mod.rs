@@ -35,6 +35,7 @@ pub mod stats;
 mod streams;
 pub mod table;
 mod tap_frames;
+mod threads;
 pub mod tune_cost;
 pub mod verdicts;
 mod workload;

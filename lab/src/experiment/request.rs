@@ -28,6 +28,20 @@ pub struct Request {
     pub taut: PathBuf,
 }
 
+#[cfg(test)]
+impl Request {
+    /// A request as a unit test needs it.
+    pub(crate) fn of_test(form: Form) -> Self {
+        Self {
+            form,
+            seed: 1,
+            runs: None,
+            only: None,
+            taut: "taut".into(),
+        }
+    }
+}
+
 // === impl Form ===
 
 impl Form {

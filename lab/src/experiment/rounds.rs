@@ -56,11 +56,8 @@ mod tests {
 
     fn rounds(runs: Option<usize>, quick: bool) -> Rounds {
         Rounds::of(&Request {
-            form: Form::of(quick),
-            seed: 1,
             runs,
-            only: None,
-            taut: "taut".into(),
+            ..Request::of_test(Form::of(quick))
         })
     }
 

@@ -214,11 +214,8 @@ mod tests {
 
     fn plan(quick: bool, runs: Option<usize>) -> Plan {
         Plan::of(&Request {
-            form: Form::of(quick),
-            seed: 1,
             runs,
-            only: None,
-            taut: "taut".into(),
+            ..Request::of_test(Form::of(quick))
         })
     }
 

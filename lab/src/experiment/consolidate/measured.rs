@@ -201,13 +201,7 @@ mod tests {
 
     #[test]
     fn a_cell_is_decided_when_all_its_ratios_are_narrow() {
-        let plan = Plan::of(&Request {
-            form: Form::Quick,
-            seed: 1,
-            runs: None,
-            only: None,
-            taut: "taut".into(),
-        });
+        let plan = Plan::of(&Request::of_test(Form::Quick));
         let cell = plan.parts[0].blocks[0].transfers[0].0;
         let mut measured = Measured::default();
         let mut add = |configuration, rates: &[f64]| {

@@ -286,11 +286,8 @@ mod tests {
 
     fn plan(quick: bool, runs: Option<usize>) -> Plan {
         Plan::of(&Request {
-            form: Form::of(quick),
-            seed: 1,
             runs,
-            only: None,
-            taut: "taut".into(),
+            ..Request::of_test(Form::of(quick))
         })
     }
 
@@ -343,11 +340,8 @@ mod tests {
     fn a_part_can_be_asked_for_by_its_name() {
         let of = |only: &str| {
             let plan = Plan::of(&Request {
-                form: Form::Full,
-                seed: 1,
-                runs: None,
                 only: Some(only.into()),
-                taut: "taut".into(),
+                ..Request::of_test(Form::Full)
             });
             counts(&plan)
                 .into_keys()

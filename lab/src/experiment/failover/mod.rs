@@ -11,7 +11,6 @@ mod figures;
 mod plan;
 mod rig;
 
-use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +20,7 @@ use super::outcome::Outcome;
 use super::sessions::arrivals::arrivals;
 use super::sessions::ends::{self, Patience, Run};
 use super::sessions::transfer::Traffic;
+use super::threads::{inside, joined};
 use super::{Experiment, ExperimentError, Request};
 use faults::Faults;
 use figures::Found;
@@ -69,11 +69,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     };
     let run = Arc::new(Run::new(PATIENCE));
     let load = std::thread::scope(|scope| {
-        let served =
-            scope.spawn(|| inside(&rig, "server", || ends::serve(listener, traffic, &run)));
+        let served = scope.spawn(|| {
+            inside(&rig.world, "server", || {
+                ends::serve(listener, traffic, &run)
+            })
+        });
         let load = scope.spawn(|| {
             let arrivals = arrivals(plan.seed, RATE, plan.load);
-            let load = inside(&rig, "client", || {
+            let load = inside(&rig.world, "client", || {
                 ends::load(traffic, arrivals, rig.entrance(), &run)
             });
             run.over.notify_one();
@@ -99,22 +102,4 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         .tear_down()
         .map_err(machine("take the world down"))?;
     Ok(figures::outcome(&found, &plan, request))
-}
-
-/// Runs `job` in a host's namespace.
-fn inside<T: Send>(
-    rig: &Rig,
-    host: &str,
-    job: impl FnOnce() -> io::Result<T> + Send,
-) -> Result<T, ExperimentError> {
-    let done = rig.world.host(host).run(job)?;
-    done.map_err(ExperimentError::machine(&format!("go on at the {host}")))
-}
-
-fn joined<T>(
-    thread: std::thread::ScopedJoinHandle<'_, Result<T, ExperimentError>>,
-) -> Result<T, ExperimentError> {
-    thread
-        .join()
-        .unwrap_or_else(|p| std::panic::resume_unwind(p))
 }

@@ -157,11 +157,8 @@ mod tests {
 
     fn request(quick: bool) -> Request {
         Request {
-            form: Form::of(quick),
             seed: 7,
-            runs: None,
-            only: None,
-            taut: "taut".into(),
+            ..Request::of_test(Form::of(quick))
         }
     }
 

@@ -52,7 +52,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let steps = (plan.idle.len() + 2 * plan.pools + all.len()) as u64;
     let progress = Progress::new("mesh-peers: idle memory, contents", steps);
 
-    rig.inside("hold both ends of every session", || {
+    rig.host.inside("hold both ends of every session", || {
         enough_descriptors(plan.sessions)
     })?;
     // Each relay has just started: memory that it reserved for other work would hide that of idle
@@ -60,14 +60,18 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     for &contender in &plan.idle {
         let entrance = rig.start(contender, Pool::Own)?;
         let what = format!("open idle sessions through {}", contender.label());
-        let idle = rig.inside(&what, || idle::measure(&entrance, plan.sessions))?;
+        let idle = rig
+            .host
+            .inside(&what, || idle::measure(&entrance, plan.sessions))?;
         found.measured.idle.insert(contender, vec![idle]);
         progress.step();
     }
     for _ in 0..plan.pools {
         let [small, large] = [SMALL_POOL, plan.pooled].map(|pool| {
             let entrance = rig.start(Contender::Taut, Pool::Exactly(pool))?;
-            let memory = rig.inside("measure the memory of a pool", || Memory::now(&entrance));
+            let memory = rig
+                .host
+                .inside("measure the memory of a pool", || Memory::now(&entrance));
             progress.step();
             memory
         });
@@ -79,12 +83,16 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     for contender in all {
         let entrance = rig.start(contender, Pool::Own)?;
         let what = format!("compare the bytes through {}", contender.label());
-        let exact = rig.inside(&what, || bulk::relays_exactly(&entrance, request.seed))?;
+        let exact = rig
+            .host
+            .inside(&what, || bulk::relays_exactly(&entrance, request.seed))?;
         found.measured.exact.insert(contender, exact);
         if contender != Contender::Direct {
             let between = contender.between_port();
             let what = format!("tap the leg of {}", contender.label());
-            let tapped = rig.inside(&what, || wiretap::tap(&entrance, between))?;
+            let tapped = rig
+                .host
+                .inside(&what, || wiretap::tap(&entrance, between))?;
             found.tapped.insert(contender, tapped);
         }
         entrances.insert(contender, entrance);
@@ -98,7 +106,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         let progress = Progress::new(&name, round.len() as u64);
         for (job, contender) in round {
             let what = format!("{} through {}", job.verb(), contender.label());
-            rig.inside(&what, || {
+            rig.host.inside(&what, || {
                 let entrance = &entrances[&contender];
                 found
                     .measured

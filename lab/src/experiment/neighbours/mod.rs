@@ -179,11 +179,8 @@ mod tests {
     #[test]
     fn a_part_comes_with_its_reference() {
         let request = |only: &str| Request {
-            form: Form::Quick,
-            seed: 1,
-            runs: None,
             only: Some(only.to_owned()),
-            taut: "taut".into(),
+            ..Request::of_test(Form::Quick)
         };
         let names = |only| -> Vec<String> {
             let cases = cases(&request(only)).unwrap();

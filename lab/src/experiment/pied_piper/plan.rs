@@ -172,11 +172,8 @@ mod tests {
 
     fn request(quick: bool, seed: u64) -> Request {
         Request {
-            form: Form::of(quick),
             seed,
-            runs: None,
-            only: None,
-            taut: "taut".into(),
+            ..Request::of_test(Form::of(quick))
         }
     }
 

@@ -50,7 +50,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     // hide the memory of idle sessions.
     for &contender in &plan.idle {
         let sessions = plan.idle_sessions(contender);
-        rig.inside("hold both ends of every session", || {
+        rig.host.inside("hold both ends of every session", || {
             enough_descriptors(sessions)
         })?;
         let entrance = rig.start(contender)?;
@@ -58,13 +58,15 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             "open {sessions} idle sessions through {}",
             contender.label()
         );
-        let idle = rig.inside(&what, || idle::measure(&entrance, sessions))?;
+        let idle = rig
+            .host
+            .inside(&what, || idle::measure(&entrance, sessions))?;
         measured.idle.entry(contender).or_default().push(idle);
         progress.step();
     }
     let entrances = rig.start_all(&Contender::ALL)?;
     for (contender, entrance) in &entrances {
-        let exact = rig.inside("compare the relayed bytes", || {
+        let exact = rig.host.inside("compare the relayed bytes", || {
             bulk::relays_exactly(entrance, request.seed)
         })?;
         measured.exact.insert(*contender, exact);
@@ -73,7 +75,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         for &(job, contender) in round {
             let entrance = &entrances[&contender];
             let what = format!("{} through {}", job.verb(), contender.label());
-            rig.inside(&what, || {
+            rig.host.inside(&what, || {
                 measured.measure(job, contender, entrance, &plan.times)
             })?;
             progress.step();

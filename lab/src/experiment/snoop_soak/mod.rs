@@ -27,6 +27,7 @@ use std::time::Instant;
 
 use super::outcome::Outcome;
 use super::progress::Progress;
+use super::threads::joined;
 use super::{Experiment, ExperimentError, Request};
 use chaos::Chaos;
 use figures::{Found, Part};
@@ -139,10 +140,4 @@ fn run_phase(
 fn counts(shared: &Shared) -> (u64, u64) {
     let checker = shared.checker();
     (checker.seen.data, checker.seen.early)
-}
-
-fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
-    thread
-        .join()
-        .unwrap_or_else(|p| std::panic::resume_unwind(p))
 }

@@ -25,6 +25,7 @@ use super::descriptors::enough_descriptors;
 use super::outcome::Outcome;
 use super::sessions::ends::{self, Patience, Run};
 use super::sessions::transfer::Traffic;
+use super::threads::{inside, joined};
 use super::{Experiment, ExperimentError, Request};
 use chaos::Chaos;
 use figures::Found;
@@ -99,12 +100,16 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let run = Arc::new(Run::new(PATIENCE));
     let enough = Enough::default();
     let (load, attack, samples) = std::thread::scope(|scope| {
-        let served = scope.spawn(|| inside(&rig, "server", || ends::serve(server, traffic, &run)));
+        let served =
+            scope.spawn(|| inside(&rig.world, "server", || ends::serve(server, traffic, &run)));
         let samples = scope.spawn(|| processes.sample(&run, &enough));
-        let attack =
-            scope.spawn(|| inside(&rig, "outsider", || outsider::attack(&plan, &rig, &run)));
+        let attack = scope.spawn(|| {
+            inside(&rig.world, "outsider", || {
+                outsider::attack(&plan, &rig, &run)
+            })
+        });
         let load = scope.spawn(|| {
-            let load = inside(&rig, "client", || {
+            let load = inside(&rig.world, "client", || {
                 ends::load(traffic, plan.arrivals(), rig.entrance(), &run)
             });
             enough.say();
@@ -161,24 +166,6 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         leftovers,
     };
     Ok(figures::outcome(&found, &plan, request))
-}
-
-/// Runs `job` in a host's namespace.
-fn inside<T: Send>(
-    rig: &Rig,
-    host: &str,
-    job: impl FnOnce() -> io::Result<T> + Send,
-) -> Result<T, ExperimentError> {
-    let done = rig.world.host(host).run(job)?;
-    done.map_err(ExperimentError::machine(&format!("go on at the {host}")))
-}
-
-fn joined<T>(
-    thread: std::thread::ScopedJoinHandle<'_, Result<T, ExperimentError>>,
-) -> Result<T, ExperimentError> {
-    thread
-        .join()
-        .unwrap_or_else(|p| std::panic::resume_unwind(p))
 }
 
 /// Returns the number of connections at the trap. No authorized client connects to it.

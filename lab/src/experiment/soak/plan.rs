@@ -227,11 +227,8 @@ mod tests {
 
     fn plan(quick: bool, seed: u64) -> Plan {
         Plan::of(&Request {
-            form: Form::of(quick),
             seed,
-            runs: None,
-            only: None,
-            taut: "taut".into(),
+            ..Request::of_test(Form::of(quick))
         })
     }
 

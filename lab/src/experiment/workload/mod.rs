@@ -7,6 +7,7 @@ pub(in crate::experiment) mod bulk;
 pub(in crate::experiment) mod echo;
 pub(in crate::experiment) mod idle;
 pub(in crate::experiment) mod measured;
+pub(in crate::experiment) mod one_host;
 pub(in crate::experiment) mod pair;
 pub(in crate::experiment) mod storm;
 
