@@ -5,9 +5,8 @@
 //! tap's guest has everything that was acknowledged early.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -46,8 +45,7 @@ pub const ANSWER: Duration = Duration::from_secs(30);
 /// The maximum number of concurrent clients; further ones are turned away.
 const ASKERS: usize = 16;
 
-/// The interval at which a waiting client is checked for a closed connection, and the pause after
-/// an `accept` that failed for lack of resources.
+/// The interval at which a waiting client is checked for a closed connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The interval at which a draining tap is checked.
@@ -177,9 +175,14 @@ pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<
             Some(Monitors::watch(options.qmp.clone(), tell)?)
         }
     };
+    let answer = move |stream| {
+        if let Err(error) = answer_one(stream, &tell) {
+            tracing::debug!(%error, "an operator got no answer");
+        }
+    };
     std::thread::Builder::new()
         .name("snoop-control".into())
-        .spawn(move || answer_all(&listener, &tell))?;
+        .spawn(move || control_socket::answer_all(&listener, "snoop-asker", ASKERS, answer))?;
 
     options.records.sweep(&crate::tap::devices()?);
     let mut server = Server {
@@ -423,32 +426,6 @@ pub fn ask(control: &Path, question: &Question, patience: Duration) -> Result<An
     match serde_json::from_str(&answer).map_err(garbled)? {
         Answer::Error(why) => Err(AskError::Refused(why)),
         answer => Ok(answer),
-    }
-}
-
-fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
-    let askers = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            // Without free file descriptors, the next accept would fail at once.
-            std::thread::sleep(PAUSE);
-            continue;
-        };
-        if askers.load(Ordering::Relaxed) >= ASKERS || !control_socket::may_command(&stream) {
-            continue;
-        }
-        askers.fetch_add(1, Ordering::Relaxed);
-        let (tell, counted) = (tell.clone(), askers.clone());
-        let asker = std::thread::Builder::new().name("snoop-asker".into());
-        let started = asker.spawn(move || {
-            if let Err(error) = answer_one(stream, &tell) {
-                tracing::debug!(%error, "a client got no answer");
-            }
-            counted.fetch_sub(1, Ordering::Relaxed);
-        });
-        if started.is_err() {
-            askers.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 

@@ -7,6 +7,9 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -16,6 +19,8 @@ use crate::scm_rights::effective_uid;
 
 /// The length of the accept queue.
 const BACKLOG: i32 = 8;
+/// The pause after an accept that failed for lack of resources.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The bits that let others than the owner write to a directory.
 const OTHERS_WRITE: u32 = 0o022;
 /// The sticky bit: in the directory, only the owner of a file may remove it.
@@ -159,9 +164,41 @@ fn bind(path: &Path) -> Result<UnixListener, crate::Errno> {
     Ok(fd.into())
 }
 
+/// Answers operators, each in a thread of its own with the name `thread`, until the process ends.
+/// Connections beyond `most` at a time are closed, and those of users other than root and this
+/// process's.
+pub fn answer_all(
+    listener: &UnixListener,
+    thread: &str,
+    most: usize,
+    answer: impl Fn(UnixStream) + Clone + Send + 'static,
+) -> ! {
+    let operators = Arc::new(AtomicUsize::new(0));
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            // Without free file descriptors, the next accept would fail at once.
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        if operators.load(Ordering::Relaxed) >= most || !may_command(&stream) {
+            continue;
+        }
+        operators.fetch_add(1, Ordering::Relaxed);
+        let (answer, counted) = (answer.clone(), operators.clone());
+        let asker = std::thread::Builder::new().name(thread.to_owned());
+        let started = asker.spawn(move || {
+            answer(stream);
+            counted.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            operators.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Returns whether the process at the other end of an accepted connection is of root or of this
 /// process's user.
-pub fn may_command(stream: &UnixStream) -> bool {
+fn may_command(stream: &UnixStream) -> bool {
     peer(stream).is_ok_and(|user| user == 0 || user == effective_uid())
 }
 

@@ -11,7 +11,6 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use taut_sys::control_socket::{self, ControlError};
@@ -37,9 +36,6 @@ const ANSWER: Duration = Duration::from_secs(120);
 
 /// The maximum number of sessions in an answer.
 pub const MAX_ROWS: usize = 10_000;
-
-/// The pause after an accept that failed for lack of resources.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Carries out a request.
 pub(crate) type Handler = Arc<dyn Fn(Request) -> Reply + Send + Sync>;
@@ -108,34 +104,14 @@ pub fn process_at(path: &Path) -> Result<u32, AskError> {
 /// Starts the thread that answers at `listener`, until the process ends.
 pub(crate) fn serve(listener: UnixListener, handle: Handler) -> io::Result<()> {
     let thread = std::thread::Builder::new().name("relay-control".into());
+    let answer = move |stream| {
+        if let Err(error) = answer_one(stream, &handle) {
+            tracing::debug!(%error, "an operator got no answer");
+        }
+    };
     thread
-        .spawn(move || accept_all(&listener, &handle))
+        .spawn(move || control_socket::answer_all(&listener, "relay-asker", ASKERS, answer))
         .map(drop)
-}
-
-fn accept_all(listener: &UnixListener, handle: &Handler) {
-    let askers = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            std::thread::sleep(PAUSE);
-            continue;
-        };
-        if askers.load(Ordering::Relaxed) >= ASKERS || !control_socket::may_command(&stream) {
-            continue;
-        }
-        askers.fetch_add(1, Ordering::Relaxed);
-        let (counted, handle) = (askers.clone(), handle.clone());
-        let asker = std::thread::Builder::new().name("relay-asker".into());
-        let started = asker.spawn(move || {
-            if let Err(error) = answer_one(stream, &handle) {
-                tracing::debug!(%error, "an operator got no answer");
-            }
-            counted.fetch_sub(1, Ordering::Relaxed);
-        });
-        if started.is_err() {
-            askers.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
 }
 
 fn answer_one(mut stream: UnixStream, handle: &Handler) -> io::Result<()> {

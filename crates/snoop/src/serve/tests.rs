@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::net::Shutdown;
+use std::os::unix::net::UnixListener;
 
 use super::*;
 
