@@ -160,32 +160,21 @@ impl Forward {
     /// Returns a forward that intercepts connections.
     pub fn transparent(listen: Vec<Listen>, transparent: Transparent) -> Self {
         Self {
-            name: None,
-            listen,
-            to: Vec::new(),
-            sni: Vec::new(),
-            check: None,
             transparent: Some(transparent),
-            identity: Identity::default(),
-            via: Vec::new(),
-            auto: false,
-            direct: false,
-            early_syn: false,
-            sources: Sources::default(),
-            max_sessions: None,
-            timeouts: ForwardTimeouts::default(),
-            client_congestion: None,
-            path: PathOptions::default(),
-            upstream_congestion: None,
+            ..Self::leading_to(listen, Vec::new())
         }
     }
 
     /// Returns a forward from `listen` to `to`, with the kernel's defaults on both legs.
     pub fn new(listen: Vec<Listen>, to: Destination) -> Self {
+        Self::leading_to(listen, vec![to])
+    }
+
+    fn leading_to(listen: Vec<Listen>, to: Vec<Destination>) -> Self {
         Self {
             name: None,
             listen,
-            to: vec![to],
+            to,
             sni: Vec::new(),
             check: None,
             transparent: None,
