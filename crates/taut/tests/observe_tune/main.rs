@@ -8,3 +8,4 @@ mod screen;
 mod tune;
 mod tune_routes;
 mod watch;
+mod without_root;

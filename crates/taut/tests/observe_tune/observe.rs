@@ -16,6 +16,7 @@ use taut_sys_testing::skip;
 use taut_sys_testing::stalled_receive::StalledReceive;
 
 use crate::host::Host;
+use crate::without_root::WithoutRoot;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -490,29 +491,11 @@ fn connections_that_come_and_go_leave_neither_strangers_names_nor_broken_lines()
 
 #[test]
 fn without_root_what_is_missing_is_said_once() {
-    let dir = tempfile::Builder::new()
-        .prefix("taut")
-        .tempdir_in("/tmp")
-        .unwrap();
-    let binary = dir.path().join("taut");
-    // Not fs::copy: a child of another test may inherit the descriptor, and then this is "text file busy".
-    let mut copy = Command::new("cp");
-    let copied = copy.args([env!("CARGO_BIN_EXE_taut").as_ref(), binary.as_path()]);
-    assert!(copied.status().unwrap().success());
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(dir.path(), open).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args([
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "--bounding-set=-all",
-    ]);
-    command
-        .arg(&binary)
-        .args(["top", "--batch", "-n", "3", "--interval", "20ms"]);
+    let without_root = WithoutRoot::new();
+    let mut command = without_root.taut();
+    command.args(["top", "--batch", "-n", "3", "--interval", "20ms"]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let (shown, said) = (

@@ -22,6 +22,7 @@ use taut_tune::log::Log;
 use taut_tune::report::{ChangeReport, Connection, Outcome};
 
 use crate::host::Host;
+use crate::without_root::WithoutRoot;
 
 fn tune(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
@@ -486,28 +487,16 @@ fn a_connection_left_alone_keeps_the_maximum_of_its_namespace() {
 
 #[test]
 fn without_root_there_is_advice_only() {
-    let dir = tempfile::Builder::new()
-        .prefix("taut")
-        .tempdir_in("/tmp")
-        .unwrap();
-    let binary = dir.path().join("taut");
-    // Not fs::copy: a child of another test may inherit the descriptor, and then this is "text file busy".
-    let mut copy = Command::new("cp");
-    let copied = copy.args([env!("CARGO_BIN_EXE_taut").as_ref(), binary.as_path()]);
-    assert!(copied.status().unwrap().success());
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(dir.path(), open).unwrap();
+    let without_root = WithoutRoot::new();
+    let dir = without_root.dir.path();
     let run = |args: &[&str]| {
-        let mut command = Command::new("setpriv");
-        command.args([
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-            "--bounding-set=-all",
-        ]);
-        command.arg(&binary).args(["tune", "--journal"]);
-        command.arg(dir.path().join("journal")).args(args);
-        command.env_remove("TAUT_LOG").output().unwrap()
+        let mut command = without_root.taut();
+        command.args(["tune", "--journal"]);
+        command
+            .arg(dir.join("journal"))
+            .args(args)
+            .output()
+            .unwrap()
     };
     let refused = run(&["--apply"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
@@ -516,7 +505,7 @@ fn without_root_there_is_advice_only() {
     assert!(advises.status.success(), "{advises:?}");
     assert!(said(&advises).contains("run this as root"), "{advises:?}");
     // No other file is left.
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 1);
 }
 
 #[test]
