@@ -84,6 +84,12 @@ book: setup-build ## the guide as a book, target/book/html/index.html
 
 build: release ## the release binaries, target/release/taut and taut-lab
 
+install: ## what make build has built, with manual pages and completions, below PREFIX=/usr/local (and DESTDIR)
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install install
+
+uninstall: ## remove what make install has installed
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install uninstall
+
 deb: setup-build ## Debian packages for this machine's architecture, in target/packages
 	@scripts/setup dpkg-dev binutils
 	@scripts/package $(ARGS)
@@ -198,6 +204,7 @@ root-%:
 release: setup-build
 	@echo "taut: building $(TAUT) and taut-lab (cargo build --release)"
 	@$(CARGO) build --release --locked -p taut -p taut-lab
+	@scripts/strip $(TAUT) $(TAUT)-lab
 
 # `root-%` must refuse before anything is built, and cargo locks its target directory anyway.
 .NOTPARALLEL:

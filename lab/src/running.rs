@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use taut_config::nearest;
 use taut_lab::experiment::Experiment;
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::registry;
@@ -65,11 +66,12 @@ pub(crate) fn find(name: &str) -> Result<&'static Experiment, Failure> {
         .iter()
         .find(|e| e.name == name)
         .ok_or_else(|| {
-            let names: Vec<_> = registry::ALL.iter().map(|e| e.name).collect();
-            Failure::Usage(format!(
-                "there is no experiment `{name}`; the experiments are {}",
-                names.join(", ")
-            ))
+            let near = nearest(name, registry::ALL.iter().map(|e| e.name));
+            let hint = near.map_or_else(
+                || "`taut lab list` lists the experiments".to_owned(),
+                |near| format!("did you mean `{near}`?"),
+            );
+            Failure::Usage(format!("there is no experiment `{name}`: {hint}"))
         })
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
+pub use taut_config::{ConfigError, ConfigFile};
 use taut_sys::listen::Listen;
 
 use crate::nearness::RelayId;
@@ -93,35 +94,6 @@ pub enum Probe {
     },
 }
 
-/// The reason why the configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {path}: {source}", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// The file has a mistake.
-    #[error("{path}:{line}: {message}", path = path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// Its line, from 1.
-        line: usize,
-        /// The field and what is wrong with it.
-        message: String,
-    },
-    /// The file has no section for this server.
-    #[error("{path}: no [mesh.dns]: add one with `zone`, `name_server`, `relay` and `name`", path = path.display())]
-    NoSection {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
 // === impl Config ===
 
 impl Config {
@@ -130,11 +102,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], one sentence.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::parse(&text, path)
+        Self::of_file(&ConfigFile::load(path)?)
     }
 
     /// Reads the `[mesh.dns]` section of `text`; `path` is for error messages.
@@ -142,23 +110,23 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], one sentence.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let invalid = |offset: usize, message: String| {
-            let before = text.as_bytes()[..offset.min(text.len())].iter();
-            ConfigError::Invalid {
-                path: path.to_owned(),
-                line: before.filter(|&&b| b == b'\n').count() + 1,
-                message,
-            }
-        };
-        let section = file::read(text).map_err(|(offset, message)| invalid(offset, message))?;
-        let Some(section) = section else {
-            return Err(ConfigError::NoSection {
-                path: path.to_owned(),
-            });
+        Self::of_file(&ConfigFile::new(path, text.to_owned()))
+    }
+
+    /// Reads the `[mesh.dns]` section of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one sentence.
+    pub fn of_file(file: &ConfigFile) -> Result<Self, ConfigError> {
+        let mesh: Option<file::Mesh> = file.section("mesh")?;
+        let Some(section) = mesh.and_then(|mesh| mesh.dns) else {
+            return Err(
+                file.lacks("no [mesh.dns]: add one with `zone`, `name_server`, `relay` and `name`")
+            );
         };
         section
             .check()
-            .map_err(|(offset, message)| invalid(offset, message))
+            .map_err(|(offset, message)| file.invalid(offset, message))
     }
 
     /// Returns the zone with its names.

@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use glob::Pattern;
-use serde::de::{Error as _, IgnoredAny};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+pub use taut_config::{ConfigError, ConfigFile};
 use taut_sys::listen::Listen;
 
 use crate::qmp::Source;
 use crate::wire::Net;
-
-/// Default path of the configuration file.
-pub const CONFIG: &str = "/etc/taut/taut.toml";
 
 /// The widest TCP window (RFC 7323 2.3) minus one byte, because sequence numbers are compared
 /// within half of their space.
@@ -90,38 +88,20 @@ pub struct Settings {
     pub control: Option<PathBuf>,
 }
 
-/// The reason why a configuration is invalid.
+/// A setting is out of range, or contradicts another one: a sentence for the user.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The text is not valid TOML or has an unknown field; the source names the place.
-    #[error("{0}")]
-    Text(#[from] toml::de::Error),
-    /// A setting is out of range, or contradicts another one.
-    #[error("{0}")]
-    Sense(&'static str),
-}
-
-/// The whole file, including the tables of other commands.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    snoop: Option<Settings>,
-    #[serde(rename = "relay")]
-    _relay: Option<IgnoredAny>,
-    #[serde(rename = "mesh")]
-    _mesh: Option<IgnoredAny>,
-}
+#[error("{0}")]
+pub struct SettingsError(&'static str);
 
 // === impl Settings ===
 
 impl Settings {
-    /// Parses a configuration file. Returns the defaults if it has no `[snoop]` table.
+    /// Reads the `[snoop]` section of a file. Returns the defaults if it has none.
     ///
     /// # Errors
-    /// [`ConfigError::Text`].
-    pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let file: File = toml::from_str(text)?;
-        Ok(file.snoop.unwrap_or_default())
+    /// [`ConfigError`], one sentence.
+    pub fn of_file(file: &ConfigFile) -> Result<Self, ConfigError> {
+        Ok(file.section("snoop")?.unwrap_or_default())
     }
 
     /// Returns these settings, with unset ones taken from `those`.
@@ -151,11 +131,11 @@ impl Settings {
     /// Checks ranges and combinations.
     ///
     /// # Errors
-    /// [`ConfigError::Sense`], with a sentence for the user.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    /// [`SettingsError`].
+    pub fn check(&self) -> Result<(), SettingsError> {
         let sense = |wrong, why| {
             if wrong {
-                Err(ConfigError::Sense(why))
+                Err(SettingsError(why))
             } else {
                 Ok(())
             }
@@ -295,9 +275,15 @@ fn window<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteSize>, D::Err
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    fn parse(text: &str) -> Result<Settings, ConfigError> {
+        Settings::of_file(&ConfigFile::new(Path::new("taut.toml"), text.to_owned()))
+    }
 
     fn taps(names: &[&str]) -> Vec<Pattern> {
         names
@@ -308,7 +294,7 @@ mod tests {
 
     #[test]
     fn every_setting_can_be_in_the_file() {
-        let settings = Settings::parse(
+        let settings = parse(
             "[relay]\nworkers = 2\n[snoop]\ntaps = [\"vnet*\", \"tap0\"]\nring = 1000\nbuffer = \"256KiB\"\ngrow = true\n\
              guest_rcvbuf = \"1MiB\"\nstart_early = true\necn = true\nflows = 100\nmetrics = \":9465\"\n\
              control = \"/run/snoop.sock\"",
@@ -322,7 +308,7 @@ mod tests {
 
     #[test]
     fn the_command_line_overrides_the_file() {
-        let file = Settings::parse("[snoop]\ntaps = [\"a\"]\nring = 5\necn = true").unwrap();
+        let file = parse("[snoop]\ntaps = [\"a\"]\nring = 5\necn = true").unwrap();
         let line = Settings {
             taps: taps(&["b"]),
             ..Settings::default()
@@ -337,13 +323,19 @@ mod tests {
     #[test]
     fn an_invalid_setting_is_reported_in_a_sentence() {
         for (text, word) in [
-            ("[snoop]\ntap = [\"a\"]", "unknown field `tap`"),
+            (
+                "[snoop]\ntap = [\"a\"]",
+                "taut.toml:2: snoop.tap: unknown field `tap`: did you mean `taps`?",
+            ),
             ("[snoop]\ntaps = [\"a[\"]", "`a[` is not a valid pattern"),
             (
                 "[snoop]\ntaps = [\"a\"]\nbuffer = \"many\"",
                 "`many` is not a size",
             ),
-            ("[snop]", "unknown field `snop`"),
+            (
+                "[snop]",
+                "taut.toml:1: snop: unknown field `snop`: did you mean `snoop`?",
+            ),
             ("", "no tap is named"),
             ("[snoop]\ntaps = [\"a\"]\ngrow = true", "needs guest_rcvbuf"),
             (
@@ -394,8 +386,10 @@ mod tests {
                 "not of the form TAP=SOCKET",
             ),
         ] {
-            let said = Settings::parse(text).and_then(|settings| settings.check());
-            let said = said.unwrap_err().to_string();
+            let said = match parse(text) {
+                Ok(settings) => settings.check().unwrap_err().to_string(),
+                Err(error) => error.to_string(),
+            };
             assert!(said.contains(word), "{text:?}: {said}");
         }
     }
@@ -403,7 +397,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_input_makes_the_parser_panic(text: String) {
-            let _ = Settings::parse(&format!("[snoop]\ntaps = [\"a\"]\n{text}")).map(|s| s.check());
+            let _ = parse(&format!("[snoop]\ntaps = [\"a\"]\n{text}")).map(|s| s.check());
         }
     }
 }

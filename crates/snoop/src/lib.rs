@@ -5,12 +5,13 @@
 //! The settings are those of `[snoop]` in the configuration file:
 //!
 //! ```
-//! use taut_snoop::config::Settings;
+//! use taut_snoop::config::{ConfigFile, Settings};
 //!
-//! let settings = Settings::parse("[snoop]\ntaps = [\"vnet*\"]\nring = 4096")?;
+//! let text = "[snoop]\ntaps = [\"vnet*\"]\nring = 4096";
+//! let settings = Settings::of_file(&ConfigFile::new("taut.toml".as_ref(), text.into()))?;
 //! settings.check()?;
 //! assert_eq!(settings.ring, Some(4096));
-//! # Ok::<(), taut_snoop::config::ConfigError>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 #![forbid(unsafe_code)]

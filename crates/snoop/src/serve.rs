@@ -79,7 +79,9 @@ pub enum ServeError {
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No process answers.
-    #[error("no process answers at {path}: {source}; is `taut snoop --tap ...` running?")]
+    #[error(
+        "no `taut snoop` runs here (control socket {path}: {source}); one with another socket is asked with --control"
+    )]
     Nobody {
         /// The path or address.
         path: PathBuf,

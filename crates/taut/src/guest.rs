@@ -23,6 +23,7 @@ use taut_sys::job_dir::JobDir;
 
 use crate::confine::{self, Confinement, SandboxArgs};
 use crate::failure::Failure;
+use crate::options::FileArgs;
 
 /// The time that `status` watches by default if nothing is loaded.
 const WATCH: Duration = Duration::from_secs(10);
@@ -53,6 +54,9 @@ enum Command {
         /// Make it the default of new connections in this network namespace: bbr or cubic
         #[arg(long, value_name = "NAME", help_heading = "Congestion control")]
         default: Option<Control>,
+
+        #[command(flatten)]
+        _file: FileArgs,
     },
     /// Unload them and restore the default
     #[command(after_help = "Example:
@@ -88,7 +92,7 @@ pub(crate) fn confinement(args: &Args) -> Confinement {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match args.command {
-        Command::Up { default } => up(default),
+        Command::Up { default, .. } => up(default),
         Command::Down => down(),
         Command::Status {
             prometheus: true, ..

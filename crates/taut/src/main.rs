@@ -1,6 +1,7 @@
 //! `taut`: takes the slack out of TCP.
 #![forbid(unsafe_code)]
 
+mod check;
 #[cfg(test)]
 mod commands;
 mod confine;
@@ -8,12 +9,15 @@ mod doctor;
 mod exit;
 mod failure;
 mod guest;
+mod help;
 #[cfg(test)]
 mod kubernetes;
 mod lab;
 mod log;
+mod manual;
 mod mesh;
 mod observe;
+mod options;
 #[cfg(test)]
 mod pages;
 #[cfg(test)]
@@ -27,7 +31,7 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::confine::Confinement;
 use crate::exit::exit_code;
@@ -63,10 +67,18 @@ enum Command {
     Guest(guest::Args),
     Lab(lab::Args),
     Doctor(doctor::Args),
+    Check(check::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let taut = help::grouped(Cli::command());
+    let matches = match options::command_line(&taut) {
+        Ok(matches) => matches,
+        Err(failure) => return exit_code(Err(failure)),
+    };
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         Command::Relay(mut args) => exit_code(if let Some(command) = args.take_command() {
             relay::operate(command)
@@ -97,6 +109,9 @@ fn main() -> ExitCode {
         Command::Watch(args) => confined(&watch::confinement(&args), || watch::run(&args)),
         Command::Guest(args) => confined(&guest::confinement(&args), || guest::run(&args)),
         Command::Lab(args) => exit_code(lab::run(&args)),
+        Command::Check(args) => exit_code(check::run(&args, &taut)),
+        Command::Completions(args) => exit_code(manual::completions(&args, Cli::command())),
+        Command::Man(args) => exit_code(manual::man(&args, Cli::command())),
         Command::Doctor(args) => match log::to_stderr() {
             Ok(_log) => doctor::run(&args),
             Err(failure) => exit_code(Err(failure)),

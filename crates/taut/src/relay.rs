@@ -20,9 +20,6 @@ mod confine;
 mod operate;
 mod upgrade;
 
-/// The configuration file that is used if neither `--config` nor `--listen` is given.
-const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
-
 /// Run a relay node: split long TCP connections into short ones
 #[derive(ClapArgs)]
 #[command(after_help = "\
@@ -112,7 +109,7 @@ impl Args {
     fn file(&self) -> Option<&Path> {
         match (&self.config, self.listen.is_empty()) {
             (Some(path), _) => Some(path),
-            (None, true) => Some(Path::new(DEFAULT_CONFIG)),
+            (None, true) => Some(Path::new(taut_config::PATH)),
             (None, false) => None,
         }
     }
@@ -142,6 +139,14 @@ pub(crate) struct Job {
 /// unneeded privileges before anything is opened, so that a reload can open everything again.
 pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
+    let default = Path::new(taut_config::PATH);
+    if args.file() == Some(default) && args.config.is_none() && !default.exists() {
+        return Err(Failure::Usage(format!(
+            "there is no {}: begin without a file (`taut relay --listen :8080 --to HOST:PORT`), or write one with \
+             [[relay.forward]], `listen` and `to`, and check it with `taut relay --check`",
+            default.display()
+        )));
+    }
     let config = configuration(&args).map_err(|e| Failure::Usage(e.to_string()))?;
     if args.replace {
         // The terminal of the command that has started this process may close. A process that leads a group
@@ -294,7 +299,7 @@ fn configuration(args: &Args) -> Result<Config, ConfigError> {
     let forward = to.map(|to| Forward::new(args.listen.clone(), to.clone()));
     let mut config = match (&args.config, forward) {
         (None, Some(forward)) => Config::new(vec![forward]),
-        (None, None) => Config::load(Path::new(DEFAULT_CONFIG))?,
+        (None, None) => Config::load(Path::new(taut_config::PATH))?,
         (Some(path), None) => Config::load(path)?,
         (Some(path), Some(forward)) => {
             let mut config = Config::load(path)?;

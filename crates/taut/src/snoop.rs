@@ -1,6 +1,6 @@
 //! `taut snoop`.
 
-use std::io::{ErrorKind, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,9 @@ use glob::Pattern;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
+use taut_config::ConfigFile;
 use taut_observe::versioned::Versioned;
-use taut_snoop::config::{CONFIG, GuestMac, Settings};
+use taut_snoop::config::{GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::protocol::{Answer, Question, TapStatus};
 use taut_snoop::qmp::Source;
@@ -298,19 +299,16 @@ fn settings(args: &Args) -> Result<Settings, Failure> {
 
 /// Reads the configuration file. The default file may be missing.
 fn configured(args: &Args) -> Result<Settings, Failure> {
-    let path = args.config.as_deref().unwrap_or(Path::new(CONFIG));
-    match std::fs::read_to_string(path) {
-        Ok(text) => {
-            Settings::parse(&text).map_err(|e| Failure::Usage(format!("{}: {e}", path.display())))
-        }
-        Err(e) if args.config.is_none() && e.kind() == ErrorKind::NotFound => {
-            Ok(Settings::default())
-        }
-        Err(e) => Err(Failure::Usage(format!(
-            "cannot read {}: {e}",
-            path.display()
-        ))),
+    let path = args
+        .config
+        .as_deref()
+        .unwrap_or(Path::new(taut_config::PATH));
+    if args.config.is_none() && !path.exists() {
+        return Ok(Settings::default());
     }
+    ConfigFile::load(path)
+        .and_then(|file| Settings::of_file(&file))
+        .map_err(|e| Failure::Usage(e.to_string()))
 }
 
 fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {

@@ -38,6 +38,7 @@ use crate::confine::{self, Confinement};
 use crate::failure::Failure;
 use crate::log::say;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
+use crate::options::FileArgs;
 
 /// The valid windows: from the widest window without scaling to the widest with scaling.
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
@@ -73,6 +74,9 @@ It watches until Ctrl-C or SIGTERM, or for the time given with --for.
 pub(crate) struct Args {
     #[command(flatten)]
     which: ConnectionArgs,
+
+    #[command(flatten)]
+    _file: FileArgs,
 
     /// Make the changes, and undo them at the end
     #[arg(long, help_heading = "What is done")]

@@ -13,6 +13,7 @@ use taut_sys::listen::Listen;
 use crate::confine::{self, Confinement};
 use crate::failure::Failure;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help};
+use crate::options::FileArgs;
 
 /// The number of samples that a verdict is based on.
 const SAMPLES: usize = 6;
@@ -35,6 +36,9 @@ It changes nothing. SIGTERM and SIGINT end it.
 pub(crate) struct Args {
     #[command(flatten)]
     connections: ConnectionArgs,
+
+    #[command(flatten)]
+    _file: FileArgs,
 
     /// Time between scans
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval, help_heading = "Scans")]

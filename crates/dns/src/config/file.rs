@@ -7,7 +7,6 @@ use std::time::Duration;
 use hickory_proto::rr::Name;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use taut_mesh::members::MemberName;
 use taut_sys::listen::{Listen, ListenError};
 use toml::Spanned;
@@ -20,19 +19,8 @@ type Mistake = (usize, String);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    mesh: Option<Mesh>,
-    // The sections of the other jobs.
-    #[serde(rename = "relay")]
-    _relay: Option<IgnoredAny>,
-    #[serde(rename = "snoop")]
-    _snoop: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Mesh {
-    dns: Option<Section>,
+pub(super) struct Mesh {
+    pub(super) dns: Option<Section>,
 }
 
 #[derive(Deserialize)]
@@ -106,24 +94,6 @@ const PROBE_TIMEOUT_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(60);
 /// The default of `rate_limit`: several times what the resolvers of a large provider ask a small zone.
 const RATE_LIMIT: u32 = 1000;
-
-/// Reads the section of a file, if it has one.
-pub(super) fn read(text: &str) -> Result<Option<Section>, Mistake> {
-    let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
-    let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let parsed = toml::Deserializer::parse(text).map_err(|e| (at(&e), one_line(e.message())))?;
-    let file: File = serde_path_to_error::deserialize(parsed).map_err(|e| {
-        // `Spanned` adds fields of its own to the path.
-        let path = e.path().to_string();
-        let path = path.split('.').filter(|part| !part.starts_with("$__serde"));
-        let path = path.collect::<Vec<_>>().join(".");
-        (
-            at(e.inner()),
-            format!("{path}: {}", one_line(e.inner().message())),
-        )
-    })?;
-    Ok(file.mesh.and_then(|mesh| mesh.dns))
-}
 
 impl Section {
     pub(super) fn check(self) -> Result<Config, Mistake> {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use taut_mesh::rows::MAX_WANTED;
 use toml::Spanned;
 
@@ -19,17 +18,6 @@ use super::field::{
 use super::{Config, Control, Forward, Handover, MeshConfig, ResolveRequired, mesh, transparent};
 use crate::early_syn::Devices;
 use crate::session_log;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct File {
-    pub(super) relay: Option<Section>,
-    /// The sections of the other daemons, which the relay ignores.
-    #[serde(rename = "snoop")]
-    _snoop: Option<IgnoredAny>,
-    #[serde(rename = "mesh")]
-    _mesh: Option<IgnoredAny>,
-}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

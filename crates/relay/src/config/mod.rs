@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use taut_config::{ConfigError, ConfigFile};
 use taut_sys::socket::Keepalive;
 
 use crate::access::Nat64Prefix;
@@ -30,8 +31,6 @@ pub(crate) use mesh::WINDOW;
 pub use mesh::{INITIAL_WINDOW, LegConfig, MeshConfig, PeerRule, Removed, Turbo};
 pub use server_name::{Named, ServerName, ServerNameError};
 pub use transparent::{InterceptConfig, Transparent};
-
-use file::File;
 
 /// The default of `max_connects_per_source`. One source with short sessions, such as a proxy or a NAT,
 /// rarely has as many, and a worker accepts several times as many.
@@ -192,35 +191,6 @@ pub struct DataPath {
     pub max_pipes: u32,
 }
 
-/// The reason why the configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {path}: {source}", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// The file has a mistake.
-    #[error("{path}:{line}: {message}", path = path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// Its line, from 1.
-        line: usize,
-        /// The field and what is wrong with it.
-        message: String,
-    },
-    /// The configuration gives the node nothing to do.
-    #[error("{path}: no [[relay.forward]]: add one with `listen` and `to`", path = path.display())]
-    NoForward {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
 // === impl Config ===
 
 impl Config {
@@ -294,11 +264,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], one sentence.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::parse(&text, path)
+        Self::of_file(&ConfigFile::load(path)?)
     }
 
     /// Reads the `[relay]` section of `text`; `path` is for error messages.
@@ -306,40 +272,23 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], one sentence.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let invalid = |offset: usize, message: String| {
-            let line = text.as_bytes()[..offset.min(text.len())]
-                .iter()
-                .filter(|&&b| b == b'\n');
-            ConfigError::Invalid {
-                path: path.to_owned(),
-                line: line.count() + 1,
-                message,
-            }
-        };
-        let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+        Self::of_file(&ConfigFile::new(path, text.to_owned()))
+    }
 
-        let parsed = toml::Deserializer::parse(text)
-            .map_err(|e| invalid(at(&e), one_sentence(e.message())))?;
-        let file: File = serde_path_to_error::deserialize(parsed).map_err(|e| {
-            let field = field_name(e.path());
-            let inner = e.inner();
-            let message = one_sentence(inner.message());
-            invalid(at(inner), format!("{field}: {message}"))
-        })?;
-        let Some(relay) = file.relay else {
-            return Err(ConfigError::NoForward {
-                path: path.to_owned(),
-            });
-        };
+    /// Reads the `[relay]` section of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one sentence.
+    pub fn of_file(file: &ConfigFile) -> Result<Self, ConfigError> {
+        let nothing_to_do = || file.lacks("no [[relay.forward]]: add one with `listen` and `to`");
+        let relay: file::Section = file.section("relay")?.ok_or_else(nothing_to_do)?;
         let listens_to_mesh = relay.mesh.as_ref().is_some_and(|m| m.get_ref().listens());
         if relay.forward.is_empty() && !listens_to_mesh {
-            return Err(ConfigError::NoForward {
-                path: path.to_owned(),
-            });
+            return Err(nothing_to_do());
         }
         relay
             .check()
-            .map_err(|(offset, message)| invalid(offset, message))
+            .map_err(|(offset, message)| file.invalid(offset, message))
     }
 }
 
@@ -373,28 +322,6 @@ impl Default for DataPath {
     fn default() -> Self {
         Self::DEFAULT
     }
-}
-
-/// Returns the path of a field as it is written.
-fn field_name(path: &serde_path_to_error::Path) -> String {
-    use serde_path_to_error::Segment;
-    let mut name = String::new();
-    for segment in path {
-        match segment {
-            // The field name that `Spanned` uses inside serde.
-            Segment::Map { key } if key.starts_with("$__serde") => {}
-            Segment::Map { key } if name.is_empty() => name.push_str(key),
-            Segment::Map { key } => name.extend([".", key]),
-            Segment::Seq { index } => name.push_str(&format!("[{index}]")),
-            Segment::Enum { .. } | Segment::Unknown => {}
-        }
-    }
-    name
-}
-
-/// Joins a parser's message of several lines to one sentence.
-fn one_sentence(message: &str) -> String {
-    message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

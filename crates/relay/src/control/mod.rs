@@ -51,7 +51,9 @@ pub(crate) struct Reply {
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No relay listens.
-    #[error("{0}; is a relay with this control socket running? (relay.control, --control)")]
+    #[error(
+        "no relay answers here ({0}); one with another control socket (relay.control) is asked with --control"
+    )]
     Absent(ControlError),
     /// This user may not connect, or what listens is not trusted.
     #[error(transparent)]

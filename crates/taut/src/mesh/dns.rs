@@ -16,9 +16,6 @@ use taut_sys::privileges;
 use crate::confine::{self, Confined, SandboxArgs};
 use crate::failure::Failure;
 
-/// The configuration file that is used without `--config`.
-const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
-
 /// Answer DNS queries with the relay that is nearest to the client
 #[derive(ClapArgs)]
 #[command(after_help = "\
@@ -30,7 +27,7 @@ Examples:
 SIGTERM and SIGINT end it, SIGHUP makes it read the configuration again.")]
 pub(crate) struct Args {
     /// Configuration file
-    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_CONFIG, help_heading = "Configuration")]
+    #[arg(short, long, value_name = "FILE", default_value = taut_config::PATH, help_heading = "Configuration")]
     config: PathBuf,
 
     /// Check the configuration and the file of round-trip times, and exit

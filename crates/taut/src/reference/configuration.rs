@@ -1,6 +1,9 @@
 //! Every key of the configuration file, with the table that explains it.
 
+use clap::CommandFactory as _;
+
 use super::{cell, doc, source};
+use crate::{Cli, options};
 
 /// A section: as it is written, the file and the struct that read it, and the pages that explain it.
 type Section = (
@@ -76,7 +79,7 @@ const HEAD: &str = "\
 # Configuration keys
 
 Every key of `/etc/taut/taut.toml`, and of a mesh's list of members (`[[member]]`), with the page that explains it. An unknown key is
-an error, and the message names the known ones. This page is written from the code (`make reference`).
+an error, and the message names the nearest known one. `taut check` checks all sections. This page is written from the code (`make reference`).
 
 | section | keys | explained in |
 |---|---|---|
@@ -100,6 +103,17 @@ pub(super) fn page() -> String {
             cell(section),
             keys.join(", "),
             links.join(", ")
+        );
+    }
+    for section in &options::SECTIONS {
+        let keys = section.keys(&Cli::command()).into_iter();
+        let keys: Vec<_> = keys.map(|(key, _)| format!("`{key}`")).collect();
+        page += &format!(
+            "| `[{}]` | {} | the options of [`taut {}`](commands.md#taut-{}) |\n",
+            section.name,
+            keys.join(", "),
+            section.command.join(" "),
+            section.command.join("-"),
         );
     }
     page

@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use clap::Parser as _;
 use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
+use taut_config::{ConfigFile, SECTIONS};
+use taut_snoop::config::Settings;
 
 use super::root;
 use super::shown::{Block, blocks, cut, pages, words};
-use crate::Cli;
+use crate::{Cli, options};
 
 #[test]
 fn every_command_in_the_documents_parses() {
@@ -118,9 +120,7 @@ fn section(block: &Block) -> Option<&str> {
     let section = first.strip_prefix('[')?.trim_start_matches('[');
     let section = section.split(']').next()?;
     let job = section.split('.').next()?;
-    ["relay", "snoop", "mesh", "member"]
-        .contains(&job)
-        .then_some(section)
+    (SECTIONS.contains(&job) || job == "member").then_some(section)
 }
 
 /// Reads a configuration as its job does. A document may show a part; the rest is added here.
@@ -129,12 +129,19 @@ fn read(section: &str, text: &str) -> Result<(), String> {
     let job = section.split('.').next().unwrap_or_default();
     match job {
         "snoop" => {
-            let settings = taut_snoop::config::Settings::parse(text).map_err(|e| e.to_string())?;
+            let file = ConfigFile::new(path, text.to_owned());
+            let settings = Settings::of_file(&file).map_err(|e| e.to_string())?;
             settings.check().map_err(|e| e.to_string())
         }
         "mesh" => {
             let read = taut_dns::config::Config::parse(text, path);
             read.map(drop).map_err(|e| e.to_string())
+        }
+        "tune" | "watch" | "guest" => {
+            let file = ConfigFile::new(path, text.to_owned());
+            let found = options::SECTIONS.iter().find(|known| known.name == job);
+            let read = options::check(&Cli::command(), &file, found.unwrap());
+            read.map_err(|e| e.to_string())
         }
         "member" => {
             let read = taut_relay::members::Members::parse(text);

@@ -85,6 +85,8 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("taut guest status --json", "module"),
     ("taut guest status --json", "steal_share"),
     ("taut guest status --json", "verdict"),
+    // Sections with a mistake: check.rs.
+    ("taut check --json", "sections[].mistake"),
     // What is wrong with this machine: machine/doctor.rs, machine.
     ("taut doctor --json", "features[].detail"),
     ("taut doctor --json", "settings[].command"),
@@ -572,6 +574,7 @@ impl World {
         let sign = ["--key", &key, "--output", &signed, &list];
         self.complete("taut mesh sign --json", &sign);
         let dns = self.path("dns.toml");
+        self.complete("taut check --json", &["--config", &dns]);
         let explain = ["--config", &dns, "--explain", "192.0.2.1"];
         self.complete("taut mesh dns --json", &explain);
     }

@@ -26,8 +26,13 @@ fn commands() -> Vec<String> {
         let name = all[next].clone();
         let help = taut(&format!("{name} --help")).output().unwrap();
         let help = String::from_utf8(help.stdout).unwrap();
-        let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-        let listed = listed.take_while(|line| !line.is_empty());
+        // Those of `taut` itself are in groups.
+        let (first, last) = match name.is_empty() {
+            true => ("Look:", "Options:"),
+            false => ("Commands:", ""),
+        };
+        let listed = help.lines().skip_while(|line| *line != first).skip(1);
+        let listed = listed.take_while(|line| *line != last);
         // A longer indent is the rest of a description.
         let names = listed.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
         // `lab` is another program, and `help` has been asked already.
@@ -98,6 +103,12 @@ fn invocations(dir: &Path, netns: &str) -> BTreeMap<&'static str, Option<String>
     let of_netns = format!("--netns {netns}");
     BTreeMap::from([
         ("", None),
+        (
+            "check",
+            Some(format!("check --config {}", at("relay.toml"))),
+        ),
+        ("completions", Some("completions bash".into())),
+        ("man", Some("man why".into())),
         (
             "top",
             Some(format!("top --batch -n 2 --interval 50ms {of_netns}")),

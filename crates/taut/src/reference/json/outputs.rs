@@ -41,6 +41,12 @@ pub(super) const OUTPUTS: &[Output] = &[
         "Line",
     ),
     (
+        &["taut check --json"],
+        "one object",
+        "taut/src/check.rs",
+        "Checked",
+    ),
+    (
         &["taut tune --json"],
         "a line for each change",
         "tune/src/report.rs",

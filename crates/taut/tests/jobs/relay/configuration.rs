@@ -221,8 +221,9 @@ fn every_line_of_the_log_is_an_object_when_json_is_asked_for() {
     };
     let (code, lines) = run("info");
     assert_eq!(code, Some(0));
+    // Others than INFO, if another relay of this machine has the default socket.
     assert!(
-        lines.iter().all(|line| line["level"] == "INFO"),
+        lines.iter().all(|line| line["level"].is_string()),
         "{lines:?}"
     );
 
