@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +34,7 @@ pub const PATH: &str = "/etc/taut/taut.toml";
 /// The sections that a file may have. `[mesh]` has `[mesh.dns]`.
 pub const SECTIONS: [&str; 6] = ["relay", "mesh", "snoop", "tune", "watch", "guest"];
 
-/// From which similarity (Jaro-Winkler) on a known name is suggested.
+/// The least Jaro-Winkler similarity of a suggested name.
 const SIMILARITY: f64 = 0.8;
 
 /// A configuration file that was read.
@@ -44,15 +45,15 @@ pub struct ConfigFile {
 }
 
 /// The reason why a configuration cannot be used.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {why}", path = path.display())]
+    #[error("cannot read {path}: {source}", path = path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// The system's error.
-        why: String,
+        source: io::Error,
     },
     /// The file has a mistake.
     #[error("{path}:{line}: {message}", path = path.display())]
@@ -99,9 +100,9 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::Read`].
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
-            why: error.to_string(),
+            source,
         })?;
         Ok(Self::new(path, text))
     }
@@ -114,11 +115,25 @@ impl ConfigFile {
         }
     }
 
+    /// Reads the file that packages install; `None` if it is missing.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`].
+    pub fn load_default() -> Result<Option<Self>, ConfigError> {
+        match Self::load(Path::new(PATH)) {
+            Ok(file) => Ok(Some(file)),
+            Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reads a section; `None` if the file does not have it.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`]: the text is not TOML, the section has a mistake, or another section
-    /// has an unknown name. What is in other sections is not looked at.
+    /// has an unknown name. The contents of other sections are ignored.
     pub fn section<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<Option<T>, ConfigError> {
         let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
         let parsed = toml::Deserializer::parse(&self.text)
@@ -159,7 +174,7 @@ impl ConfigFile {
         }
     }
 
-    /// Returns that the file lacks something, which `message` says.
+    /// Returns an error that names what the file lacks.
     pub fn lacks(&self, message: &'static str) -> ConfigError {
         ConfigError::Lacks {
             path: self.path.clone(),
@@ -213,7 +228,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Only<'_, T> {
 /// Returns the name of `known` that is most similar to `word`; `None` if none is similar.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.map(|one| (strsim::jaro_winkler(word, one), one));
-    // Of short words, one letter is a large part.
+    // In a short word, one wrong letter lowers the similarity below the limit.
     let near = near.filter(|(similarity, one)| {
         *similarity >= SIMILARITY || word.len() > 1 && strsim::osa_distance(word, one) == 1
     });

@@ -66,6 +66,11 @@ impl Lock {
     }
 }
 
+/// Returns whether programs of `taut guest` are loaded, as far as this process may know.
+pub fn is_up() -> bool {
+    matches!(Pins::find(), Ok(Some(_)))
+}
+
 /// Loads and pins the programs that are not pinned yet. A congestion control that this kernel does not
 /// support is left out with a warning, unless it is `required` or the other one cannot be loaded either.
 ///

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::both_ends::{End, Joint, Remote, Report, SequenceBase};
 use crate::ended::Groups;
+use crate::filter::Filter;
 use crate::listeners::Dropping;
 use crate::observation::Observation;
 use crate::observer::Tracked;
@@ -144,6 +145,18 @@ pub fn json(
     Ok(text)
 }
 
+/// Returns what there is instead of a connection that the filter matches.
+fn nothing(observation: &Observation, watched: f64) -> String {
+    match observation.observer().connections(&Filter::all()).count() {
+        0 => format!(
+            "no connection in {watched:.1} s: run this while one is slow, or let `taut watch --to DIR` record each\n"
+        ),
+        others => format!(
+            "no such connection in {watched:.1} s, of {others} that are open: `taut top` shows them\n"
+        ),
+    }
+}
+
 /// Reports how many connections each factor limits, explains the first `explained` of them, sums up
 /// those that have ended, and names the sockets that dropped connection attempts.
 pub fn text(
@@ -156,7 +169,7 @@ pub fn text(
     let watched = watched.as_secs_f64();
     let ended = observation.groups();
     let mut text = match explanations.len() {
-        0 if ended.is_empty() => format!("no such connection in {watched:.1} s\n"),
+        0 if ended.is_empty() => nothing(observation, watched),
         0 | 1 => String::new(),
         count => format!(
             "{count} connections in {watched:.1} s: {}\n\n",

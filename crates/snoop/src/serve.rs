@@ -80,7 +80,7 @@ pub enum ServeError {
 pub enum AskError {
     /// No process answers.
     #[error(
-        "no `taut snoop` runs here (control socket {path}: {source}); one with another socket is asked with --control"
+        "no `taut snoop` answers at {path}: {source}. If it has another control socket, name it with --control"
     )]
     Nobody {
         /// The path or address.

@@ -165,8 +165,8 @@ fn bind(path: &Path) -> Result<UnixListener, crate::Errno> {
 }
 
 /// Answers operators, each in a thread of its own with the name `thread`, until the process ends.
-/// Connections beyond `most` at a time are closed, and those of users other than root and this
-/// process's.
+/// Closes connections beyond `most` at a time, and those of users that are neither root nor this
+/// process's user.
 pub fn answer_all(
     listener: &UnixListener,
     thread: &str,

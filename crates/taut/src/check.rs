@@ -4,22 +4,23 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Command};
 use serde::Serialize;
+use serde::de::IgnoredAny;
 use taut_config::{ConfigError, ConfigFile};
 use taut_observe::versioned::Versioned;
 use taut_snoop::config::Settings;
 
 use crate::failure::{Failure, print};
-use crate::options;
+use crate::{options, tune};
 
-/// Check the configuration file: every section, without starting anything
+/// Check every section of the configuration file
 #[derive(ClapArgs)]
 #[command(after_help = "\
 Examples:
   taut check                      is /etc/taut/taut.toml right?
   taut check --config new.toml    and this file?
 
-It reads the file and nothing else. `taut relay --check` and `taut mesh dns --check` also look up names
-and read the files that their sections name.")]
+It reads the file and looks nothing up. `taut relay --check` and `taut mesh dns --check` also read the files
+that their sections name, and look names up.")]
 pub(crate) struct Args {
     /// Configuration file
     #[arg(short, long, value_name = "FILE", default_value = taut_config::PATH, help_heading = "Configuration")]
@@ -42,7 +43,7 @@ struct Checked {
 struct CheckedSection {
     /// Its name, such as `mesh.dns`.
     name: &'static str,
-    /// What is wrong with it, with its line; `null`: nothing is.
+    /// What is wrong with it, with the file and, if it is known, the line; `null` if there is no mistake.
     mistake: Option<String>,
 }
 
@@ -53,9 +54,11 @@ pub(crate) fn run(args: &Args, taut: &Command) -> Result<(), Failure> {
     let mut checked = Checked {
         sections: Vec::new(),
     };
+    // Reading any section also reports a mistake of the whole file.
+    file.section::<IgnoredAny>("relay").map_err(wrong)?;
     for section in taut_config::SECTIONS {
-        // A mistake of the whole file is one of its first section, too.
-        if file.entries(section).map_err(wrong)?.is_none() {
+        let is_there = file.section::<IgnoredAny>(section).map_err(wrong)?;
+        if is_there.is_none() {
             continue;
         }
         let (name, result) = match section {
@@ -89,18 +92,28 @@ pub(crate) fn run(args: &Args, taut: &Command) -> Result<(), Failure> {
     }
 }
 
-fn of_options(taut: &Command, file: &ConfigFile, section: &str) -> Result<(), ConfigError> {
-    let found = options::SECTIONS.iter().find(|known| known.name == section);
-    found.map_or(Ok(()), |section| options::check(taut, file, section))
+fn of_options(taut: &Command, file: &ConfigFile, name: &str) -> Result<(), ConfigError> {
+    let Some(section) = options::SECTIONS.iter().find(|known| known.name == name) else {
+        return Ok(());
+    };
+    let matches = options::check(taut, file, section)?;
+    match matches.subcommand_matches("tune") {
+        Some(matches) => tune::check(matches).map_err(|what| in_section(file, name, &what)),
+        None => Ok(()),
+    }
+}
+
+/// Returns a mistake of a section of which no line is known: at its first key.
+fn in_section(file: &ConfigFile, name: &str, what: &str) -> ConfigError {
+    let entries = file.entries(name).ok().flatten().unwrap_or_default();
+    let first = entries.iter().map(|entry| entry.offset).min();
+    file.invalid(first.unwrap_or_default(), format!("[{name}]: {what}"))
 }
 
 fn snoop(file: &ConfigFile) -> Result<(), ConfigError> {
     let settings = Settings::of_file(file)?;
-    let offset = file.entries("snoop")?.unwrap_or_default();
-    let offset = offset.iter().map(|entry| entry.offset).min();
-    settings
-        .check()
-        .map_err(|e| file.invalid(offset.unwrap_or_default(), format!("[snoop]: {e}")))
+    let checked = settings.check();
+    checked.map_err(|error| in_section(file, "snoop", &error.to_string()))
 }
 
 /// Returns the line about the sections without a mistake.

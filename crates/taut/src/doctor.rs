@@ -39,7 +39,7 @@ mod setting;
 mod severity;
 mod table;
 
-/// Say what is wrong with this machine for Taut, and print the commands that mend it
+/// Say what is wrong with this machine for Taut, and how to mend it
 ///
 /// Changes nothing without --repair. Exit status: 0 if nothing blocks, 1 if something does or
 /// cannot be repaired, 2 for a usage error.

@@ -1,6 +1,6 @@
 //! `taut guest`: loads and unloads the congestion controls, and reports on off-CPU gaps.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,7 @@ use taut_sys::job_dir::JobDir;
 
 use crate::confine::{self, Confinement, SandboxArgs};
 use crate::failure::Failure;
+use crate::log::say;
 use crate::options::FileArgs;
 
 /// The time that `status` watches by default if nothing is loaded.
@@ -30,7 +31,7 @@ const WATCH: Duration = Duration::from_secs(10);
 /// The interval at which a wait checks for signals.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Correct congestion control in a virtual machine that is descheduled
+/// Correct congestion control in a guest that is descheduled
 #[derive(ClapArgs)]
 #[command(after_help = "Examples:
   taut guest status              is this machine descheduled, does it matter?
@@ -218,9 +219,4 @@ fn are(controls: &[Control]) -> String {
 
 fn failure(error: impl std::fmt::Display) -> Failure {
     Failure::Run(error.to_string())
-}
-
-fn say(sentence: &str) {
-    // The reader of standard error may be gone; the error is ignored.
-    let _ = writeln!(io::stderr(), "taut: {sentence}");
 }

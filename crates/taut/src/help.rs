@@ -1,10 +1,10 @@
-//! The help of `taut`: its commands by what they are for.
+//! The help of `taut`: its commands, grouped by purpose.
 
 use clap::Command;
 
 /// The headings, and the commands below each.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Look", &["why", "top", "watch", "doctor"]),
+    ("Look", &["status", "why", "top", "watch", "doctor"]),
     ("Repair", &["tune", "relay", "mesh", "snoop", "guest"]),
     ("Try", &["lab"]),
     ("Set up", &["check", "completions", "man", "help"]),
@@ -57,7 +57,7 @@ mod tests {
     fn no_line_of_the_help_is_longer_than_a_terminal_is_wide() {
         let help = grouped(Cli::command()).render_help().to_string();
         for line in help.lines().filter(|line| line.starts_with("  ")) {
-            assert!(line.chars().count() <= 100, "{line}");
+            assert!(line.chars().count() <= 80, "{line}");
         }
         assert!(help.contains("\nRepair:\n  tune "), "{help}");
     }

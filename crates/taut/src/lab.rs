@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 const PROGRAM: &str = "taut-lab";
 
-/// Run experiments: worlds on this machine, measurements, figures (executes taut-lab)
+/// Run experiments in worlds on this machine (executes taut-lab)
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {

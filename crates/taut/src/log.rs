@@ -152,13 +152,13 @@ impl Format {
         }
     }
 
-    /// A line that is no event.
+    /// Formats a sentence as a line.
     fn line(self, level: Level, sentence: &str) -> Vec<u8> {
         match self {
             Self::Text => format!("taut: {sentence}\n"),
             Self::Json => {
                 let mut timestamp = String::new();
-                // It fails only where writing to the string does.
+                // Writing to a `String` cannot fail.
                 let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
                 let level = level.as_str();
                 let line = json!({"timestamp": timestamp, "level": level, "message": sentence});

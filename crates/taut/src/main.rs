@@ -24,6 +24,7 @@ mod pages;
 mod reference;
 mod relay;
 mod snoop;
+mod status;
 mod top;
 mod tune;
 mod watch;
@@ -41,6 +42,7 @@ use crate::failure::Failure;
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true, max_term_width = 100)]
 #[command(after_help = "Examples:
+  taut                    what there is on this machine, and what to do next
   taut doctor             what is wrong with this machine, and what mends it
   taut why                what limits the connections that carry most
   taut top --help         the options and examples of a command
@@ -67,6 +69,7 @@ enum Command {
     Guest(guest::Args),
     Lab(lab::Args),
     Doctor(doctor::Args),
+    Status(status::Args),
     Check(check::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
         Command::Watch(args) => confined(&watch::confinement(&args), || watch::run(&args)),
         Command::Guest(args) => confined(&guest::confinement(&args), || guest::run(&args)),
         Command::Lab(args) => exit_code(lab::run(&args)),
+        Command::Status(args) => exit_code(status::run(&args)),
         Command::Check(args) => exit_code(check::run(&args, &taut)),
         Command::Completions(args) => exit_code(manual::completions(&args, Cli::command())),
         Command::Man(args) => exit_code(manual::man(&args, Cli::command())),

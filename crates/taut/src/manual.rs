@@ -1,4 +1,4 @@
-//! `taut completions` and `taut man`: what a shell and man(1) want to know of the command line.
+//! `taut completions` and `taut man`: completions and manual pages.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ Examples:
   taut completions zsh > /usr/local/share/zsh/site-functions/_taut
   taut completions fish > ~/.config/fish/completions/taut.fish")]
 pub(crate) struct CompletionsArgs {
-    /// bash, elvish, fish, powershell or zsh
+    /// Of which shell
     shell: Shell,
 }
 

@@ -12,7 +12,7 @@ use clap::{Args as ClapArgs, Subcommand};
 
 use crate::failure::Failure;
 
-/// Manage a mesh of relays: keys, signed lists of members, measured paths, routes, DNS
+/// Manage a mesh of relays: keys, members, paths, routes, DNS
 #[derive(ClapArgs)]
 #[command(after_help = "Example:
   taut mesh keygen /etc/taut/mesh.key    make a key, print the public one

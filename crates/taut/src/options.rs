@@ -1,11 +1,13 @@
 //! Options of a command in a section of the configuration file.
 //!
 //! The keys of `[tune]`, `[watch]` and `[guest]` are the long options of `taut tune`, `taut watch` and
-//! `taut guest up`, with `_` for `-`, and `filter`. An option of the command line takes the place of the
-//! file's. So each option has its name, its help and its checks in one place.
+//! `taut guest up`, with `_` for `-`, and `filter`. So each option has its name, its help and its checks in
+//! one place. An option of the command line takes the place of the file's, and of those of the file that it
+//! conflicts with.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -37,14 +39,14 @@ pub(crate) const SECTIONS: [Section; 3] = [
     },
 ];
 
-/// Options that are no settings of a job.
+/// Options that a file may not set.
 const NOT_IN_A_FILE: [&str; 4] = ["config", "help", "version", "undo"];
 
-/// Where more options are read from.
+/// The file to read more options from.
 #[derive(clap::Args)]
 pub(crate) struct FileArgs {
-    /// Also read options from the command's section of this file, such as /etc/taut/taut.toml: its keys are the
-    /// names of these options, with _ for -
+    /// Also read options from the section [tune], [watch] or [guest] of this file, such as /etc/taut/taut.toml. A
+    /// key is an option's name with _ for -; options of the command line win
     #[arg(short, long, value_name = "FILE", help_heading = "Configuration")]
     config: Option<PathBuf>,
 }
@@ -64,29 +66,45 @@ struct FileOption {
 /// # Errors
 /// [`Failure::Usage`]: the file has a mistake, or cannot be read.
 pub(crate) fn command_line(taut: &Command) -> Result<ArgMatches, Failure> {
-    let words: Vec<OsString> = std::env::args_os().collect();
-    let matches = match taut.clone().try_get_matches_from(&words) {
-        Ok(matches) => matches,
-        Err(error) => with_hint(error, taut).exit(),
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    // A person, not a script.
+    if words.len() == 1 && std::io::stdout().is_terminal() {
+        words.push("status".into());
+    }
+    let error = match taut.clone().try_get_matches_from(&words) {
+        Ok(matches) => {
+            let merged = from_file(taut, &words, &matches)?;
+            return Ok(merged.unwrap_or(matches));
+        }
+        Err(error) => error,
     };
-    let merged = from_file(taut, &words, &matches)?;
-    Ok(merged.unwrap_or(matches))
+    // What is missing may be in the file.
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        let lenient = taut.clone().ignore_errors(true);
+        if let Ok(matches) = lenient.try_get_matches_from(&words)
+            && let Some(merged) = from_file(taut, &words, &matches)?
+        {
+            return Ok(merged);
+        }
+    }
+    let first = words.get(1).and_then(|word| word.to_str());
+    with_hint(error, taut, first.unwrap_or_default()).exit()
 }
 
-/// Adds the nearest command to the error of an unknown one: Clap finds none that is near to a short word.
-fn with_hint(mut error: clap::Error, taut: &Command) -> clap::Error {
-    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
-        return error;
-    };
-    let near = nearest(word, taut.get_subcommands().map(Command::get_name));
-    if let Some(near) = near.filter(|_| error.get(ContextKind::SuggestedSubcommand).is_none()) {
+/// Adds the nearest command to the error about an unknown `first` word: clap finds none that is near to a short
+/// one.
+fn with_hint(mut error: clap::Error, taut: &Command, first: &str) -> clap::Error {
+    let unknown = error.get(ContextKind::InvalidSubcommand);
+    let is_first = matches!(unknown, Some(ContextValue::String(word)) if word == first);
+    let near = nearest(first, taut.get_subcommands().map(Command::get_name));
+    if let Some(near) = near.filter(|_| is_first) {
         let near = ContextValue::Strings(vec![near.to_owned()]);
         error.insert(ContextKind::SuggestedSubcommand, near);
     }
     error
 }
 
-/// Checks a section of a file as if its command had no other options.
+/// Checks a section of a file as if its command had no other options. Returns them.
 ///
 /// # Errors
 /// [`ConfigError`].
@@ -94,10 +112,9 @@ pub(crate) fn check(
     taut: &Command,
     file: &ConfigFile,
     section: &Section,
-) -> Result<(), ConfigError> {
+) -> Result<ArgMatches, ConfigError> {
     let options = section.read(taut, file)?;
-    section.parse(taut, file, &section.words(), &options)?;
-    Ok(())
+    section.parse(taut, file, &section.words(), &options)
 }
 
 /// Returns the command line with the options of the file that it names, if it names one.
@@ -115,16 +132,17 @@ fn from_file(
         let Some(path) = matches.get_one::<PathBuf>("config") else {
             return Ok(None);
         };
-        let on_command_line = |option: &FileOption| {
-            matches.value_source(&option.id) == Some(ValueSource::CommandLine)
+        let file = match path == Path::new(taut_config::PATH) {
+            true => ConfigFile::load_default(),
+            false => ConfigFile::load(path).map(Some),
         };
-        let merged = ConfigFile::load(path).and_then(|file| {
+        let merge = |file: ConfigFile| {
             let mut options = section.read(taut, &file)?;
-            options.retain(|option| !on_command_line(option));
+            section.leave_out_overridden(taut, matches, &mut options);
             section.parse(taut, &file, words, &options)
-        });
-        return merged
-            .map(Some)
+        };
+        return file
+            .and_then(|file| file.map(merge).transpose())
             .map_err(|error| Failure::Usage(error.to_string()));
     }
     Ok(None)
@@ -133,14 +151,49 @@ fn from_file(
 // === impl Section ===
 
 impl Section {
-    /// Returns the keys of the section, with their options.
-    pub(crate) fn keys(&self, taut: &Command) -> Vec<(String, Arg)> {
+    /// Returns its command.
+    fn command_of(&self, taut: &Command) -> Command {
         let mut command = taut.clone();
+        // With the arguments of the commands above it.
         command.build();
         for word in self.command {
             let found = command.find_subcommand(word);
             command = found.expect("a command of Taut's").clone();
         }
+        command
+    }
+
+    /// Removes the options that are on the command line, and those that conflict with what is there.
+    fn leave_out_overridden(
+        &self,
+        taut: &Command,
+        line: &ArgMatches,
+        options: &mut Vec<FileOption>,
+    ) {
+        let command = self.command_of(taut);
+        let is_explicit = |arg: &&Arg| {
+            let known = line.try_contains_id(arg.get_id().as_str()).is_ok();
+            known && line.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+        };
+        let explicit: Vec<&Arg> = command.get_arguments().filter(is_explicit).collect();
+        let conflicts = |one: &Arg, other: &Arg| {
+            let all = command.get_arg_conflicts_with(one);
+            all.iter().any(|arg| arg.get_id() == other.get_id())
+        };
+        options.retain(|option| {
+            let same = |arg: &&Arg| arg.get_id() == &*option.id;
+            let Some(arg) = command.get_arguments().find(same) else {
+                return true;
+            };
+            !explicit.iter().any(|line| {
+                line.get_id() == arg.get_id() || conflicts(line, arg) || conflicts(arg, line)
+            })
+        });
+    }
+
+    /// Returns the keys of the section, with their options.
+    pub(crate) fn keys(&self, taut: &Command) -> Vec<(String, Arg)> {
+        let command = self.command_of(taut);
         let name_of = |arg: &Arg| match arg.get_long() {
             Some(long) => Some(long.replace('-', "_")),
             None => arg.is_positional().then(|| arg.get_id().to_string()),
@@ -214,11 +267,11 @@ impl Section {
             }
         }
         let first = options.iter().map(|option| option.entry.offset).min();
-        let message = format!(
-            "[{}], with the command line: {}",
-            self.name,
-            sentence(&error)
-        );
+        let with = match *words == *self.words() {
+            true => "",
+            false => ", with the command line",
+        };
+        let message = format!("[{}]{with}: {}", self.name, sentence(&error));
         Err(file.invalid(first.unwrap_or_default(), message))
     }
 
@@ -267,8 +320,6 @@ fn sentence(error: &clap::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use clap::CommandFactory as _;
 
     use super::*;
@@ -319,6 +370,41 @@ mod tests {
     }
 
     #[test]
+    fn what_conflicts_with_the_command_line_is_left_out() {
+        let text =
+            "[tune]\napply = true\nbudget = \"64MiB\"\nnetns = \"blue\"\nmetrics = \"127.0.0.1:1\"";
+        for (words, left_out) in [
+            ("taut tune --advise", &["apply"][..]),
+            ("taut tune --undo", &["apply", "metrics"]),
+            ("taut tune --own-netns", &["netns"]),
+        ] {
+            let matches = parsed(text, words).unwrap();
+            let tune = matches.subcommand_matches("tune").unwrap();
+            for id in ["apply", "budget", "netns", "metrics"] {
+                let is_set = tune.value_source(id) == Some(ValueSource::CommandLine);
+                assert_eq!(is_set, !left_out.contains(&id), "{words}: {id}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_an_unknown_command_of_taut_gets_the_nearest() {
+        let hint = |words: &str| {
+            let words: Vec<_> = words.split(' ').collect();
+            let taut = Cli::command();
+            let error = taut.clone().try_get_matches_from(&words).unwrap_err();
+            let error = with_hint(error, &taut, words[1]).render().to_string();
+            error
+                .lines()
+                .find(|line| line.contains("tip:"))
+                .map(str::to_owned)
+        };
+        assert!(hint("taut wy").unwrap().contains("'why'"));
+        assert_eq!(hint("taut mesh watch"), None);
+        assert_eq!(hint("taut zzzzzz"), None);
+    }
+
+    #[test]
     fn a_mistake_has_its_line_and_its_key() {
         for (text, words, sentence) in [
             (
@@ -350,11 +436,6 @@ mod tests {
                 "[tune]\napply = true\nper_cgroup = \"1MiB\"",
                 "taut tune",
                 "t:2: [tune], with the command line: the following required arguments were not provided: --budget",
-            ),
-            (
-                "[tune]\napply = true",
-                "taut tune --undo",
-                "t:2: [tune], with the command line: the argument '--apply' cannot be used with '--undo'",
             ),
             (
                 "[watch]\nkeep = 3",

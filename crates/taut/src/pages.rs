@@ -1,7 +1,6 @@
 //! The manual pages and shell completions of a program, for packages: of `taut`, and of `taut-lab`, which has this file too.
 //!
-//! A test writes them, because the commands are visible only inside this crate, and the generators would add 350 kB
-//! to the program.
+//! A test writes them, because packages are also made for machines whose programs do not run here.
 
 use std::path::{Path, PathBuf};
 

@@ -140,10 +140,11 @@ pub(crate) struct Job {
 pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
     let default = Path::new(taut_config::PATH);
-    if args.file() == Some(default) && args.config.is_none() && !default.exists() {
+    let is_missing = || default.try_exists().is_ok_and(|is_there| !is_there);
+    if args.config.is_none() && args.file() == Some(default) && is_missing() {
         return Err(Failure::Usage(format!(
-            "there is no {}: begin without a file (`taut relay --listen :8080 --to HOST:PORT`), or write one with \
-             [[relay.forward]], `listen` and `to`, and check it with `taut relay --check`",
+            "{} is missing. Write it, with a [[relay.forward]], or start without a file:\n\n    \
+             taut relay --listen :8080 --to HOST:PORT\n",
             default.display()
         )));
     }

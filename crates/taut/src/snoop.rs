@@ -299,15 +299,11 @@ fn settings(args: &Args) -> Result<Settings, Failure> {
 
 /// Reads the configuration file. The default file may be missing.
 fn configured(args: &Args) -> Result<Settings, Failure> {
-    let path = args
-        .config
-        .as_deref()
-        .unwrap_or(Path::new(taut_config::PATH));
-    if args.config.is_none() && !path.exists() {
-        return Ok(Settings::default());
-    }
-    ConfigFile::load(path)
-        .and_then(|file| Settings::of_file(&file))
+    let file = match &args.config {
+        Some(path) => ConfigFile::load(path).map(Some),
+        None => ConfigFile::load_default(),
+    };
+    file.and_then(|file| file.map_or(Ok(Settings::default()), |file| Settings::of_file(&file)))
         .map_err(|e| Failure::Usage(e.to_string()))
 }
 

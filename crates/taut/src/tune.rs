@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _, ValueEnum};
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
@@ -353,6 +353,18 @@ fn size(text: &str) -> Result<u64, String> {
         .parse()
         .map_err(|_| "not a size: write it like 64MiB".to_owned())?;
     Ok(size.as_u64())
+}
+
+/// Checks options beyond what clap does, but no filter: that would look names up.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn check(matches: &ArgMatches) -> Result<(), String> {
+    let args = Args::from_arg_matches(matches).map_err(|error| error.to_string())?;
+    let checked = budget(&args).and(cap(&args)).and(routes(&args).map(drop));
+    checked.map_err(|failure| match failure {
+        Failure::Usage(what) | Failure::Run(what) => what,
+    })
 }
 
 fn cap(args: &Args) -> Result<Option<u64>, Failure> {

@@ -17,7 +17,7 @@ pub(super) fn inside<T: Send>(
     done.map_err(ExperimentError::machine(&format!("go on at the {host}")))
 }
 
-/// Returns what a thread has returned, and panics as it has.
+/// Joins a thread, and propagates its panic.
 pub(super) fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread
         .join()

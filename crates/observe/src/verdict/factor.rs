@@ -100,7 +100,7 @@ impl Factor {
     /// Returns how much a person has to do about a connection that the factor limits: 3 if it does not
     /// work, 2 if something on this host or on the path makes it slow, 1 if that depends on an
     /// application or the other end, and 0 if nothing is wrong.
-    pub(crate) fn trouble(self) -> u8 {
+    pub fn trouble(self) -> u8 {
         match self {
             Self::HostDrops | Self::PathMtu | Self::Timeouts => 3,
             Self::SendBuffer

@@ -52,7 +52,7 @@ pub(crate) struct Reply {
 pub enum AskError {
     /// No relay listens.
     #[error(
-        "no relay answers here ({0}); one with another control socket (relay.control) is asked with --control"
+        "no relay answers: {0}. If it has another control socket (relay.control), name it with --control"
     )]
     Absent(ControlError),
     /// This user may not connect, or what listens is not trusted.

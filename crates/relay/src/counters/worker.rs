@@ -38,7 +38,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) dials_postponed: Counter,
     pub(crate) dial_direct: Histogram,
     pub(crate) dial_mesh: Histogram,
-    /// How long clients that had to wait for a place did, if they got one.
+    /// Time that queued clients waited for a place.
     pub(crate) queue: Histogram,
     pub(crate) setup: Histogram,
     pub(crate) first_byte: Histogram,

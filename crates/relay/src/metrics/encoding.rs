@@ -153,7 +153,7 @@ impl Metrics {
         let others: [(&str, &str, Of); 3] = [
             (
                 "taut_relay_queue",
-                "Time that clients waited for a place, of those that had to and got one",
+                "Time that clients waited in the queue before their session began",
                 |w| &w.queue,
             ),
             (

@@ -79,7 +79,7 @@ const HEAD: &str = "\
 # Configuration keys
 
 Every key of `/etc/taut/taut.toml`, and of a mesh's list of members (`[[member]]`), with the page that explains it. An unknown key is
-an error, and the message names the nearest known one. `taut check` checks all sections. This page is written from the code (`make reference`).
+an error, and the message suggests the nearest known one. `taut check` checks all sections. This page is written from the code (`make reference`).
 
 | section | keys | explained in |
 |---|---|---|

@@ -141,7 +141,7 @@ fn read(section: &str, text: &str) -> Result<(), String> {
             let file = ConfigFile::new(path, text.to_owned());
             let found = options::SECTIONS.iter().find(|known| known.name == job);
             let read = options::check(&Cli::command(), &file, found.unwrap());
-            read.map_err(|e| e.to_string())
+            read.map(drop).map_err(|e| e.to_string())
         }
         "member" => {
             let read = taut_relay::members::Members::parse(text);

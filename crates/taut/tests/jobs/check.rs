@@ -44,7 +44,7 @@ fn every_section_that_there_is_is_checked() {
     for (sentence, part) in sentences.iter().zip([
         "taut: t:9: snoop.tap: unknown field `tap`: did you mean `taps`?",
         "taut: t:7: tune.interval: invalid value 'often'",
-        "taut: t:11: [watch], with the command line: the following required arguments were not provided: --to",
+        "taut: t:11: [watch]: the following required arguments were not provided: --to",
     ]) {
         assert!(sentence.starts_with(part), "{said}");
     }

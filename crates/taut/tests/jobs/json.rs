@@ -85,6 +85,10 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("taut guest status --json", "module"),
     ("taut guest status --json", "steal_share"),
     ("taut guest status --json", "verdict"),
+    // Connections that are limited: status.rs.
+    ("taut status --json", "connections.slow.factors"),
+    ("taut status --json", "connections.broken.factors"),
+    ("taut status --json", "connections.unseen"),
     // Sections with a mistake: check.rs.
     ("taut check --json", "sections[].mistake"),
     // What is wrong with this machine: machine/doctor.rs, machine.
@@ -584,6 +588,7 @@ impl World {
         self.complete("taut snoop status --json", &["--control", &snoop]);
         self.complete("taut guest status --json", &["--for", "300ms"]);
         self.complete("taut doctor --json", &[]);
+        self.complete("taut status --json", &[]);
     }
 }
 

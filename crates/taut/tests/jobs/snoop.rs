@@ -163,7 +163,7 @@ fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
     assert!(serving.child.wait().unwrap().success());
     assert_eq!(host.tc("qdisc show dev vnet0"), before);
     assert!(!host.control().exists());
-    refused(&host.ask(&["status"]), 1, "no `taut snoop` runs here");
+    refused(&host.ask(&["status"]), 1, "no `taut snoop` answers");
 }
 
 #[test]

@@ -103,6 +103,7 @@ fn invocations(dir: &Path, netns: &str) -> BTreeMap<&'static str, Option<String>
     let of_netns = format!("--netns {netns}");
     BTreeMap::from([
         ("", None),
+        ("status", Some("status".into())),
         (
             "check",
             Some(format!("check --config {}", at("relay.toml"))),

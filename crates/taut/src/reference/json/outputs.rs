@@ -41,6 +41,12 @@ pub(super) const OUTPUTS: &[Output] = &[
         "Line",
     ),
     (
+        &["taut status --json"],
+        "one object",
+        "taut/src/status.rs",
+        "Overview",
+    ),
+    (
         &["taut check --json"],
         "one object",
         "taut/src/check.rs",

@@ -103,7 +103,7 @@ impl Snoop {
         wait_until("a retransmission", || self.repaired(tap).then_some(()));
     }
 
-    /// Whether it has retransmitted to the guest of a tap what that has lost.
+    /// Whether the host has retransmitted a lost segment to the tap's guest.
     pub(crate) fn repaired(&self, tap: &str) -> bool {
         self.status(tap)["repaired"] != 0
     }
