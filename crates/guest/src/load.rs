@@ -66,9 +66,9 @@ impl Lock {
     }
 }
 
-/// Returns whether programs of `taut guest` are loaded, as far as this process may know.
+/// Returns whether all programs of `taut guest` are loaded, as far as this process may know.
 pub fn is_up() -> bool {
-    matches!(Pins::find(), Ok(Some(_)))
+    matches!(Pins::find(), Ok(Some(pins)) if pins.is_complete())
 }
 
 /// Loads and pins the programs that are not pinned yet. A congestion control that this kernel does not

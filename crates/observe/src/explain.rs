@@ -145,15 +145,15 @@ pub fn json(
     Ok(text)
 }
 
-/// Returns what there is instead of a connection that the filter matches.
-fn nothing(observation: &Observation, watched: f64) -> String {
-    match observation.observer().connections(&Filter::all()).count() {
-        0 => format!(
+/// Returns what to do where the filter matches no connection.
+fn nothing(filter: &Filter, watched: f64) -> String {
+    match filter.matches_all() {
+        true => format!(
             "no connection in {watched:.1} s: run this while one is slow, or let `taut watch --to DIR` record each\n"
         ),
-        others => format!(
-            "no such connection in {watched:.1} s, of {others} that are open: `taut top` shows them\n"
-        ),
+        false => {
+            format!("no such connection in {watched:.1} s: `taut top` shows those that are open\n")
+        }
     }
 }
 
@@ -169,7 +169,7 @@ pub fn text(
     let watched = watched.as_secs_f64();
     let ended = observation.groups();
     let mut text = match explanations.len() {
-        0 if ended.is_empty() => nothing(observation, watched),
+        0 if ended.is_empty() => nothing(observation.filter(), watched),
         0 | 1 => String::new(),
         count => format!(
             "{count} connections in {watched:.1} s: {}\n\n",

@@ -64,13 +64,13 @@ struct Overview {
 struct Connections {
     /// Those that are open.
     open: u64,
-    /// Those that have sent or received data meanwhile.
+    /// Those that are not idle.
     busy: u64,
     /// Those that something on this host or on the path makes slow.
     slow: Limited,
     /// Those that do not work.
     broken: Limited,
-    /// What could not be observed; `null`: everything was.
+    /// What could not be observed; `null` if everything was.
     unseen: Option<String>,
 }
 
@@ -147,6 +147,7 @@ fn connections() -> Result<Connections, Failure> {
     }
     let observer = observation.observer();
     let mut found = Connections {
+        open: observer.left_out() as u64,
         unseen,
         ..Connections::default()
     };
@@ -224,13 +225,7 @@ fn text(overview: &Overview) -> String {
     } = &overview.connections;
     let mut text = String::new();
     let mut line = |name: &str, rest: &str| text.push_str(&format!("{name:<13}{rest}\n"));
-    line(
-        "connections",
-        &format!(
-            "{open} open, {busy} {} data",
-            if *busy == 1 { "carries" } else { "carry" }
-        ),
-    );
+    line("connections", &format!("{open} open, {busy} active"));
     if slow.count > 0 {
         let what = format!(
             "{} slow for a reason that can be mended: {}",
@@ -300,7 +295,7 @@ mod tests {
         let shown = text(&overview(Connections::default(), Vec::new()));
         assert_eq!(
             shown,
-            "connections  0 open, 0 carry data\njobs         none of Taut's runs here\nnext         taut doctor        whether this \
+            "connections  0 open, 0 active\njobs         none of Taut's runs here\nnext         taut doctor        whether this \
              machine is set up well; `taut why` while a connection is slow\n"
         );
     }

@@ -74,13 +74,21 @@ pub enum AskError {
 /// # Errors
 /// [`AskError`]; [`Answer::Error`] becomes [`AskError::Refused`].
 pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
+    ask_within(path, request, ANSWER)
+}
+
+/// As [`ask`], where the answer comes within `patience`.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_within(path: &Path, request: &Request, patience: Duration) -> Result<Answer, AskError> {
     let connected = control_socket::connect_to_owner(path);
     let mut stream = connected.map_err(|error| match error.is_absent() {
         true => AskError::Absent(error),
         false => AskError::Control(error),
     })?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_read_timeout(Some(patience))?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;

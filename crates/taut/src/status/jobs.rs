@@ -5,12 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Request, Status};
 use taut_snoop::protocol::{self, Question, TapStatus};
 use taut_snoop::serve;
 
-/// How long snoop may take to answer.
+/// How long a job may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The maximum length of what a job says of itself, in characters.
+const MAX_STATE: usize = 100;
 
 /// A job.
 #[derive(Debug, PartialEq, Serialize)]
@@ -25,7 +28,8 @@ pub(super) struct Job {
     pub(super) state: String,
 }
 
-/// Returns the jobs that run here. Only those at the default control sockets are asked how they are.
+/// Returns the jobs that run here, those first that are not well. Only those at the default control sockets are
+/// asked how they are.
 pub(super) fn running() -> Vec<Job> {
     let mut jobs: Vec<Job> = processes()
         .into_iter()
@@ -36,11 +40,23 @@ pub(super) fn running() -> Vec<Job> {
             state: format!("pid {pid}"),
         })
         .collect();
-    for job in &mut jobs {
-        match job.name {
-            "relay" => ask_relay(job),
-            "snoop" => ask_snoop(job),
-            _ => {}
+    for (name, path, ask) in [
+        (
+            "relay",
+            control::PATH,
+            ask_relay as fn(&Path) -> Option<(bool, String)>,
+        ),
+        ("snoop", serve::CONTROL, ask_snoop),
+    ] {
+        let path = Path::new(path);
+        let at_socket = control::process_at(path).ok();
+        let job = jobs
+            .iter_mut()
+            .find(|job| job.name == name && job.pid == at_socket);
+        if let Some(job) = job.filter(|job| job.pid.is_some()) {
+            let silent = || (false, format!("{} does not answer", job.state));
+            let (well, state) = ask(path).unwrap_or_else(silent);
+            (job.well, job.state) = (well, plain(&state));
         }
     }
     if taut_guest::load::is_up() {
@@ -51,11 +67,26 @@ pub(super) fn running() -> Vec<Job> {
             state: "its congestion controls are loaded".to_owned(),
         });
     }
+    jobs.sort_by_key(|job| job.well);
     jobs
 }
 
-/// Returns the processes that are a job, in the order of their numbers.
+/// Removes characters that could control the terminal, and shortens: the text comes from another process.
+fn plain(text: &str) -> String {
+    let printed = text.chars().filter(|c| !c.is_control());
+    printed.take(MAX_STATE).collect()
+}
+
+/// Returns the processes that execute this program and are a job, in the order of their numbers. Anybody may give a
+/// process this program's name, but not its file.
 fn processes() -> Vec<(u32, &'static str)> {
+    let program = |process: &Path| {
+        let path = fs::read_link(process.join("exe")).ok()?;
+        // Of a program that has been replaced.
+        let path = path.to_str()?.trim_end_matches(" (deleted)").to_owned();
+        Some(path)
+    };
+    let this = program(Path::new("/proc/self"));
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry
@@ -65,9 +96,10 @@ fn processes() -> Vec<(u32, &'static str)> {
         else {
             continue;
         };
-        let is_taut =
-            fs::read_to_string(entry.path().join("comm")).is_ok_and(|comm| comm == "taut\n");
-        if is_taut && let Ok(line) = fs::read(entry.path().join("cmdline")) {
+        if this.is_some()
+            && program(&entry.path()) == this
+            && let Ok(line) = fs::read(entry.path().join("cmdline"))
+        {
             let words: Vec<_> = line.split(|byte| *byte == 0).skip(1).collect();
             found.extend(job_of(&words).map(|name| (pid, name)));
         }
@@ -80,9 +112,24 @@ fn processes() -> Vec<(u32, &'static str)> {
 /// that ends by itself.
 fn job_of(words: &[&[u8]]) -> Option<&'static str> {
     let is_option = |word: &&[u8]| word.is_empty() || word.starts_with(b"-");
+    let is_job = |rest: &[&[u8]]| {
+        let ends = |word: &&[u8]| {
+            [
+                &b"--check"[..],
+                b"--off",
+                b"--on",
+                b"--undo",
+                b"status",
+                b"cost",
+            ]
+            .contains(word)
+                || word.starts_with(b"--check=")
+        };
+        rest.first().is_none_or(is_option) && !rest.iter().any(ends)
+    };
     match words {
-        [b"relay", rest @ ..] if rest.first().is_none_or(is_option) => Some("relay"),
-        [b"snoop", rest @ ..] if rest.first().is_none_or(is_option) => Some("snoop"),
+        [b"relay", rest @ ..] if is_job(rest) => Some("relay"),
+        [b"snoop", rest @ ..] if is_job(rest) => Some("snoop"),
         [b"mesh", b"dns", ..] => Some("dns"),
         [b"tune", rest @ ..] if !rest.contains(&&b"--undo"[..]) => Some("tune"),
         [b"watch", ..] => Some("watch"),
@@ -90,12 +137,10 @@ fn job_of(words: &[&[u8]]) -> Option<&'static str> {
     }
 }
 
-fn ask_relay(job: &mut Job) {
-    let path = Path::new(taut_relay::control::PATH);
-    if let Ok(Answer::Status(status)) = taut_relay::control::ask(path, &Request::Status)
-        && Some(status.pid) == job.pid
-    {
-        (job.well, job.state) = of_relay(&status);
+fn ask_relay(path: &Path) -> Option<(bool, String)> {
+    match control::ask_within(path, &Request::Status, PATIENCE) {
+        Ok(Answer::Status(status)) => Some(of_relay(&status)),
+        _ => None,
     }
 }
 
@@ -127,10 +172,10 @@ fn of_relay(status: &Status) -> (bool, String) {
     }
 }
 
-fn ask_snoop(job: &mut Job) {
-    let path = Path::new(serve::CONTROL);
-    if let Ok(protocol::Answer::Taps(taps)) = serve::ask(path, &Question::Status, PATIENCE) {
-        (job.well, job.state) = of_snoop(&taps);
+fn ask_snoop(path: &Path) -> Option<(bool, String)> {
+    match serve::ask(path, &Question::Status, PATIENCE) {
+        Ok(protocol::Answer::Taps(taps)) => Some(of_snoop(&taps)),
+        _ => None,
     }
 }
 
@@ -153,6 +198,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_a_job_says_cannot_control_the_terminal() {
+        let said = plain(&format!("broken: \x1b[2Jx\ny{}", "z".repeat(1000)));
+        assert!(said.starts_with("broken: [2Jxyz"), "{said}");
+        assert_eq!(said.chars().count(), MAX_STATE);
+    }
+
+    #[test]
     fn command_lines_of_jobs_are_told_from_commands() {
         for (line, job) in [
             ("relay", Some("relay")),
@@ -160,6 +212,9 @@ mod tests {
             ("relay status", None),
             ("snoop --tap vnet0", Some("snoop")),
             ("snoop status", None),
+            ("snoop --control x status", None),
+            ("snoop --off tap0", None),
+            ("relay --check", None),
             ("mesh dns --config x", Some("dns")),
             ("mesh plan", None),
             ("tune --apply", Some("tune")),

@@ -90,6 +90,10 @@ fn a_command_reads_its_section() {
     let (code, _, said) = taut(&["tune", "--budget", "1KiB"], text);
     assert_eq!(code, Some(2));
     assert!(said.contains("at least 1.0 MiB"), "{said}");
+    // `--keep` needs `--to`, which only the file has.
+    let (code, _, said) = taut(&["watch", "--keep", "3"], "[watch]\nto = \"/proc/none\"\n");
+    assert_eq!(code, Some(2));
+    assert!(said.contains("/proc/none"), "{said}");
     let (code, _, said) = taut(&["watch"], "[watch]\nkeeep = 1\n");
     assert_eq!(code, Some(2));
     assert_eq!(

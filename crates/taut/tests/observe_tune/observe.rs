@@ -346,6 +346,7 @@ fn why_explains_what_ended_within_its_time_and_never_says_that_there_was_nothing
     }
     let said = std::io::read_to_string(why.stdout.take().unwrap()).unwrap();
     assert!(!said.contains("no such connection"), "{said}");
+    assert!(!said.contains("no connection"), "{said}");
     let peer = listener.local_addr().unwrap().ip();
     let sums = format!(
         "connections of {name} to {peer} ended in namespace {}",
