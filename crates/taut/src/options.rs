@@ -45,8 +45,8 @@ const NOT_IN_A_FILE: [&str; 4] = ["config", "help", "version", "undo"];
 /// The file to read more options from.
 #[derive(clap::Args)]
 pub(crate) struct FileArgs {
-    /// Also read options from the section [tune], [watch] or [guest] of this file, such as /etc/taut/taut.toml. A
-    /// key is an option's name with _ for -; options of the command line win
+    /// Also read options from this command's section of a file such as /etc/taut/taut.toml. A key is an option's
+    /// name with _ for -; options of the command line win
     #[arg(short, long, value_name = "FILE", help_heading = "Configuration")]
     config: Option<PathBuf>,
 }
