@@ -112,10 +112,14 @@ pub(crate) fn say_failure(sentence: &str) {
     say_at(Level::ERROR, sentence);
 }
 
+/// Formats a sentence as a line of the log: as text, if the format that is asked for does not exist.
+fn line(level: Level, sentence: &str) -> Vec<u8> {
+    let format = Format::of_environment().unwrap_or(Format::Text);
+    format.line(level, sentence)
+}
+
 fn say_at(level: Level, sentence: &str) {
-    let line = Format::of_environment()
-        .unwrap_or(Format::Text)
-        .line(level, sentence);
+    let line = line(level, sentence);
     // The reader may be gone; `eprintln!` would panic.
     let _ = match STARTED.get() {
         Some(buffer) => buffer.clone().write_all(&line),
@@ -234,9 +238,7 @@ impl Drop for Guard {
 fn notice(dropped: u64) -> Vec<u8> {
     let sentence =
         format!("{dropped} lines of the log were dropped, because standard error was not read");
-    Format::of_environment()
-        .unwrap_or(Format::Text)
-        .line(Level::WARN, &sentence)
+    line(Level::WARN, &sentence)
 }
 
 /// Returns whether the log is coloured: at a terminal, unless `NO_COLOR` has a value (no-color.org).

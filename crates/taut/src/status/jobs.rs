@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_observe::sanitize;
 use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Request, Status};
 use taut_snoop::protocol::{self, Question, TapStatus};
@@ -71,10 +72,10 @@ pub(super) fn running() -> Vec<Job> {
     jobs
 }
 
-/// Removes characters that could control the terminal, and shortens: the text comes from another process.
+/// Makes the text safe for a terminal, and shortens it: it comes from another process.
 fn plain(text: &str) -> String {
-    let printed = text.chars().filter(|c| !c.is_control());
-    printed.take(MAX_STATE).collect()
+    let safe = sanitize::text(text.as_bytes());
+    safe.chars().take(MAX_STATE).collect()
 }
 
 /// Returns the processes that execute this program and are a job, in the order of their numbers. Anybody may give a
@@ -200,7 +201,8 @@ mod tests {
     #[test]
     fn what_a_job_says_cannot_control_the_terminal() {
         let said = plain(&format!("broken: \x1b[2Jx\ny{}", "z".repeat(1000)));
-        assert!(said.starts_with("broken: [2Jxyz"), "{said}");
+        assert!(said.starts_with("broken: \u{fffd}[2Jx\u{fffd}yz"), "{said}");
+        assert!(!said.contains(char::is_control), "{said:?}");
         assert_eq!(said.chars().count(), MAX_STATE);
     }
 
