@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 
 use super::choice::Predicted;
 use super::option::{Mode, Route};
-use super::rig::Rig;
+use super::rig::{Download, Rig};
 use super::sites::{PAIRS, Pair};
 use crate::experiment::progress::Progress;
 use crate::experiment::retry::Retry;
@@ -39,9 +39,9 @@ pub(super) struct Measured {
     pub(super) predicted: BTreeMap<Pair, Vec<Predicted>>,
     /// The number of cities.
     pub(super) sites: usize,
-    /// The number of downloads during which a link delivered late at every attempt. They do not count.
+    /// The number of downloads during which a link delivered late at every attempt.
     pub(super) late: u64,
-    /// The number of routes by which fewer than half of the downloads count.
+    /// The number of routes by which fewer than half of the downloads were on time.
     pub(super) too_few: u64,
     /// The number of downloads that were made again.
     pub(super) repeated: u64,
@@ -92,14 +92,12 @@ pub(super) fn measure(
             let rig = alone(&machine, build).inspect_err(|_| stop(&queue))?;
             let mut retry = Retry::new(false, plan.runs * rig.routes().count());
             let made = downloads(&rig, plan.runs, &mut retry, &machine);
-            let (samples, late) = made.inspect_err(|_| stop(&queue))?;
+            let made = made.inspect_err(|_| stop(&queue))?;
             let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-            measured.late += late;
+            measured.late += made.late;
             measured.repeated += retry.count;
-            let routes = rig.routes().map(|route| samples.get(route));
-            let counted = routes.map(|times| times.map_or(0, Vec::len));
-            measured.too_few += counted.filter(|counted| 2 * counted < plan.runs).count() as u64;
-            measured.times.insert((pair, mode), samples);
+            measured.too_few += made.too_few;
+            measured.times.insert((pair, mode), made.samples);
             measured
                 .predicted
                 .entry(pair)
@@ -134,16 +132,25 @@ fn alone<T>(machine: &RwLock<()>, job: impl FnOnce() -> T) -> T {
     job()
 }
 
-/// Returns the downloads by every route, and the number of those that are left out because a link
-/// delivered late at every attempt. Leaving them out does not select among results: it depends on
+/// What the downloads by the routes of a pair gave.
+struct Downloads {
+    samples: Samples,
+    /// The number during which a link delivered late at every attempt.
+    late: u64,
+    /// The number of routes by which fewer than half were on time.
+    too_few: u64,
+}
+
+/// Downloads by every route. Late downloads are left out, unless fewer than half by a route were on
+/// time: then they stay, and the calibration fails. This does not select among results: it depends on
 /// the links alone.
 fn downloads(
     rig: &Rig,
     runs: usize,
     retry: &mut Retry,
     machine: &RwLock<()>,
-) -> Result<(Samples, u64), ExperimentError> {
-    let (mut samples, mut late) = (Samples::new(), 0);
+) -> Result<Downloads, ExperimentError> {
+    let mut made: BTreeMap<Route, Vec<Download>> = BTreeMap::new();
     // One round after the other, so that a drift of the machine affects all routes equally.
     for _ in 0..runs {
         for route in rig.routes() {
@@ -152,13 +159,62 @@ fn downloads(
                 rig.download(route)
             };
             let download = retry.measure(once, |download| download.was_late)?;
-            if download.was_late {
-                late += 1;
-                continue;
-            }
-            let of_route = samples.entry(route.clone()).or_default();
-            of_route.push(download.times);
+            made.entry(route.clone()).or_default().push(download);
         }
     }
-    Ok((samples, late))
+    Ok(on_time(made))
+}
+
+fn on_time(made: BTreeMap<Route, Vec<Download>>) -> Downloads {
+    let (mut samples, mut late, mut too_few) = (Samples::new(), 0, 0);
+    for (route, mut downloads) in made {
+        let of_route = downloads
+            .iter()
+            .filter(|download| download.was_late)
+            .count();
+        late += of_route as u64;
+        if 2 * of_route > downloads.len() {
+            too_few += 1;
+        } else {
+            downloads.retain(|download| !download.was_late);
+        }
+        let times = downloads.into_iter().map(|download| download.times);
+        samples.insert(route, times.collect());
+    }
+    Downloads {
+        samples,
+        late,
+        too_few,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of downloads that count, and that of routes by which too few were on time.
+    fn counted(late: &[bool]) -> (usize, u64) {
+        let of = |&was_late: &bool| Download {
+            times: Times {
+                connect: 0.1,
+                first_byte: 0.2,
+                total: 0.3,
+            },
+            was_late,
+        };
+        let made = BTreeMap::from([(Route::default(), late.iter().map(of).collect())]);
+        let downloads = on_time(made);
+        (
+            downloads.samples[&Route::default()].len(),
+            downloads.too_few,
+        )
+    }
+
+    #[test]
+    fn late_downloads_count_only_where_too_few_are_on_time() {
+        assert_eq!(counted(&[false, true, false]), (2, 0));
+        assert_eq!(counted(&[true, false]), (1, 0));
+        assert_eq!(counted(&[true, true, false]), (3, 1));
+        assert_eq!(counted(&[true]), (1, 1));
+    }
 }
