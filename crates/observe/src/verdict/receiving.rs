@@ -131,9 +131,21 @@ fn application(window: &Window<'_>, share: f64, weight: f64) -> Finding {
 /// window must limit the sender.
 fn used(window: &Window<'_>) -> Option<f64> {
     let rtt = window.mean_seconds(receiver_rtt)?;
-    let offered = window.mean(|info| info.rcv_wnd.map(f64::from))?;
+    let offered = offered(window)?;
     let used = window.received_rate() * rtt / offered.max(1.0);
     (used >= WINDOW_USED).then_some(used.min(1.0))
+}
+
+/// Returns the mean window that this end offers. The kernel's figure is what it would like to offer, and
+/// the window scale may not allow as much.
+fn offered(window: &Window<'_>) -> Option<f64> {
+    let offered = window.mean(|info| info.rcv_wnd.map(f64::from))?;
+    Some(offered.min(own_bound(window)))
+}
+
+/// Returns the widest window that this end can offer for the life of the connection.
+fn own_bound(window: &Window<'_>) -> f64 {
+    widest_window(window.last().window_scales.map(|(_, own)| own))
 }
 
 fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
@@ -141,10 +153,8 @@ fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
     let rcvbuf = last.and_then(|c| c.memory).map(|m| u64::from(m.rcvbuf));
     let internals = last.and_then(|connection| connection.internals);
     let is_locked = internals.map(|internals| internals.rcvbuf_locked);
-    let offered = window
-        .mean(|info| info.rcv_wnd.map(f64::from))
-        .unwrap_or_default();
-    let bound = widest_window(window.last().window_scales.map(|(_, own)| own));
+    let offered = offered(window).unwrap_or_default();
+    let bound = own_bound(window);
     let cause = Cause::WindowUsed {
         window: offered,
         rtt: window.mean_seconds(receiver_rtt).unwrap_or_default(),

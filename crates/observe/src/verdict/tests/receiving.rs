@@ -74,7 +74,7 @@ fn a_receiver_knows_its_own_application_and_buffer() {
         });
         found(&samples).remedy().unwrap()
     };
-    assert!(known(true).starts_with("the application sets SO_RCVBUF"));
+    assert!(known(true).contains("the application should not set SO_RCVBUF"));
     assert!(known(false).starts_with("the kernel sizes it"));
 }
 
@@ -130,6 +130,19 @@ fn a_remedy_for_the_window_knows_the_settings_of_the_namespace() {
     let there = remedy(false, false, scaling(Some(true)));
     assert!(there.starts_with("the peer, or a firewall"), "{there}");
     assert!(remedy(false, false, scaling(None)).starts_with("enable window scaling"));
+}
+
+#[test]
+fn the_window_scale_limits_what_the_kernel_would_like_to_offer() {
+    let found = found(&receiver(|_, sample| {
+        if let Some(info) = &mut sample.connection.info {
+            info.rcv_rtt = Some(Duration::from_millis(100));
+            (info.rcv_wnd, info.window_scales) = (Some(480_000), Some((7, 1)));
+        }
+    }));
+    assert_eq!(found.factor, Factor::ReceiveBuffer);
+    let remedy = found.remedy().unwrap();
+    assert!(remedy.starts_with("only a new connection"), "{remedy}");
 }
 
 #[test]
