@@ -6,14 +6,16 @@
 //! from each verdict what that end knows. Text from the other end is made safe for a terminal when
 //! it is read.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-use taut_sys::sock_diag::Internals;
+use taut_sys::sock_diag::{Connection, Internals};
 
+use crate::owner::Process;
 use crate::sanitize;
-use crate::verdict::{Confidence, Factor, LIKELY_MOST, Verdict, confidence};
+use crate::verdict::{Confidence, Factor, Gain, LIKELY_MOST, Verdict, confidence};
 
 /// The connections of the other machine, as `taut why --json` reported them there.
 #[derive(Debug, Default)]
@@ -53,6 +55,8 @@ struct RemoteVerdict {
     evidence: Vec<RemoteEvidence>,
     #[serde(default)]
     remedy: Option<String>,
+    #[serde(default)]
+    gain: Option<Gain>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -95,7 +99,7 @@ pub struct Joint {
 }
 
 /// One of the two machines that a connection joins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
     /// This machine.
@@ -223,7 +227,7 @@ impl Report {
 }
 
 /// Converts an IPv4-mapped IPv6 address to IPv4: the form at an end depends on its socket's family.
-fn canonical(addr: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
     let ip = match addr.ip() {
         IpAddr::V6(ip) => ip.to_canonical(),
         ip => ip,
@@ -234,6 +238,34 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
 // === impl Remote ===
 
 impl Remote {
+    /// Returns an end of a connection whose other end is on this machine, too.
+    pub(crate) fn of_this_machine(
+        connection: &Connection,
+        process: Option<&Process>,
+        verdict: &Verdict,
+    ) -> Self {
+        let evidence = verdict.evidence().into_iter();
+        Self {
+            local: connection.local,
+            remote: connection.remote,
+            sequence: connection.internals.as_ref().map(SequenceBase::of),
+            process: process.map(|process| RemoteProcess {
+                pid: process.pid,
+                name: process.name.to_string(),
+            }),
+            verdict: Some(RemoteVerdict {
+                view: View::of(verdict),
+                evidence: evidence
+                    .map(|evidence| RemoteEvidence {
+                        text: evidence.text,
+                    })
+                    .collect(),
+                remedy: verdict.remedy().map(Cow::into_owned),
+                gain: verdict.gain,
+            }),
+        }
+    }
+
     /// Returns the name and the pid of the process there.
     pub fn process(&self) -> Option<String> {
         let process = self.process.as_ref()?;
@@ -268,6 +300,11 @@ impl Remote {
         self.verdict.as_ref()?.remedy.as_deref()
     }
 
+    /// Returns what the connection would carry without the factor of the verdict there.
+    pub(crate) fn gain(&self) -> Option<Gain> {
+        self.verdict.as_ref()?.gain
+    }
+
     /// Returns whether both machines see the same addresses: nothing translates them in between.
     pub fn has_addresses(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         canonical(self.local) == canonical(remote) && canonical(self.remote) == canonical(local)
@@ -299,9 +336,22 @@ impl SequenceBase {
         }
     }
 
-    fn is_of_peer(self, peer: Self) -> bool {
+    pub(crate) fn is_of_peer(self, peer: Self) -> bool {
         let near = |a: u32, b: u32| a.wrapping_sub(b).min(b.wrapping_sub(a)) <= BASE_DIFFERENCE_MAX;
         near(self.sent, peer.received) && near(self.received, peer.sent)
+    }
+}
+
+// === impl View ===
+
+impl View {
+    fn of(verdict: &Verdict) -> Self {
+        Self {
+            factor: verdict.factor,
+            confidence: verdict.confidence,
+            weight: verdict.weight,
+            shares: verdict.shares.iter().copied().collect(),
+        }
     }
 }
 
@@ -312,12 +362,7 @@ impl Joint {
     /// verdict.
     pub fn of(here: &Verdict, sends: bool, there: &Remote) -> Option<Self> {
         let there = &there.verdict.as_ref()?.view;
-        let here = View {
-            factor: here.factor,
-            confidence: here.confidence,
-            weight: here.weight,
-            shares: here.shares.iter().copied().collect(),
-        };
+        let here = View::of(here);
         Some(match sends {
             true => join((End::Here, &here), (End::There, there)),
             false => join((End::There, there), (End::Here, &here)),

@@ -41,6 +41,8 @@ pub enum Opener {
     Here,
     /// The peer connected, and this end accepted.
     Peer,
+    /// It was open before Taut started, so that it is not known.
+    Unknown,
 }
 
 /// A connection that has ended.
@@ -127,9 +129,10 @@ impl Ended {
             process,
             uid: end.uid,
             cgroup: end.cgroup,
-            opener: match end.flags.opened_here {
-                true => Opener::Here,
-                false => Opener::Peer,
+            opener: match end.flags {
+                flags if flags.opened_here => Opener::Here,
+                flags if flags.followed => Opener::Peer,
+                _ => Opener::Unknown,
             },
             is_established: !is_handshake,
             lasted: lasted(end),

@@ -140,6 +140,17 @@ impl Filter {
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         self.0.matches(subject)
     }
+
+    /// Returns a filter that also matches the other ends of the connections that this one matches, and
+    /// perhaps more. It is this one if it says nothing about addresses or ports.
+    pub(crate) fn and_other_ends(&self) -> Self {
+        let other_ends = self.0.of_other_end(true);
+        match (&self.0, other_ends) {
+            (_, Expr::All) if !self.needs_owner() => self.clone(),
+            (_, Expr::All) => Self(Expr::All),
+            (own, other_ends) => Self(Expr::Or(vec![own.clone(), other_ends])),
+        }
+    }
 }
 
 impl std::str::FromStr for Filter {
@@ -164,6 +175,39 @@ impl Expr {
         }
     }
 
+    /// Returns an expression that matches at least the other ends of what this one matches; with
+    /// `is_wide` false, at most those. What one end does not tell of the other matches all or none.
+    fn of_other_end(&self, is_wide: bool) -> Self {
+        let each = |all: &[Self]| -> Vec<Self> {
+            let all = all.iter().map(|expr| expr.of_other_end(is_wide));
+            all.collect()
+        };
+        match self {
+            Self::All => Self::All,
+            Self::Not(inner) => match inner.of_other_end(!is_wide) {
+                Self::Not(inner) => *inner,
+                inner => Self::Not(inner.into()),
+            },
+            Self::And(all) => {
+                let mut all = each(all);
+                all.retain(|expr| *expr != Self::All);
+                match all.len() {
+                    0 => Self::All,
+                    _ => Self::And(all),
+                }
+            }
+            Self::Or(any) => match each(any) {
+                any if any.contains(&Self::All) => Self::All,
+                any => Self::Or(any),
+            },
+            Self::Is(test) => match (test.of_other_end(), is_wide) {
+                (Some(test), _) => Self::Is(test),
+                (None, true) => Self::All,
+                (None, false) => Self::Not(Self::All.into()),
+            },
+        }
+    }
+
     fn any(&self, of: &impl Fn(&Test) -> bool) -> bool {
         match self {
             Self::All => false,
@@ -177,6 +221,26 @@ impl Expr {
 // === impl Test ===
 
 impl Test {
+    /// Returns the test that the other end of a connection passes if this end passes this one; `None`
+    /// if this end does not tell.
+    fn of_other_end(&self) -> Option<Self> {
+        Some(match self {
+            Self::Net(side, nets) => Self::Net(side.other(), nets.clone()),
+            Self::Port(side, ports) => Self::Port(side.other(), ports.clone()),
+            Self::Endpoint(side, nets, ports) => {
+                Self::Endpoint(side.other(), nets.clone(), ports.clone())
+            }
+            Self::Uid(_)
+            | Self::Cgroup(_)
+            | Self::Pid(_)
+            | Self::Process(_)
+            | Self::Container(_)
+            | Self::Netns(_)
+            | Self::State(_)
+            | Self::Cc(_) => return None,
+        })
+    }
+
     fn matches(&self, subject: &Subject<'_>) -> bool {
         let process = |of: &dyn Fn(&Process) -> bool| subject.process.is_some_and(of);
         match self {
@@ -204,6 +268,14 @@ impl Test {
 // === impl Side ===
 
 impl Side {
+    fn other(self) -> Self {
+        match self {
+            Self::Local => Self::Remote,
+            Self::Remote => Self::Local,
+            Self::Either => Self::Either,
+        }
+    }
+
     fn any(self, subject: &Subject<'_>, of: impl Fn(SocketAddr) -> bool) -> bool {
         match self {
             Self::Local => of(subject.local),

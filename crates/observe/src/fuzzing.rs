@@ -34,6 +34,7 @@ pub fn both_ends(bytes: &[u8]) {
                 causes: Vec::new(),
                 gain: None,
                 settings: TcpSettings::default(),
+                ends: None,
             };
             if let Some(joint) = Joint::of(&here, sends, remote) {
                 assert!((0.0..=1.0).contains(&joint.weight), "{joint:?}");

@@ -19,6 +19,8 @@ const KEPT: usize = 1000;
 pub struct Observation {
     observer: Observer,
     filter: Filter,
+    /// Also matches the other ends, if they are on this machine.
+    both_ends: Filter,
     kept: Vec<Kept>,
     groups: Groups,
     sees_all_ends: bool,
@@ -48,6 +50,7 @@ impl Observation {
     pub fn new(observer: Observer, filter: Filter) -> Self {
         Self {
             observer,
+            both_ends: filter.and_other_ends(),
             filter,
             kept: Vec::new(),
             groups: Groups::default(),
@@ -65,7 +68,7 @@ impl Observation {
         let mut ended = Vec::new();
         let summary = self
             .observer
-            .scan_and(&self.filter, |cookie, tracked, process| {
+            .scan_and(&self.both_ends, |cookie, tracked, process| {
                 ended.push((cookie, tracked, process));
             })?;
         if self.listeners.is_none() {
@@ -91,10 +94,19 @@ impl Observation {
         self.sees_all_ends = missed.is_some();
     }
 
+    /// Scans once more and keeps every connection, to tell what there is where the filter matches none.
+    ///
+    /// # Errors
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
+    pub fn scan_all(&mut self) -> Result<ScanSummary, ScanError> {
+        self.both_ends = Filter::all();
+        self.scan()
+    }
+
     fn keep(&mut self, cookie: u64, mut tracked: Tracked, process: Option<Arc<Process>>) {
         if !self
             .observer
-            .matches(&self.filter, &tracked, process.as_deref())
+            .matches(&self.both_ends, &tracked, process.as_deref())
         {
             return;
         }
@@ -129,7 +141,18 @@ impl Observation {
         &self.filter
     }
 
-    /// Returns the ended connections with a verdict.
+    /// Returns a filter that also matches other ends on this machine.
+    pub(crate) fn both_ends(&self) -> &Filter {
+        &self.both_ends
+    }
+
+    /// Whether the filter has matched no connection.
+    pub fn is_empty(&self) -> bool {
+        let is_any = self.observer.connections(&self.filter).next().is_some();
+        !is_any && self.groups.is_empty()
+    }
+
+    /// Returns the ended connections with a verdict, and the other ends of such on this machine.
     pub fn kept(&self) -> &[Kept] {
         &self.kept
     }

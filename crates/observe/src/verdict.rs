@@ -16,6 +16,7 @@ mod render;
 mod sending;
 
 use std::cmp::Reverse;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use taut_sys::sock_diag::State;
@@ -25,7 +26,7 @@ use self::finding::Finding;
 pub use self::finding::{Cause, SignalInterval, Sizing};
 pub use self::gain::Gain;
 pub use self::render::Evidence;
-pub(crate) use self::render::enter;
+pub(crate) use self::render::{enter, rate};
 pub use crate::cpu_quota::CpuQuota;
 pub use crate::host_drops::{Direction, DropPlace, HostDrop};
 use crate::tcp_settings::TcpSettings;
@@ -50,6 +51,8 @@ pub struct Verdict {
     pub gain: Option<Gain>,
     /// The settings of the connection's namespace, on which the remedy depends.
     pub settings: TcpSettings,
+    /// Address and port of this end and of the peer, which commands of the remedy name.
+    pub ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 /// Returns how much a person has to do about a connection with this limit: the larger, the more.
@@ -121,6 +124,10 @@ pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
         shares,
         causes: causes.map(|finding| finding.cause).collect(),
         settings: context.settings,
+        ends: window.samples().last().map(|sample| {
+            let connection = sample.connection;
+            (connection.local, connection.remote)
+        }),
     }
 }
 

@@ -3,12 +3,13 @@
 mod with;
 
 use std::collections::HashMap;
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressStyle};
-use taut_observe::explain;
+use taut_observe::explain::{self, Style};
 use taut_observe::observation::Observation;
 use taut_tune::log;
 
@@ -115,28 +116,48 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     observation.poll();
     let dropping = observation.dropping();
     progress.finish_and_clear();
+    if observation.is_empty() {
+        // A report without it is one all the same.
+        let _ = observation.scan_all();
+    }
     let tuned = tuned(&args.tune_log);
     let other = other.map(|other| Ok((other.name.clone(), other.finish()?)));
     let other = other.transpose()?;
     let mut explanations = explain::explanations(&observation, &tuned);
-    if let Some((name, report)) = &other {
-        explain::join(&mut explanations, name, report);
+    let mut unrelated = None;
+    if let Some((name, report)) = &other
+        && !explain::join(&mut explanations, name, report)
+    {
+        let (there, here) = (report.len(), explanations.len());
+        unrelated = Some(format!(
+            "--with {name}: its connections ({there}) are none of those here ({here})"
+        ));
     }
     let text = match args.json {
         true => explain::json(&explanations, observation.groups(), &dropping)
             .map_err(|e| Failure::Run(e.to_string()))?,
-        false => {
-            let watched = observation.observer().elapsed();
-            explain::text(
-                &explanations,
-                &observation,
-                &dropping,
-                watched,
-                args.explain,
-            )
-        }
+        false => explain::text(
+            &explanations,
+            &observation,
+            &dropping,
+            args.explain,
+            style(),
+        ),
     };
-    crate::failure::print(&text)
+    crate::failure::print(&text)?;
+    unrelated.map_or(Ok(()), |problem| Err(Failure::Run(problem)))
+}
+
+/// Returns how standard output shows text.
+fn style() -> Style {
+    let stdout = std::io::stdout();
+    let is_terminal = stdout.is_terminal();
+    let size = is_terminal.then(|| rustix::termios::tcgetwinsize(&stdout).ok());
+    let columns = size.flatten().map(|size| usize::from(size.ws_col));
+    Style {
+        is_bold: is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb"),
+        width: columns.filter(|columns| *columns > 0),
+    }
 }
 
 /// Returns the changes that `taut tune` made to each connection, as sentences by cookie.

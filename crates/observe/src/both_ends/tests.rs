@@ -44,6 +44,7 @@ fn verdict(shares: &[(Factor, f64)]) -> Verdict {
         causes: Vec::new(),
         gain: None,
         settings: TcpSettings::default(),
+        ends: None,
     }
 }
 

@@ -117,6 +117,7 @@ impl Group {
         let way = match key.opener {
             Opener::Here => "to",
             Opener::Peer => "from",
+            Opener::Unknown => "with",
         };
         let mut text = format!(
             "{} connection{plural} of {process} {way} {} ended",
@@ -162,9 +163,9 @@ impl Group {
                 "keep connections open and reuse them, or `taut relay` near the clients"
             }
             Phase::SlowStart => {
-                "keep connections open and reuse them, or a larger initial window: `taut tune --initcwnd`"
+                "keep connections open and reuse them, or a larger initial window: `taut tune --apply --initcwnd 20`"
             }
-            Phase::SendBuffer => "`taut tune`, which enlarges buffers that are too small",
+            Phase::SendBuffer => "`taut tune --apply`, which enlarges buffers that are too small",
             Phase::RoundTrip
             | Phase::Path
             | Phase::Loss

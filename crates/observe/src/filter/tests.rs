@@ -279,7 +279,66 @@ fn only_some_filters_need_the_owner() {
     assert!(!asks("") && !asks("dst 10.0.0.0/8 and not dport 80"));
 }
 
+/// Returns expressions over tests of every kind that says something of the other end, and of two that
+/// do not.
+fn expressions() -> impl Strategy<Value = String> {
+    let tests = [
+        "dport 443",
+        "sport 443",
+        "port 443",
+        "src 10.0.0.0/8",
+        "dst 10.0.0.0/8",
+        "10.1.2.3:443",
+        "nginx",
+        "netns blue",
+    ];
+    let test = prop::sample::select(tests.to_vec()).prop_map(str::to_owned);
+    test.prop_recursive(3, 12, 2, |inner| {
+        prop_oneof![
+            inner.clone().prop_map(|one| format!("not ({one})")),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("({a}) and ({b})")),
+            (inner.clone(), inner).prop_map(|(a, b)| format!("({a}) or ({b})")),
+        ]
+    })
+}
+
+#[test]
+fn the_other_end_is_sought_by_addresses_and_ports_alone() {
+    let wide = |filter: &str| parse(filter).unwrap().and_other_ends();
+    assert_eq!(
+        wide("dst 10.0.0.0/8 and sport 80 and uid 33"),
+        parse("dst 10.0.0.0/8 and sport 80 and uid 33 or src 10.0.0.0/8 and dport 80").unwrap()
+    );
+    // Nothing is known of the other end: only what is kept anyway can be it.
+    assert_eq!(wide("netns blue"), parse("netns blue").unwrap());
+    assert!(wide("nginx").matches_all());
+}
+
 proptest! {
+    #[test]
+    fn the_other_end_of_what_a_filter_matches_is_kept(
+        filter in expressions(), ports in prop::array::uniform2(prop::sample::select(vec![80_u16, 443, 41000])),
+        ips in prop::array::uniform2(prop::sample::select(vec!["10.1.2.3", "192.0.2.7"])), is_nginx: [bool; 2],
+    ) {
+        let process = nginx();
+        let end = |at: usize| SocketAddr::new(ips[at].parse().unwrap(), ports[at]);
+        let subject = |here: usize| Subject {
+            local: end(here),
+            remote: end(1 - here),
+            state: State::Established,
+            congestion_control: None,
+            uid: 33,
+            cgroup: None,
+            netns: if here == 0 { "blue" } else { "red" },
+            process: is_nginx[here].then_some(&process),
+        };
+        let filter = parse(&filter).unwrap();
+        let wide = filter.and_other_ends();
+        prop_assert!(!filter.matches(&subject(0)) || wide.matches(&subject(0)));
+        let is_known = filter.needs_owner() || wide != filter;
+        prop_assert!(!filter.matches(&subject(0)) || !is_known || wide.matches(&subject(1)));
+    }
+
     #[test]
     fn nothing_that_is_typed_does_harm(text in "[ a-z0-9()!&|=<>.:/*\\[\\]-]{0,60}") {
         let _ = parse(&text);

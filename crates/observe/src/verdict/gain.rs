@@ -12,14 +12,14 @@
 //!
 //! Only a sender has a prediction. A receiver knows none of the sender's limits.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::sending::{control, response};
 use super::{Confidence, Context, Factor, LEAST, widest_window};
 use crate::window::Window;
 
 /// What a connection would carry if the factor of its verdict were gone.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gain {
     /// Payload, in bytes a second.
     pub rate: f64,

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde::ser::{SerializeStruct as _, Serializer};
 
-use self::units::rate;
+pub(crate) use self::units::rate;
 use super::finding::Cause;
 use super::{Confidence, Factor, Gain, HostDrop, Verdict};
 pub(crate) use host_drop::enter;
@@ -40,7 +40,7 @@ impl Verdict {
     pub fn remedy(&self) -> Option<Cow<'static, str>> {
         match (self.factor, self.causes.first()) {
             (Factor::Unclear, _) => Some("watch it for longer, or at the other end".into()),
-            (_, cause) => cause?.remedy(&self.settings),
+            (_, cause) => cause?.remedy(&self.settings, self.ends),
         }
     }
 }
@@ -137,7 +137,9 @@ impl Gain {
                 "without that it would carry about {rate}, and then {} it",
                 next.limits()
             ),
-            None => format!("without that it would carry at least {rate}"),
+            None => {
+                format!("without that it would carry at least {rate}; how much more is not known")
+            }
         }
     }
 }

@@ -521,6 +521,7 @@ fn a_connection_that_does_not_work_is_explained_before_those_that_carry_much() {
         causes: Vec::new(),
         gain: None,
         settings: TcpSettings::default(),
+        ends: None,
     };
     let mut all = [
         (Some(verdict(Factor::Link)), 9_000_000),

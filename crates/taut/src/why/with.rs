@@ -73,7 +73,7 @@ const REPORT_MAX: u64 = 256 << 20;
 const MESSAGES_MAX: u64 = 64 << 10;
 /// The time that the other end may take longer than this one, ssh's connection set-up included.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The interval at which ssh is polled.
+/// The interval at which ssh and files are polled.
 const POLL: Duration = Duration::from_millis(20);
 
 // === impl WithArgs ===
@@ -165,10 +165,7 @@ impl Other {
         let name = self.name;
         let fail = |what: String| Failure::Run(format!("--with {name}: {what}"));
         let bytes = match self.source {
-            Source::File(path) => {
-                let file = open_file(&path).and_then(|mut file| read(&mut file, REPORT_MAX));
-                file.map_err(|e| fail(e.to_string()))?
-            }
+            Source::File(path) => read_whole(&path).map_err(fail)?,
             Source::Pipe(bytes) => {
                 let bytes = bytes.recv_timeout(PATIENCE).map_err(|_| {
                     let seconds = PATIENCE.as_secs();
@@ -180,7 +177,31 @@ impl Other {
             }
             Source::Ssh(ssh) => ssh.finish(&name).map_err(fail)?,
         };
-        Report::parse(&String::from_utf8_lossy(&bytes)).map_err(|e| fail(e.to_string()))
+        let report = Report::parse(&String::from_utf8_lossy(&bytes));
+        let report = report.map_err(|e| fail(e.to_string()))?;
+        match report.is_empty() {
+            true => Err(fail("its report has no connection".into())),
+            false => Ok(report),
+        }
+    }
+}
+
+/// Reads a report from a file, to which `taut why` writes at its end: until then it is empty.
+fn read_whole(path: &Path) -> Result<Vec<u8>, String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let file = open_file(path).and_then(|mut file| read(&mut file, REPORT_MAX));
+        let bytes = file.map_err(|e| e.to_string())?;
+        if bytes.ends_with(b"\n") {
+            return Ok(bytes);
+        }
+        if Instant::now() >= until {
+            let seconds = PATIENCE.as_secs();
+            return Err(format!(
+                "no whole report {seconds} s after this end had finished: `taut why --json` has to write it during the same time"
+            ));
+        }
+        std::thread::sleep(POLL);
     }
 }
 

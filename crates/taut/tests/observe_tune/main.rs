@@ -8,4 +8,5 @@ mod screen;
 mod tune;
 mod tune_routes;
 mod watch;
+mod why;
 mod without_root;

@@ -43,7 +43,10 @@ fn records(args: &[&str]) -> Vec<Value> {
 
 /// Asks `taut why` again until the report is as expected, as an operator would: what limits a live connection
 /// while it looks depends on what else this machine does. The limit is for a report that never comes.
-fn until_told<T: std::fmt::Debug>(look: impl Fn() -> T, is_told: impl Fn(&T) -> bool) -> T {
+pub(crate) fn until_told<T: std::fmt::Debug>(
+    look: impl Fn() -> T,
+    is_told: impl Fn(&T) -> bool,
+) -> T {
     let began = Instant::now();
     loop {
         let told = look();
@@ -187,7 +190,7 @@ fn short_connection(host: &Host, listener: &TcpListener, request: usize, reply: 
 }
 
 /// The name of this process.
-fn my_name() -> String {
+pub(crate) fn my_name() -> String {
     let name = std::fs::read_to_string("/proc/self/comm").unwrap();
     name.trim_end().to_owned()
 }

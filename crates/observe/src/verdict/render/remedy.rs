@@ -1,6 +1,7 @@
 //! What removes a cause.
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 
 use super::units::bytes;
 use crate::tcp_settings::TcpSettings;
@@ -17,7 +18,12 @@ const ASK_FOR_RATE: &str = "ask the operator of the path for the agreed rate; pa
 const ASK_FOR_RATE_OF_BBR: &str = "ask the operator of the path for the agreed rate; SO_MAX_PACING_RATE at that rate avoids the losses";
 
 impl Cause {
-    pub(super) fn remedy(&self, settings: &TcpSettings) -> Option<Cow<'static, str>> {
+    /// Returns a remedy. `ends`: address and port of this end and of the peer, for commands.
+    pub(super) fn remedy(
+        &self,
+        settings: &TcpSettings,
+        ends: Option<(SocketAddr, SocketAddr)>,
+    ) -> Option<Cow<'static, str>> {
         let text = match *self {
             Self::NoData { .. }
             | Self::PathFull { .. }
@@ -70,14 +76,17 @@ impl Cause {
             Self::NothingToSend {
                 waiting: Some(_), ..
             } => {
-                "save round trips: send several requests at a time, or put a relay nearer to the peer (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
+                return Some(relay(
+                    "save round trips: send several requests at a time, or put a relay nearer to the peer",
+                    ends,
+                ));
             }
             Self::NothingToSend { .. } => "nothing in TCP: look at the application",
             Self::PeerWindowSmall {
                 has_scaling: false, ..
             } => "the peer uses no window scaling, so it can offer 64 KiB at most",
             Self::PeerWindowSmall { .. } => {
-                "at the peer: a larger receive buffer; its application may set SO_RCVBUF, net.ipv4.tcp_rmem may be small, or net.ipv4.tcp_moderate_rcvbuf may be 0"
+                "at the peer: `taut tune --apply` enlarges its receive buffer; for good: its application may set SO_RCVBUF, net.ipv4.tcp_rmem may be small, or net.ipv4.tcp_moderate_rcvbuf may be 0"
             }
             Self::PeerReadsSlowly { .. } => {
                 "nothing in TCP: the application at the peer reads slowly"
@@ -97,14 +106,23 @@ impl Cause {
             Self::SteadyRate { has_bbr: true, .. } => ASK_FOR_RATE_OF_BBR,
             Self::SteadyRate { .. } | Self::EvenSignals { .. } => ASK_FOR_RATE,
             Self::LossWithoutQueue { has_bbr: true, .. } => {
-                "repair what loses packets; or put a relay before the lossy part (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
+                return Some(relay(
+                    "repair what loses packets, or put a relay before the lossy part",
+                    ends,
+                ));
             }
             Self::LossWithoutQueue { .. } => {
-                "repair what loses packets; or use BBR, which loss slows less; or put a relay before the lossy part (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
+                return Some(relay(
+                    "repair what loses packets, or use BBR, which loss slows less, or put a relay before the lossy part",
+                    ends,
+                ));
             }
             Self::Paced { .. } => "the application, or its manager, sets SO_MAX_PACING_RATE",
             Self::WindowGrows { .. } => {
-                "keep connections open, or put a relay on the path (taut relay; taut mesh plan --for FILTER --rtt FILE says which)"
+                return Some(relay(
+                    "keep connections open; or begin faster, `taut tune --apply --initcwnd 20`; or put a relay on the path",
+                    ends,
+                ));
             }
             Self::RoundTripVaries { steal: Some(_), .. } => {
                 "give this machine a larger share of CPU; inside it, if it is the sender, run taut guest"
@@ -123,10 +141,39 @@ impl Cause {
             Self::ReadsLate { .. } => {
                 "nothing in TCP: the application at this end reads late, or in large parts that are far apart"
             }
-            Self::NotHere { .. } => "run taut why at the other end",
+            Self::NotHere { .. } => {
+                return Some(ends.map_or("run `taut why` at the other end".into(), ask_other_end));
+            }
         };
         Some(text.into())
     }
+}
+
+/// Returns a remedy with a relay, and the commands that choose one of a mesh.
+fn relay(remedy: &str, ends: Option<(SocketAddr, SocketAddr)>) -> Cow<'static, str> {
+    let filter = ends.map_or("FILTER".to_owned(), filter);
+    format!(
+        "{remedy} (`taut relay`); which of your mesh: `taut mesh rtt --table > rtt.txt`, `taut mesh plan --for '{filter}' --rtt rtt.txt`"
+    )
+    .into()
+}
+
+/// Returns the command that observes both ends of a connection.
+fn ask_other_end(ends: (SocketAddr, SocketAddr)) -> Cow<'static, str> {
+    let ip = ends.1.ip().to_canonical();
+    let filter = filter(ends);
+    format!("ask the sender, too: `taut why {filter} --with root@{ip}`").into()
+}
+
+/// Returns a filter for this connection and those like it: of the two ports the server's, which is
+/// usually the lower one.
+fn filter((local, remote): (SocketAddr, SocketAddr)) -> String {
+    let (port, number) = match local.port() < remote.port() {
+        true => ("sport", local.port()),
+        false => ("dport", remote.port()),
+    };
+    let ip = remote.ip().to_canonical();
+    format!("dst {ip} and {port} {number}")
 }
 
 /// Returns the remedy for a window that is as wide as the connection's window scale allows.
@@ -165,7 +212,8 @@ impl Sizing {
                 format!("set {TUNE}=1: it is 0, so the kernel enlarges no {direction} buffer")
             }
             Self::Application => format!(
-                "the application sets {option}, which keeps the kernel from sizing the buffer: it should not"
+                "`taut tune --apply` enlarges it; for good: the application should not set {option}, which keeps the kernel from sizing the \
+                 buffer"
             ),
             Self::Sysctl { max, is_automatic } => {
                 let unless = match is_automatic {
@@ -173,7 +221,9 @@ impl Sizing {
                     true => String::new(),
                 };
                 let max = bytes(max as f64);
-                format!("raise the third value of {sysctl}, which is {max}{unless}")
+                format!(
+                    "`taut tune --apply` enlarges it; for good: raise the third value of {sysctl}, which is {max}{unless}"
+                )
             }
             Self::Automatic => {
                 return "the kernel sizes it and may still grow it; if it does not, net.ipv4.tcp_mem limits all buffers together"
@@ -183,10 +233,10 @@ impl Sizing {
                 let (size, max) = (bytes(size as f64), bytes(max as f64));
                 format!(
                     "the buffer is {size}, and the kernel may grow it to {max}: if it stays so, the application sets {option}, which \
-                     keeps the kernel from that"
+                     keeps the kernel from that, and `taut tune --apply` enlarges it"
                 )
             }
-            Self::Unknown => format!("a larger {direction} buffer"),
+            Self::Unknown => format!("a larger {direction} buffer: `taut tune --apply`"),
         };
         text.into()
     }

@@ -1,7 +1,7 @@
 //! Figures as people read them.
 
 /// Formats a rate, given in bytes a second, in bits a second.
-pub(super) fn rate(bytes: f64) -> String {
+pub(crate) fn rate(bytes: f64) -> String {
     let bits = bytes * 8.0;
     match bits {
         bits if bits >= 1e9 => format!("{:.2} Gbit/s", bits / 1e9),

@@ -1,0 +1,539 @@
+//! The report of `taut why` for people: a paragraph for each connection, or for several with the same
+//! verdict.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::mem::{Discriminant, discriminant};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::{Explanation, Machine, Other};
+use crate::both_ends::{End, Joint, canonical};
+use crate::listeners::Dropping;
+use crate::observation::Observation;
+use crate::observer::Observer;
+use crate::verdict::{Cause, Confidence, Factor, Gain, Verdict, rate};
+
+/// How the text is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// The verdict is in bold letters.
+    pub is_bold: bool,
+    /// The width of the terminal, at which sentences are broken; `None`: they are not. Lines with
+    /// commands never are, so that they can be copied.
+    pub width: Option<usize>,
+}
+
+/// The direction of the data.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Flow {
+    Out,
+    In,
+    None,
+}
+
+/// What connections with the same verdict have in common.
+#[derive(PartialEq, Eq, Hash)]
+struct Common<'a> {
+    process: Option<&'a str>,
+    /// The end that they share.
+    shared: Shared,
+    flow: Flow,
+    has_ended: bool,
+    verdict: Option<(Factor, Confidence)>,
+    joint: Option<(Factor, Confidence, End)>,
+    cause: Option<Discriminant<Cause>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Shared {
+    /// Address and port of this end: a server's.
+    Local(SocketAddr),
+    /// Address and port of the peer.
+    Remote(SocketAddr),
+    /// They share neither: a paragraph of its own. The cookie.
+    Neither(u64),
+}
+
+/// Connections with the same verdict, the one that carried most first.
+struct Paragraph<'a, 'b> {
+    common: Common<'b>,
+    members: Vec<&'b Explanation<'a>>,
+}
+
+/// Reports how many connections each factor limits, sums up those that have ended, explains the first
+/// `explained` of the others, and names the sockets that dropped connection attempts.
+pub fn text(
+    explanations: &[Explanation<'_>],
+    observation: &Observation,
+    dropping: &[Dropping],
+    explained: usize,
+    style: Style,
+) -> String {
+    let watched = observation.observer().elapsed();
+    let seconds = watched.as_secs_f64();
+    let ended = observation.groups();
+    let connections = without_second_ends(explanations);
+    let mut text = match connections.len() {
+        0 if ended.is_empty() => nothing(observation, seconds),
+        0 | 1 => String::new(),
+        count => format!(
+            "{count} connections in {seconds:.1} s{}: {}\n\n",
+            total(&connections, watched),
+            summary(&connections)
+        ),
+    };
+    if !ended.is_empty() {
+        text.push_str(&format!("ended in {seconds:.1} s: {}\n", ended.count()));
+        text.push_str(&ended.text(explained));
+        text.push('\n');
+    }
+    let paragraphs = paragraphs(&connections);
+    for paragraph in paragraphs.iter().take(explained) {
+        text.push_str(&paragraph.text(watched, style));
+        text.push('\n');
+    }
+    let rest = paragraphs.iter().skip(explained);
+    let rest: usize = rest.map(|paragraph| paragraph.members.len()).sum();
+    if rest > 0 && explained > 0 {
+        text.push_str(&format!(
+            "{rest} more (--explain COUNT for more paragraphs)\n\n"
+        ));
+    }
+    for listener in dropping.iter().take(explained) {
+        text.push_str(&listener.text());
+    }
+    if !observation.sees_all_ends() {
+        text.push_str(
+            "connections that open and close between two scans are not reported (root sees them, on a kernel with BTF)\n",
+        );
+    }
+    match style.width {
+        Some(width) => wrapped(&text, width),
+        None => text,
+    }
+}
+
+/// Returns the connections, each once: of two ends on this machine the one that sends.
+fn without_second_ends<'a, 'b>(explanations: &'b [Explanation<'a>]) -> Vec<&'b Explanation<'a>> {
+    let all = explanations.iter().map(|one| (one.cookie, one));
+    let by_cookie: HashMap<_, _> = all.collect();
+    let is_second = |one: &&Explanation<'_>| {
+        let (other, _) = one.joined()?;
+        let Machine::This(cookie) = other.machine else {
+            return None;
+        };
+        let other = by_cookie.get(&cookie)?;
+        let first = |one: &Explanation<'_>| (Reverse(one.sends()), one.cookie);
+        Some(first(other) < first(one))
+    };
+    let first = explanations
+        .iter()
+        .filter(|one| is_second(one) != Some(true));
+    first.collect()
+}
+
+/// Returns what there is instead, where the filter matches no connection.
+fn nothing(observation: &Observation, seconds: f64) -> String {
+    if observation.filter().matches_all() {
+        return format!(
+            "no connection in {seconds:.1} s: run this while one is slow, or let `taut watch --to DIR` record each\n"
+        );
+    }
+    let observer: &Observer = observation.observer();
+    let all = crate::filter::Filter::all();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for seen in observer.connections(&all) {
+        let process = seen.process.map_or("?", |process| &process.name);
+        *counts.entry(process).or_default() += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(*count));
+    let named: Vec<_> = counts.iter().take(5).collect();
+    let named: Vec<_> = named
+        .iter()
+        .map(|(name, n)| format!("{name} {n}"))
+        .collect();
+    match named.is_empty() {
+        true => {
+            format!("no such connection in {seconds:.1} s: `taut top` shows those that are open\n")
+        }
+        false => format!(
+            "no such connection in {seconds:.1} s; open here: {} (`taut top` shows all)\n",
+            named.join(", ")
+        ),
+    }
+}
+
+/// Returns the rates of all connections together.
+fn total(connections: &[&Explanation<'_>], watched: Duration) -> String {
+    let together = |flow: Flow, word: &str| {
+        let of_flow = connections.iter().filter(|one| one.flow() == flow);
+        let bytes: u64 = of_flow.map(|one| one.carried).sum();
+        (bytes > 0).then(|| format!(", {} {word}", rate(bytes as f64 / watched.as_secs_f64())))
+    };
+    let parts = [together(Flow::In, "received"), together(Flow::Out, "sent")];
+    parts.into_iter().flatten().collect()
+}
+
+/// Reports how many connections each factor limits, in descending order of frequency.
+fn summary(connections: &[&Explanation<'_>]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for one in connections {
+        *counts.entry(one.factor().name()).or_default() += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(*count));
+    let words: Vec<_> = counts
+        .iter()
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    words.join(", ")
+}
+
+/// Groups connections with the same verdict, in the order of their first ones.
+fn paragraphs<'a, 'b>(connections: &[&'b Explanation<'a>]) -> Vec<Paragraph<'a, 'b>> {
+    let mut ends: HashMap<_, usize> = HashMap::new();
+    for one in connections {
+        for end in one.ends() {
+            *ends.entry((one.process_name(), end)).or_default() += 1;
+        }
+    }
+    let count = |one: &Explanation<'_>, end| ends.get(&(one.process_name(), end)).copied();
+    let mut members: Vec<Vec<&Explanation<'_>>> = Vec::new();
+    let mut index = HashMap::new();
+    for one in connections {
+        // A server's connections share its own end, a client's the peer's.
+        let shared = one.ends().into_iter().max_by_key(|end| count(one, *end));
+        let shared = shared.filter(|end| count(one, *end) > Some(1) && one.tuned.is_empty());
+        let common = one.common(shared.unwrap_or(Shared::Neither(one.cookie)));
+        let at = *index.entry(common).or_insert(members.len());
+        match members.get_mut(at) {
+            Some(of_paragraph) => of_paragraph.push(one),
+            None => members.push(vec![one]),
+        }
+    }
+    let mut common: Vec<_> = index.into_iter().collect();
+    common.sort_unstable_by_key(|(_, at)| *at);
+    let paragraphs = common.into_iter().zip(members);
+    paragraphs
+        .map(|((common, _), members)| Paragraph { common, members })
+        .collect()
+}
+
+/// Breaks the lines of a text at words. Later lines of a sentence are indented by two more columns.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let indent = line.len() - line.trim_start().len();
+        let is_whole = line.chars().count() <= width || line.contains('`');
+        if is_whole || width < indent + 20 {
+            out.push_str(line);
+            out.push('\n');
+            continue;
+        }
+        let mut column = 0;
+        for word in line.trim_start().split(' ') {
+            let length = word.chars().count();
+            if column == 0 {
+                out.push_str(&" ".repeat(indent));
+                column = indent;
+            } else if column + 1 + length > width {
+                out.push('\n');
+                out.push_str(&" ".repeat(indent + 2));
+                column = indent + 2;
+            } else {
+                out.push(' ');
+                column += 1;
+            }
+            out.push_str(word);
+            column += length;
+        }
+        out.push('\n');
+    }
+    out
+}
+
+// === impl Style ===
+
+impl Style {
+    fn bold(self, text: &str) -> String {
+        match self.is_bold {
+            true => format!("\x1b[1m{text}\x1b[0m"),
+            false => text.to_owned(),
+        }
+    }
+}
+
+// === impl Flow ===
+
+impl Flow {
+    fn arrow(self) -> &'static str {
+        match self {
+            Self::Out => "->",
+            Self::In => "<-",
+            Self::None => "<->",
+        }
+    }
+
+    fn preposition(self) -> &'static str {
+        match self {
+            Self::Out => "to",
+            Self::In => "from",
+            Self::None => "with",
+        }
+    }
+}
+
+// === impl Paragraph ===
+
+impl Paragraph<'_, '_> {
+    fn text(&self, watched: Duration, style: Style) -> String {
+        let [first, rest @ ..] = &self.members[..] else {
+            return String::new();
+        };
+        if rest.is_empty() {
+            let verdict = first.verdict_text("", "", style);
+            return format!("{}\n{verdict}", first.head());
+        }
+        let example = format!("  the one that carries most, {}:\n", first.head());
+        let verdict = first.verdict_text("each ", &example, style);
+        format!("{}\n{verdict}", self.head(watched))
+    }
+
+    /// Returns the line on all of them together.
+    fn head(&self, watched: Duration) -> String {
+        let Common {
+            process,
+            shared,
+            flow,
+            has_ended,
+            ..
+        } = self.common;
+        let count = self.members.len();
+        let process = process.map_or(String::new(), |name| format!(" of {name}"));
+        let preposition = flow.preposition();
+        let place = match shared {
+            Shared::Local(own) => {
+                let ip = |one: &&Explanation<'_>| canonical(one.connection().remote).ip();
+                let mut peers: Vec<IpAddr> = self.members.iter().map(ip).collect();
+                peers.sort_unstable();
+                peers.dedup();
+                match &peers[..] {
+                    [peer] => format!(" at {own} {preposition} {peer}"),
+                    peers => format!(" at {own} {preposition} {} peers", peers.len()),
+                }
+            }
+            Shared::Remote(peer) => format!(" {preposition} {peer}"),
+            Shared::Neither(_) => String::new(),
+        };
+        let bytes: u64 = self.members.iter().map(|one| one.carried).sum();
+        let together = match bytes {
+            0 => String::new(),
+            bytes => format!(", {} together", rate(bytes as f64 / watched.as_secs_f64())),
+        };
+        let ended = if has_ended { ", have ended" } else { "" };
+        format!("{count} connections{process}{place}{together}{ended}")
+    }
+}
+
+// === impl Explanation ===
+
+impl<'a> Explanation<'a> {
+    fn connection(&self) -> &taut_sys::sock_diag::Connection {
+        &self.tracked.last().connection
+    }
+
+    fn process_name(&self) -> Option<&'a str> {
+        self.process.map(|process| &*process.name)
+    }
+
+    fn flow(&self) -> Flow {
+        match (self.carried, self.sends()) {
+            (0, _) => Flow::None,
+            (_, true) => Flow::Out,
+            (_, false) => Flow::In,
+        }
+    }
+
+    fn joined(&self) -> Option<(&Other<'a>, Joint)> {
+        let other = self.other.as_ref()?;
+        Some((other, other.joint?))
+    }
+
+    fn factor(&self) -> Factor {
+        let own = self.verdict.as_ref().map(|verdict| verdict.factor);
+        let joint = self.joined().map(|(_, joint)| joint.factor);
+        joint.or(own).unwrap_or(Factor::Unclear)
+    }
+
+    /// Returns the ends that it may share with others.
+    fn ends(&self) -> [Shared; 2] {
+        let connection = self.connection();
+        [
+            Shared::Remote(canonical(connection.remote)),
+            Shared::Local(canonical(connection.local)),
+        ]
+    }
+
+    fn common(&self, shared: Shared) -> Common<'a> {
+        let joined = self.joined();
+        let verdict = self.verdict.as_ref();
+        Common {
+            process: self.process_name(),
+            shared,
+            flow: self.flow(),
+            has_ended: self.has_ended,
+            verdict: verdict.map(|verdict| (verdict.factor, verdict.confidence)),
+            joint: joined.map(|(_, joint)| (joint.factor, joint.confidence, joint.shown_by)),
+            cause: verdict.and_then(|verdict| Some(discriminant(verdict.causes.first()?))),
+        }
+    }
+
+    /// Returns the line that names it, with the direction of its data.
+    fn head(&self) -> String {
+        let connection = self.connection();
+        let process = match self.process {
+            Some(process) => format!(" ({}, pid {})", process.name, process.pid),
+            None => String::new(),
+        };
+        let (local, remote) = (connection.local, connection.remote);
+        let arrow = self.flow().arrow();
+        let ends = match self.joined() {
+            Some((other, _)) if matches!(other.machine, Machine::This(_)) => {
+                let there = other.remote.process();
+                let there = there.map_or(String::new(), |process| format!(" ({process})"));
+                format!("{local}{process} {arrow} {remote}{there}, both ends here")
+            }
+            _ => format!("{local} {arrow} {remote}{process}"),
+        };
+        let rate = self
+            .rate()
+            .map_or(String::new(), |bytes| format!(", {}", rate(bytes)));
+        let ended = if self.has_ended { ", has ended" } else { "" };
+        format!("{ends}{rate}{ended}")
+    }
+
+    /// Returns the rate in the direction of its data, in bytes a second; `None` without any.
+    fn rate(&self) -> Option<f64> {
+        let window = self.tracked.window()?;
+        match self.flow() {
+            Flow::Out => Some(window.sent_rate()),
+            Flow::In => Some(window.received_rate()),
+            Flow::None => None,
+        }
+    }
+
+    /// Returns the verdict, its evidence and the remedy. `subject` begins the sentence, and `example`
+    /// goes before the evidence.
+    fn verdict_text(&self, subject: &str, example: &str, style: Style) -> String {
+        let mut text = String::new();
+        let mut verdict = |factor: Factor, confidence: Confidence| {
+            let sentence = format!("{subject}{}{}", factor.sentence(), confidence.doubt());
+            text.push_str(&format!("  {}\n{example}", style.bold(&sentence)));
+        };
+        match (&self.verdict, self.joined()) {
+            (None, _) => {
+                let state = self.connection().state.name();
+                text.push_str(&format!(
+                    "  was found only once, or is not open yet ({state})\n"
+                ));
+            }
+            (Some(own), Some((other, joint))) => {
+                verdict(joint.factor, joint.confidence);
+                text.push_str(&self.both_ends_text(own, other, joint));
+            }
+            (Some(own), None) => {
+                verdict(own.factor, own.confidence);
+                text.push_str(&evidence_text(own));
+                text.push_str(&remedy_text("", own.remedy().as_deref(), own.gain));
+                if let Some(other) = &self.other
+                    && let Machine::Other(name) = other.machine
+                {
+                    text.push_str(&format!("  {name} has no verdict on this connection\n"));
+                }
+            }
+        }
+        for sentence in self.tuned {
+            text.push_str(&format!("  {sentence}\n"));
+        }
+        text
+    }
+
+    /// Returns the factor and the evidence of each end, and the remedy.
+    fn both_ends_text(&self, own: &Verdict, other: &Other<'_>, joint: Joint) -> String {
+        let connection = self.connection();
+        let remote = &other.remote;
+        let (here, there) = match other.machine {
+            Machine::This(_) => (
+                format!("at {}", connection.local),
+                format!("at {}", connection.remote),
+            ),
+            Machine::Other(name) => {
+                let process = remote.process();
+                let process = process.map_or(String::new(), |process| format!(" ({process})"));
+                let translated = match remote.has_addresses(connection.local, connection.remote) {
+                    true => String::new(),
+                    false => format!(", as {} -> {}", remote.local, remote.remote),
+                };
+                ("here".to_owned(), format!("at {name}{process}{translated}"))
+            }
+        };
+        let doubt = own.confidence.doubt();
+        let mut text = format!("  {here}: {}{doubt}\n", own.factor.name());
+        text.push_str(&evidence_text(own));
+        text.push_str(&format!("  {there}: {}\n", remote.factor()));
+        for evidence in remote.evidence() {
+            text.push_str(&format!("    {evidence}\n"));
+        }
+        let (place, is_shown, remedy, gain) = match (joint.shown_by, other.machine) {
+            (End::Here, _) => {
+                let remedy = own.remedy().map(std::borrow::Cow::into_owned);
+                ("", own.factor == joint.factor, remedy, own.gain)
+            }
+            (End::There, machine) => {
+                let remedy = remote.remedy().map(str::to_owned);
+                let place = match machine {
+                    Machine::This(_) => "",
+                    Machine::Other(name) => name,
+                };
+                (place, remote.names(joint.factor), remedy, remote.gain())
+            }
+        };
+        if is_shown {
+            text.push_str(&remedy_text(place, remedy.as_deref(), gain));
+        }
+        text
+    }
+}
+
+fn evidence_text(verdict: &Verdict) -> String {
+    let evidence = verdict.evidence().into_iter();
+    evidence.map(|one| format!("    {}\n", one.text)).collect()
+}
+
+/// Returns what helps, at a place, and what the connection would carry then.
+fn remedy_text(place: &str, remedy: Option<&str>, gain: Option<Gain>) -> String {
+    let place = match place {
+        "" => String::new(),
+        place => format!(", at {place}"),
+    };
+    let remedy = remedy.map(|remedy| format!("  what helps{place}: {remedy}\n"));
+    let gain = gain.map(|gain| format!("  {}\n", gain.sentence()));
+    [remedy, gain].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrapped;
+
+    #[test]
+    fn sentences_are_broken_at_words_and_commands_are_not() {
+        let text = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four five six\n  what helps: `taut tune --apply` for this\n";
+        let broken = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four\n      five six\n  what helps: `taut tune --apply` for this\n";
+        assert_eq!(wrapped(text, 24), broken);
+        assert_eq!(wrapped(text, 200), text);
+        // Too narrow to be of use.
+        assert_eq!(wrapped(text, 10), text);
+    }
+}
