@@ -279,7 +279,7 @@ impl Server {
         Ok(())
     }
 
-    fn has_drained_all(&self) -> bool {
+    fn has_drained_all(&mut self) -> bool {
         let drained = self.supervisor.drained(|_| true);
         drained.is_ok_and(|done| done.is_some())
     }

@@ -464,9 +464,10 @@ impl TapSupervisor {
     ///
     /// # Errors
     /// [`ProgramError::Map`].
-    pub fn drained(&self, which: impl Fn(u32) -> bool) -> Result<Option<u64>, ProgramError> {
+    pub fn drained(&mut self, which: impl Fn(u32) -> bool) -> Result<Option<u64>, ProgramError> {
         let mut refused = 0;
-        for (_, served) in self.taps.iter().filter(|(index, _)| which(**index)) {
+        let taps = self.taps.iter_mut().filter(|(index, _)| which(**index));
+        for (_, served) in taps {
             match served.drained(&self.retained)? {
                 Some(flows) => refused += flows,
                 None => return Ok(None),

@@ -215,17 +215,7 @@ impl Served {
             self.set(config, State::Unfit(why));
         }
         self.sharing = self.sharers(&flows);
-        if self.state == State::Draining && self.owed_of(&flows, retained) == 0 {
-            let except = match self.refused(&flows, retained) {
-                0 => String::new(),
-                flows => format!(", except in {flows} flows whose data it refuses"),
-            };
-            tracing::info!(
-                tap = %self.device.name,
-                "drained: the guest has everything that was acknowledged early{except}"
-            );
-            self.state = State::Off;
-        }
+        self.end_draining(&flows, retained);
         for (key, flow) in &flows {
             let idle = now.saturating_sub(Duration::from_nanos(flow.seen_ns));
             if idle > idle_limit(flow) {
@@ -366,10 +356,27 @@ impl Served {
     }
 
     /// Returns the number of flows whose data the guest refuses, once it has everything else.
-    pub(super) fn drained(&self, retained: &Retained) -> Result<Option<u64>, ProgramError> {
+    pub(super) fn drained(&mut self, retained: &Retained) -> Result<Option<u64>, ProgramError> {
         let flows = self.program.flows()?;
+        self.end_draining(&flows, retained);
         let has_all = self.owed_of(&flows, retained) == 0;
         Ok(has_all.then(|| self.refused(&flows, retained)))
+    }
+
+    /// A tap that is draining is off as soon as the guest has everything.
+    fn end_draining(&mut self, flows: &[(Key, Flow)], retained: &Retained) {
+        if self.state != State::Draining || self.owed_of(flows, retained) > 0 {
+            return;
+        }
+        let except = match self.refused(flows, retained) {
+            0 => String::new(),
+            flows => format!(", except in {flows} flows whose data it refuses"),
+        };
+        tracing::info!(
+            tap = %self.device.name,
+            "drained: the guest has everything that was acknowledged early{except}"
+        );
+        self.state = State::Off;
     }
 
     fn owed_of(&self, flows: &[(Key, Flow)], retained: &Retained) -> u64 {

@@ -58,7 +58,7 @@ fn states(supervisor: &TapSupervisor) -> Vec<(String, State)> {
     status.into_iter().map(|tap| (tap.tap, tap.state)).collect()
 }
 
-fn is_drained(supervisor: &TapSupervisor) -> bool {
+fn is_drained(supervisor: &mut TapSupervisor) -> bool {
     supervisor.drained(|_| true).unwrap().is_some()
 }
 
@@ -189,7 +189,7 @@ fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
     assert_eq!(rig.at_peer().len(), 1);
     assert!(rig.within(|| supervisor.turn_off("guest")).is_some());
     assert_eq!(rig.within(|| supervisor.turn_off("nobody")), None);
-    assert!(!is_drained(&supervisor));
+    assert!(!is_drained(&mut supervisor));
     scan(&rig, &mut supervisor);
     assert_eq!(states(&supervisor)[0].1, State::Draining);
     let more = conn.data(1000);
@@ -198,7 +198,7 @@ fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
     rig.at_guest();
     let ack = conn.guest_acks(data.seq + 1000);
     rig.guest_sends(&ack);
-    assert!(is_drained(&supervisor));
+    assert!(is_drained(&mut supervisor));
     scan(&rig, &mut supervisor);
     assert_eq!(states(&supervisor)[0].1, State::Off);
     // And on again.
@@ -255,11 +255,11 @@ fn data_that_the_guest_dropped_is_retransmitted() {
         );
         let flow = supervisor.status().unwrap()[0].flows[0].1;
         assert_eq!(flow.mode, Mode::Bypass(Bypass::Contradicted));
-        assert!(!is_drained(&supervisor), "it may be taken");
+        assert!(!is_drained(&mut supervisor), "it may be taken");
         let ack = conn.guest_acks(conn.peer_seq);
         rig.guest_sends(&ack);
         assert!(!supervisor.retransmit(clock()), "nothing is retained");
-        assert!(is_drained(&supervisor));
+        assert!(is_drained(&mut supervisor));
         let expected = Counts {
             retransmitted: 1,
             repaired: 1,
@@ -317,9 +317,9 @@ fn a_guest_that_is_given_up_owes_nothing() {
     let mut supervisor = supervise(&rig, None);
     lost(&mut rig, 5000);
     supervisor.retransmit(clock());
-    assert!(!is_drained(&supervisor));
+    assert!(!is_drained(&mut supervisor));
     assert!(!supervisor.retransmit(clock() + GIVE_UP));
-    assert!(is_drained(&supervisor));
+    assert!(is_drained(&mut supervisor));
     assert_eq!(counts(&supervisor).lost, 1);
 }
 

@@ -147,6 +147,7 @@ fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
 
     let off = host.ask(&["--off", "vnet0"]);
     assert!(off.status.success(), "{off:?}");
+    assert_eq!(host.status()[0]["state"], "off");
     serving.wait_for("drained");
     assert!(host.ask(&["--on", "vnet0"]).status.success());
     assert_eq!(host.status()[0]["state"], "on");
