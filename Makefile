@@ -100,6 +100,10 @@ package-short: root-test ## those of the unoptimised binaries, installed, upgrad
 	@scripts/package --binaries $(TARGET)/debug --compression none
 	@scripts/package-test
 
+dist: setup-build ## tarballs of the programs and of their debug symbols for this machine's architecture, in target/dist
+	@scripts/setup binutils
+	@scripts/dist $(ARGS)
+
 reproducible: setup-build ## build the last commit in two directories, and compare: half an hour (ARGS=dev: unoptimised)
 	@scripts/reproducible $(ARGS)
 
