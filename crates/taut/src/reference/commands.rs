@@ -4,6 +4,7 @@ use clap::{Arg, Command, CommandFactory as _};
 
 use super::cell;
 use crate::Cli;
+use crate::observe::filter_help;
 
 const HEAD: &str = "\
 # Commands and options
@@ -51,7 +52,10 @@ fn section(page: &mut String, command: &Command) {
         );
     }
     if let Some(text) = command.get_after_help() {
-        let text = text.to_string();
+        let mut text = text.to_string();
+        if name != "taut top" {
+            text = text.replace(filter_help!(), "A FILTER is written as for taut top.");
+        }
         let lines: Vec<_> = text.lines().map(str::trim_end).collect();
         *page += &format!("\n```text\n{}\n```\n", lines.join("\n").trim_matches('\n'));
     }
