@@ -71,6 +71,10 @@ impl Observation {
             .scan_and(&self.both_ends, |cookie, tracked, process| {
                 ended.push((cookie, tracked, process));
             })?;
+        if self.observer.left_out() > 0 {
+            // Other ends take no room from what is asked about.
+            self.both_ends = self.filter.clone();
+        }
         if self.listeners.is_none() {
             self.listeners = Some(Listeners::begin(self.observer.scanner()));
         }

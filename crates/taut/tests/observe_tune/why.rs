@@ -125,3 +125,19 @@ fn a_report_without_any_of_the_connections_is_an_error() {
         "{said}"
     );
 }
+
+#[test]
+fn other_ends_take_no_room_from_what_is_asked_about() {
+    let host = Host::new("why-room");
+    let listener = host.listener();
+    let _stalled = Stalled::new(&host, &listener);
+    let server = listener.local_addr().unwrap();
+    let filter = format!("dport {}", server.port());
+    let args = ["--json", "--connections", "1", &filter];
+    let remote = || {
+        let json = String::from_utf8(why(&host, &args).stdout).unwrap();
+        let record: Value = serde_json::from_str(json.lines().next().unwrap_or("null")).unwrap();
+        record["remote"].clone()
+    };
+    until_told(remote, |remote| *remote == server.to_string());
+}
