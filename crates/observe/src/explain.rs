@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-pub use self::text::{Style, text};
+pub use self::text::{Emphasis, text};
 use crate::both_ends::{Joint, Remote, Report, SequenceBase, canonical};
 use crate::ended::Groups;
 use crate::listeners::Dropping;

@@ -22,6 +22,7 @@ pub mod bpf;
 pub mod child;
 pub mod control_socket;
 pub mod datagram;
+pub mod enclosure;
 pub mod epoll;
 pub mod file_lock;
 pub mod interface;

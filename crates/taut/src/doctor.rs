@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use libbpf_rs::ProgramType;
 use libbpf_rs::query::ProgInfoIter;
-use ratatui::crossterm::terminal;
 use taut_observe::versioned::Versioned;
 use taut_relay::intercept;
 use taut_snoop::device::{Device, Kind};
@@ -31,6 +30,7 @@ use self::setting::{Host, LongPath, PathSource};
 pub(crate) use self::severity::Severity;
 use crate::exit::exit_code;
 use crate::failure::Failure;
+use crate::terminal::width;
 
 mod feature;
 mod leftover;
@@ -154,19 +154,6 @@ fn examine(only: &[Part], round_trip: Option<Duration>) -> Report {
             leftovers,
         )
     }
-}
-
-/// Returns the width of the terminal, or of a page.
-fn width() -> usize {
-    let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
-    let terminal = || {
-        let size = io::stdout().is_terminal().then(terminal::size)?.ok()?;
-        Some(usize::from(size.0))
-    };
-    columns
-        .or_else(terminal)
-        .filter(|width| *width > 0)
-        .unwrap_or(table::PAGE)
 }
 
 /// Parses a round-trip time.

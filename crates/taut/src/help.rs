@@ -6,7 +6,7 @@ use clap::Command;
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Look", &["status", "why", "top", "watch", "doctor"]),
     ("Repair", &["tune", "relay", "mesh", "snoop", "guest"]),
-    ("Try", &["lab"]),
+    ("Try", &["tour", "lab"]),
     ("Set up", &["check", "completions", "man", "help"]),
 ];
 

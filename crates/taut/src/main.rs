@@ -25,7 +25,9 @@ mod reference;
 mod relay;
 mod snoop;
 mod status;
+mod terminal;
 mod top;
+mod tour;
 mod tune;
 mod watch;
 mod why;
@@ -67,6 +69,7 @@ enum Command {
     Mesh(mesh::Args),
     Snoop(snoop::Args),
     Guest(guest::Args),
+    Tour(tour::Args),
     Lab(lab::Args),
     Doctor(doctor::Args),
     Status(status::Args),
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
         Command::Tune(args) => confined(&tune::confinement(&args), || tune::run(&args)),
         Command::Watch(args) => confined(&watch::confinement(&args), || watch::run(&args)),
         Command::Guest(args) => confined(&guest::confinement(&args), || guest::run(&args)),
+        Command::Tour(args) => exit_code(tour::run(&args)),
         Command::Lab(args) => exit_code(lab::run(&args)),
         Command::Status(args) => exit_code(status::run(&args)),
         Command::Check(args) => exit_code(check::run(&args, &taut)),

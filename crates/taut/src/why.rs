@@ -3,13 +3,12 @@
 mod with;
 
 use std::collections::HashMap;
-use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressStyle};
-use taut_observe::explain::{self, Style};
+use taut_observe::explain;
 use taut_observe::observation::Observation;
 use taut_tune::log;
 
@@ -17,6 +16,7 @@ use self::with::{Started, WithArgs};
 use crate::confine;
 use crate::failure::Failure;
 use crate::observe::{ConnectionArgs, Ends, Missing, filter_help, wait_until};
+use crate::terminal;
 
 /// The time between scans; longer if scans would take more than a tenth of a core.
 const BETWEEN: Duration = Duration::from_millis(100);
@@ -141,23 +141,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             &observation,
             &dropping,
             args.explain,
-            style(),
+            terminal::emphasis(),
         ),
+    };
+    let text = match args.json {
+        true => text,
+        false => terminal::fitted(&text),
     };
     crate::failure::print(&text)?;
     unrelated.map_or(Ok(()), |problem| Err(Failure::Run(problem)))
-}
-
-/// Returns how standard output shows text.
-fn style() -> Style {
-    let stdout = std::io::stdout();
-    let is_terminal = stdout.is_terminal();
-    let size = is_terminal.then(|| rustix::termios::tcgetwinsize(&stdout).ok());
-    let columns = size.flatten().map(|size| usize::from(size.ws_col));
-    Style {
-        is_bold: is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb"),
-        width: columns.filter(|columns| *columns > 0),
-    }
 }
 
 /// Returns the changes that `taut tune` made to each connection, as sentences by cookie.

@@ -22,6 +22,7 @@ pub struct WorldBuilder {
     /// Host (`None`: every host), key and value.
     sysctls: Vec<(Option<String>, String, String)>,
     backend: LinkBackend,
+    keeps_congestion_control: bool,
 }
 
 // === impl WorldBuilder ===
@@ -35,6 +36,7 @@ impl WorldBuilder {
             links: Vec::new(),
             sysctls: Vec::new(),
             backend: LinkBackend::Auto,
+            keeps_congestion_control: false,
         }
     }
 
@@ -71,6 +73,17 @@ impl WorldBuilder {
     #[must_use]
     pub fn backend(self, backend: LinkBackend) -> Self {
         Self { backend, ..self }
+    }
+
+    /// Leaves every host the machine's default congestion control, where other worlds have Cubic. Only
+    /// then does building a world never change a setting of the machine: choosing a control that
+    /// namespaces may not choose extends the machine's list of allowed ones for a moment.
+    #[must_use]
+    pub fn keep_congestion_control(self) -> Self {
+        Self {
+            keeps_congestion_control: true,
+            ..self
+        }
     }
 
     /// Removes the remains of dead worlds ([`World::sweep`]), then builds this one.
@@ -116,7 +129,12 @@ impl WorldBuilder {
                 .count();
             let forwarding = if links > 1 { sysctl::FORWARDING } else { &[] };
             // Before devices are created: they copy `conf.default` at that time.
-            sysctl::set(&netns, sysctl::DEFAULTS.iter().chain(forwarding).copied())?;
+            let settings = sysctl::DEFAULTS.iter().chain(forwarding).copied();
+            let keeps = self.keeps_congestion_control;
+            sysctl::set(
+                &netns,
+                settings.filter(|(key, _)| !(keeps && *key == sysctl::CONGESTION)),
+            )?;
             world.hosts.push(Host {
                 name: name.clone(),
                 netns: Arc::new(netns),

@@ -7,10 +7,13 @@ use taut_sys::netns::Netns;
 
 use super::{WorldError, congestion};
 
+/// The congestion control of new connections.
+pub(crate) const CONGESTION: &str = "net.ipv4.tcp_congestion_control";
+
 /// The settings that every host starts with, so that a world is the same on every machine: the kernel's
 /// own defaults where machines differ, and no metrics saved from one connection to the next.
 pub(crate) const DEFAULTS: &[(&str, &str)] = &[
-    ("net.ipv4.tcp_congestion_control", "cubic"),
+    (CONGESTION, "cubic"),
     ("net.ipv4.tcp_no_metrics_save", "1"),
     ("net.ipv4.tcp_rmem", "4096 131072 6291456"),
     ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
@@ -62,8 +65,6 @@ pub(crate) fn set<'a>(
     }
     Ok(())
 }
-
-const CONGESTION: &str = "net.ipv4.tcp_congestion_control";
 
 fn write(key: &str, value: &str) -> io::Result<()> {
     std::fs::write(path(key)?, value)

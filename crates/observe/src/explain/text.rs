@@ -14,15 +14,8 @@ use crate::observation::Observation;
 use crate::observer::Observer;
 use crate::verdict::{Cause, Confidence, Factor, Gain, Verdict, rate};
 
-/// How the text is written.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Style {
-    /// The verdict is in bold letters.
-    pub is_bold: bool,
-    /// The width of the terminal, at which sentences are broken; `None`: they are not. Lines with
-    /// commands never are, so that they can be copied.
-    pub width: Option<usize>,
-}
+/// Emphasises a verdict.
+pub type Emphasis = fn(&str) -> String;
 
 /// The direction of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,7 +61,7 @@ pub fn text(
     observation: &Observation,
     dropping: &[Dropping],
     explained: usize,
-    style: Style,
+    emphasis: Emphasis,
 ) -> String {
     let watched = observation.observer().elapsed();
     let seconds = watched.as_secs_f64();
@@ -90,7 +83,7 @@ pub fn text(
     }
     let paragraphs = paragraphs(&connections);
     for paragraph in paragraphs.iter().take(explained) {
-        text.push_str(&paragraph.text(watched, style));
+        text.push_str(&paragraph.text(watched, emphasis));
         text.push('\n');
     }
     let rest = paragraphs.iter().skip(explained);
@@ -108,10 +101,7 @@ pub fn text(
             "connections that open and close between two scans are not reported (root sees them, on a kernel with BTF)\n",
         );
     }
-    match style.width {
-        Some(width) => wrapped(&text, width),
-        None => text,
-    }
+    text
 }
 
 /// Returns the connections, each once: of two ends on this machine the one that sends.
@@ -221,50 +211,6 @@ fn paragraphs<'a, 'b>(connections: &[&'b Explanation<'a>]) -> Vec<Paragraph<'a, 
         .collect()
 }
 
-/// Breaks the lines of a text at words. Later lines of a sentence are indented by two more columns.
-fn wrapped(text: &str, width: usize) -> String {
-    let mut out = String::with_capacity(text.len());
-    for line in text.lines() {
-        let indent = line.len() - line.trim_start().len();
-        let is_whole = line.chars().count() <= width || line.contains('`');
-        if is_whole || width < indent + 20 {
-            out.push_str(line);
-            out.push('\n');
-            continue;
-        }
-        let mut column = 0;
-        for word in line.trim_start().split(' ') {
-            let length = word.chars().count();
-            if column == 0 {
-                out.push_str(&" ".repeat(indent));
-                column = indent;
-            } else if column + 1 + length > width {
-                out.push('\n');
-                out.push_str(&" ".repeat(indent + 2));
-                column = indent + 2;
-            } else {
-                out.push(' ');
-                column += 1;
-            }
-            out.push_str(word);
-            column += length;
-        }
-        out.push('\n');
-    }
-    out
-}
-
-// === impl Style ===
-
-impl Style {
-    fn bold(self, text: &str) -> String {
-        match self.is_bold {
-            true => format!("\x1b[1m{text}\x1b[0m"),
-            false => text.to_owned(),
-        }
-    }
-}
-
 // === impl Flow ===
 
 impl Flow {
@@ -288,16 +234,16 @@ impl Flow {
 // === impl Paragraph ===
 
 impl Paragraph<'_, '_> {
-    fn text(&self, watched: Duration, style: Style) -> String {
+    fn text(&self, watched: Duration, emphasis: Emphasis) -> String {
         let [first, rest @ ..] = &self.members[..] else {
             return String::new();
         };
         if rest.is_empty() {
-            let verdict = first.verdict_text("", "", style);
+            let verdict = first.verdict_text("", "", emphasis);
             return format!("{}\n{verdict}", first.head());
         }
         let example = format!("  the one that carries most, {}:\n", first.head());
-        let verdict = first.verdict_text("each ", &example, style);
+        let verdict = first.verdict_text("each ", &example, emphasis);
         format!("{}\n{verdict}", self.head(watched))
     }
 
@@ -426,11 +372,11 @@ impl<'a> Explanation<'a> {
 
     /// Returns the verdict, its evidence and the remedy. `subject` begins the sentence, and `example`
     /// goes before the evidence.
-    fn verdict_text(&self, subject: &str, example: &str, style: Style) -> String {
+    fn verdict_text(&self, subject: &str, example: &str, emphasis: Emphasis) -> String {
         let mut text = String::new();
         let mut verdict = |factor: Factor, confidence: Confidence| {
             let sentence = format!("{subject}{}{}", factor.sentence(), confidence.doubt());
-            text.push_str(&format!("  {}\n{example}", style.bold(&sentence)));
+            text.push_str(&format!("  {}\n{example}", emphasis(&sentence)));
         };
         match (&self.verdict, self.joined()) {
             (None, _) => {
@@ -521,19 +467,4 @@ fn remedy_text(place: &str, remedy: Option<&str>, gain: Option<Gain>) -> String 
     let remedy = remedy.map(|remedy| format!("  what helps{place}: {remedy}\n"));
     let gain = gain.map(|gain| format!("  {}\n", gain.sentence()));
     [remedy, gain].into_iter().flatten().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::wrapped;
-
-    #[test]
-    fn sentences_are_broken_at_words_and_commands_are_not() {
-        let text = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four five six\n  what helps: `taut tune --apply` for this\n";
-        let broken = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four\n      five six\n  what helps: `taut tune --apply` for this\n";
-        assert_eq!(wrapped(text, 24), broken);
-        assert_eq!(wrapped(text, 200), text);
-        // Too narrow to be of use.
-        assert_eq!(wrapped(text, 10), text);
-    }
 }

@@ -9,11 +9,10 @@ use super::leftover;
 use super::report::Report;
 use super::setting;
 use super::severity::Severity;
+use crate::terminal::{PAGE, wrap};
 
 /// The version that the first line says.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The width of a page, which is the greatest that is used. The table of features needs it all.
-pub(crate) const PAGE: usize = 80;
 /// The least width that is used. In narrower terminals lines are cut or wrapped.
 const NARROWEST: usize = 40;
 /// Widths of the columns feature, state, used for and if missing, separated by one blank.
@@ -307,21 +306,6 @@ fn state(finding: &feature::Finding) -> &'static str {
 fn detail(finding: &feature::Finding) -> Option<&str> {
     let detail = finding.detail.as_deref();
     detail.filter(|d| *d != feature::NEEDS_ROOT)
-}
-
-/// Wraps text at blanks. A word longer than `width` gets a line of its own.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]

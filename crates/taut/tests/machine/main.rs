@@ -14,4 +14,5 @@ mod programs;
 mod rig;
 mod snoop_guests;
 mod stranger;
+mod tour;
 mod tutorials;

@@ -166,6 +166,8 @@ fn invocations(dir: &Path, netns: &str) -> BTreeMap<&'static str, Option<String>
         ("guest up", None),
         ("guest down", None),
         ("guest status", Some("guest status --for 50ms".into())),
+        // It takes half a minute, and has tests of its own.
+        ("tour", None),
         ("doctor", Some("doctor --all".into())),
     ])
 }
