@@ -29,8 +29,7 @@ pub(crate) fn emphasis() -> fn(&str) -> String {
     }
 }
 
-/// Wraps the lines of a text at a terminal. A line that does not fit goes on further to the right; one
-/// with a command does not, so that it can be copied.
+/// Wraps the lines of a text at a terminal. A line that does not fit goes on further to the right.
 pub(crate) fn fitted(text: &str) -> String {
     match io::stdout().is_terminal() {
         true => fit(text, width()),
@@ -42,7 +41,7 @@ fn fit(text: &str, width: usize) -> String {
     let mut fitted = String::with_capacity(text.len());
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
-        let is_whole = line.contains('`') || line.chars().count() <= width;
+        let is_whole = line.chars().count() <= width;
         match width.checked_sub(indent + 20) {
             Some(room) if !is_whole => {
                 let lines = wrap(line, room + 18);
@@ -55,10 +54,16 @@ fn fit(text: &str, width: usize) -> String {
     fitted
 }
 
-/// Wraps text at blanks. A word longer than `width` gets a line of its own.
+/// Wraps text at blanks, but not those of a command in backquotes, so that it can be copied. What is
+/// longer than `width` gets a line of its own.
 pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
+    let mut is_command = false;
+    let words = text.split(|c| {
+        is_command ^= c == '`';
+        c == ' ' && !is_command
+    });
+    for word in words.filter(|word| !word.is_empty()) {
         match lines.last_mut() {
             Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
                 line.push(' ');
@@ -76,8 +81,8 @@ mod tests {
 
     #[test]
     fn sentences_are_broken_at_words_and_commands_are_not() {
-        let text = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four five six\n  what helps: `taut tune --apply` for this\n";
-        let broken = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four\n      five six\n  what helps: `taut tune --apply` for this\n";
+        let text = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four five six\n  what helps: `taut tune --apply`, now\n";
+        let broken = "10.0.0.1:1 -> 10.0.0.2:2\n    one two three four\n      five six\n  what helps:\n    `taut tune --apply`,\n    now\n";
         assert_eq!(fit(text, 24), broken);
         assert_eq!(fit(text, 200), text);
         // Too narrow to be of use.
