@@ -213,9 +213,8 @@ impl Report {
         {
             return Some(found);
         }
-        let near = (0..=2 * BASE_DIFFERENCE_MAX)
-            .map(|i| here.sent.wrapping_sub(BASE_DIFFERENCE_MAX).wrapping_add(i))
-            .filter_map(|received| self.by_received.get(&received));
+        let near = here.received_of_peer();
+        let near = near.filter_map(|received| self.by_received.get(&received));
         let near = near
             .flatten()
             .filter_map(|index| self.connections.get(*index));
@@ -334,6 +333,12 @@ impl SequenceBase {
             sent: internals.sent_base,
             received: internals.received_base,
         }
+    }
+
+    /// Returns what the peer may have received, if this is where it began.
+    pub(crate) fn received_of_peer(self) -> impl Iterator<Item = u32> {
+        let least = self.sent.wrapping_sub(BASE_DIFFERENCE_MAX);
+        (0..=2 * BASE_DIFFERENCE_MAX).map(move |more| least.wrapping_add(more))
     }
 
     pub(crate) fn is_of_peer(self, peer: Self) -> bool {

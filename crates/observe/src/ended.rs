@@ -41,7 +41,7 @@ pub enum Opener {
     Here,
     /// The peer connected, and this end accepted.
     Peer,
-    /// It was open before Taut started, so that it is not known.
+    /// Unknown: the connection was open before Taut started.
     Unknown,
 }
 

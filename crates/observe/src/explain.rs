@@ -12,11 +12,11 @@ pub use self::text::{Emphasis, text};
 use crate::both_ends::{Joint, Remote, Report, SequenceBase, canonical};
 use crate::ended::Groups;
 use crate::listeners::Dropping;
-use crate::observation::Observation;
+use crate::observation::{Observation, Transfer};
 use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::record::Record;
-use crate::verdict::{self, Verdict, rank};
+use crate::verdict::{Verdict, rank};
 use crate::versioned::Versioned;
 
 /// A connection with its verdict.
@@ -27,8 +27,7 @@ pub struct Explanation<'a> {
     process: Option<&'a Process>,
     verdict: Option<Verdict>,
     has_ended: bool,
-    /// Payload sent and received in the window, in bytes.
-    carried: u64,
+    transfer: Transfer,
     /// The changes that `taut tune` made to it, in sentences.
     tuned: &'a [String],
     other: Option<Other<'a>>,
@@ -46,8 +45,13 @@ struct Other<'a> {
 /// The machine of the other end.
 #[derive(Clone, Copy, Debug)]
 enum Machine<'a> {
-    /// This one, on which the socket of the other end has this cookie.
-    This(u64),
+    /// This one.
+    This {
+        /// The cookie of the other end's socket.
+        cookie: u64,
+        /// The name of its network namespace.
+        netns: &'a str,
+    },
     /// Another, by name.
     Other(&'a str),
 }
@@ -94,29 +98,28 @@ pub fn explanations<'a>(
         process: seen.process,
         verdict: observer.verdict(&seen),
         has_ended: false,
-        carried: seen.tracked.carried(),
+        transfer: Transfer::of(seen.tracked),
         tuned: tuned(seen.cookie),
         other: None,
     });
-    let filter = observation.filter();
-    let kept = observation.kept().iter();
-    let kept = kept.filter(|kept| {
-        let process = kept.process.as_deref();
-        observer.matches(filter, &kept.tracked, process)
-    });
-    let ended = kept.map(|kept| Explanation {
+    let ended = observation.kept().iter().map(|kept| Explanation {
         cookie: kept.cookie,
         tracked: &kept.tracked,
         process: kept.process.as_deref(),
         verdict: Some(kept.verdict.clone()),
         has_ended: true,
-        carried: kept.carried,
+        transfer: kept.transfer,
         tuned: tuned(kept.cookie),
         other: None,
     });
     let mut all: Vec<_> = open.chain(ended).collect();
     join_here(&mut all, observation);
-    all.sort_by_key(|one| (rank(one.verdict.as_ref(), one.carried), one.cookie));
+    all.sort_by_key(|one| {
+        (
+            rank(one.verdict.as_ref(), one.transfer.carried()),
+            one.cookie,
+        )
+    });
     all
 }
 
@@ -130,24 +133,19 @@ fn join_here<'a>(explanations: &mut [Explanation<'a>], observation: &'a Observat
         process: seen.process,
         verdict: None,
     });
-    let ended = observation.kept().iter().map(|kept| Candidate {
+    let ended = observation.kept().iter().chain(observation.other_ends());
+    let ended = ended.map(|kept| Candidate {
         cookie: kept.cookie,
         tracked: &kept.tracked,
         process: kept.process.as_deref(),
         verdict: Some(&kept.verdict),
     });
-    let mut candidates: HashMap<_, Vec<Candidate<'_>>> = HashMap::new();
-    for candidate in open.chain(ended) {
-        let of_end = candidates.entry(candidate.key()).or_default();
-        of_end.push(candidate);
-    }
+    let candidates = Candidates::of(open.chain(ended));
     for explanation in explanations {
-        let connection = &explanation.tracked.last().connection;
-        let key = (canonical(connection.remote), canonical(connection.local));
-        let Some((here, others)) = explanation.verdict.as_ref().zip(candidates.get(&key)) else {
+        let Some(here) = explanation.verdict.as_ref() else {
             continue;
         };
-        let Some(found) = Candidate::of_connection(others, explanation) else {
+        let Some(found) = candidates.other_end(explanation) else {
             continue;
         };
         let seen = || observer.verdict(&observer.get(found.cookie)?);
@@ -157,8 +155,11 @@ fn join_here<'a>(explanations: &mut [Explanation<'a>], observation: &'a Observat
         let connection = &found.tracked.last().connection;
         let remote = Remote::of_this_machine(connection, found.process, &there);
         explanation.other = Some(Other {
-            machine: Machine::This(found.cookie),
-            joint: Joint::of(here, explanation.sends(), &remote),
+            machine: Machine::This {
+                cookie: found.cookie,
+                netns: &found.tracked.netns,
+            },
+            joint: Joint::of(here, explanation.transfer.sends, &remote),
             remote: Cow::Owned(remote),
         });
     }
@@ -174,14 +175,18 @@ pub fn join<'a>(explanations: &mut [Explanation<'a>], name: &'a str, report: &'a
         let Some(remote) = report.find(connection.local, connection.remote, sequence) else {
             continue;
         };
+        is_related = true;
+        if explanation.other.is_some() {
+            // On this machine, which the report is of, too.
+            continue;
+        }
         let here = explanation.verdict.as_ref();
-        let joint = here.and_then(|here| Joint::of(here, explanation.sends(), remote));
+        let joint = here.and_then(|here| Joint::of(here, explanation.transfer.sends, remote));
         explanation.other = Some(Other {
             machine: Machine::Other(name),
             remote: Cow::Borrowed(remote),
             joint,
         });
-        is_related = true;
     }
     is_related
 }
@@ -225,45 +230,83 @@ pub fn json(
     Ok(text)
 }
 
-// === impl Explanation ===
+/// Sockets of this machine that may be the other ends of connections.
+struct Candidates<'a> {
+    all: Vec<Candidate<'a>>,
+    /// Indexes by this end and the peer.
+    by_address: HashMap<(SocketAddr, SocketAddr), Vec<usize>>,
+    /// Indexes by [`SequenceBase::received`].
+    by_received: HashMap<u32, Vec<usize>>,
+}
 
-impl Explanation<'_> {
-    /// Returns whether this end sends at least as much as it receives: in the window, or else in
-    /// the connection's whole life.
-    fn sends(&self) -> bool {
-        let in_life = || {
-            let info = self.tracked.last().info()?;
-            Some(info.bytes_acked? >= info.bytes_received?)
+// === impl Candidates ===
+
+impl<'a> Candidates<'a> {
+    fn of(candidates: impl Iterator<Item = Candidate<'a>>) -> Self {
+        let mut found = Self {
+            all: candidates.collect(),
+            by_address: HashMap::new(),
+            by_received: HashMap::new(),
         };
-        let window = self.tracked.window();
-        let in_window = window.as_ref().and_then(verdict::sends);
-        in_window.or_else(in_life).unwrap_or(true)
+        for (index, candidate) in found.all.iter().enumerate() {
+            let connection = &candidate.tracked.last().connection;
+            let ends = (canonical(connection.local), canonical(connection.remote));
+            found.by_address.entry(ends).or_default().push(index);
+            if let Some(sequence) = sequence_of(candidate.tracked) {
+                let same = found.by_received.entry(sequence.received).or_default();
+                same.push(index);
+            }
+        }
+        found
+    }
+
+    /// Returns the other end of a connection: by its addresses, or else, where the machine translates
+    /// them, by its sequence numbers alone.
+    fn other_end(&self, explanation: &Explanation<'_>) -> Option<&Candidate<'a>> {
+        let connection = &explanation.tracked.last().connection;
+        let ends = (canonical(connection.remote), canonical(connection.local));
+        let by_address = self.by_address.get(&ends).into_iter().flatten();
+        let by_address = self.only(by_address, explanation);
+        by_address.or_else(|| {
+            let near = sequence_of(explanation.tracked)?.received_of_peer();
+            let near = near.filter_map(|received| self.by_received.get(&received));
+            self.only(near.flatten(), explanation)
+        })
+    }
+
+    /// Returns the one that fits the connection. If two do, neither is certain.
+    fn only<'i>(
+        &self,
+        indexes: impl Iterator<Item = &'i usize>,
+        explanation: &Explanation<'_>,
+    ) -> Option<&Candidate<'a>> {
+        let candidates = indexes.filter_map(|index| self.all.get(*index));
+        let mut fitting = candidates.filter(|candidate| candidate.is_other_end(explanation));
+        fitting.next().filter(|_| fitting.next().is_none())
     }
 }
 
 // === impl Candidate ===
 
 impl Candidate<'_> {
-    fn key(&self) -> (SocketAddr, SocketAddr) {
-        let connection = &self.tracked.last().connection;
-        (canonical(connection.local), canonical(connection.remote))
-    }
-
-    /// Returns the other end of a connection among sockets with its addresses. Sequence numbers
-    /// decide: networks of several namespaces may have the same addresses.
-    fn of_connection<'c>(
-        candidates: &'c [Self],
-        explanation: &Explanation<'_>,
-    ) -> Option<&'c Self> {
-        let here = sequence_of(explanation.tracked);
-        let may_be = |candidate: &&Self| {
-            let there = sequence_of(candidate.tracked);
-            let fits = here.zip(there);
-            let fits = fits.is_none_or(|(here, there)| here.is_of_peer(there));
-            candidate.cookie != explanation.cookie && fits
+    /// Whether it is the other end of a connection with these addresses. Sequence numbers decide. A
+    /// relay that dials from its client's address has two sockets with each other's addresses, and
+    /// several namespaces may have the same ones: without the numbers only loopback is certain.
+    fn is_other_end(&self, explanation: &Explanation<'_>) -> bool {
+        let (here, there) = (explanation.tracked, self.tracked);
+        let fits = match (sequence_of(here), sequence_of(there)) {
+            (Some(here), Some(there)) => here.is_of_peer(there),
+            _ => {
+                let is_loopback = here
+                    .last()
+                    .connection
+                    .remote
+                    .ip()
+                    .to_canonical()
+                    .is_loopback();
+                is_loopback && here.netns == there.netns
+            }
         };
-        let mut matching = candidates.iter().filter(may_be);
-        // If two match, neither is certain.
-        matching.next().filter(|_| matching.next().is_none())
+        fits && self.cookie != explanation.cookie
     }
 }

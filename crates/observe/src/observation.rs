@@ -1,6 +1,7 @@
 //! Observes connections for some time, including those that end meanwhile.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ended::Groups;
 use crate::filter::{Filter, Subject};
@@ -8,7 +9,7 @@ use crate::listeners::{Dropping, Listeners};
 use crate::observer::{Observer, Tracked};
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
-use crate::verdict::{Verdict, rank};
+use crate::verdict::{self, Verdict, rank};
 
 /// The number of ended connections that are kept with a verdict, 2 kB each: those that carried
 /// most. Up to as many more are kept until the next sorting. The sums include all that ended.
@@ -22,6 +23,8 @@ pub struct Observation {
     /// Also matches the other ends, if they are on this machine.
     both_ends: Filter,
     kept: Vec<Kept>,
+    /// Those that the filter does not match: the first [`KEPT`].
+    other_ends: Vec<Kept>,
     groups: Groups,
     sees_all_ends: bool,
     /// `None` before the first scan.
@@ -39,8 +42,49 @@ pub struct Kept {
     pub process: Option<Arc<Process>>,
     /// The verdict on the time between the first scan and the last that found it.
     pub verdict: Verdict,
-    /// Payload sent and received in that time, in bytes.
-    pub carried: u64,
+    /// What it carried in that time.
+    pub transfer: Transfer,
+}
+
+/// What a connection carried while it was observed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Transfer {
+    /// Payload that the peer acknowledged, in bytes.
+    pub sent: u64,
+    /// Payload that arrived in order, in bytes.
+    pub received: u64,
+    /// The time between the first sample and the last.
+    pub elapsed: Duration,
+    /// Whether it sends at least as much as it receives: in that time, or else in its whole life.
+    pub sends: bool,
+}
+
+// === impl Transfer ===
+
+impl Transfer {
+    pub(crate) fn of(tracked: &Tracked) -> Self {
+        let window = tracked.window();
+        let in_life = || {
+            let info = tracked.last().info()?;
+            Some(info.bytes_acked? >= info.bytes_received?)
+        };
+        let sends = window.as_ref().and_then(verdict::sends);
+        let sends = sends.or_else(in_life).unwrap_or(true);
+        let none = Self {
+            sends,
+            ..Self::default()
+        };
+        window.map_or(none, |window| Self {
+            sent: window.more(|info| info.bytes_acked),
+            received: window.more(|info| info.bytes_received),
+            elapsed: window.elapsed(),
+            sends,
+        })
+    }
+
+    pub(crate) fn carried(&self) -> u64 {
+        self.sent + self.received
+    }
 }
 
 // === impl Observation ===
@@ -53,6 +97,7 @@ impl Observation {
             both_ends: filter.and_other_ends(),
             filter,
             kept: Vec::new(),
+            other_ends: Vec::new(),
             groups: Groups::default(),
             sees_all_ends: false,
             listeners: None,
@@ -108,30 +153,34 @@ impl Observation {
     }
 
     fn keep(&mut self, cookie: u64, mut tracked: Tracked, process: Option<Arc<Process>>) {
-        if !self
-            .observer
-            .matches(&self.both_ends, &tracked, process.as_deref())
-        {
+        let matches = |filter: &Filter| self.observer.matches(filter, &tracked, process.as_deref());
+        let is_asked = matches(&self.filter);
+        let is_other_end = || self.other_ends.len() < KEPT && matches(&self.both_ends);
+        if !is_asked && !is_other_end() {
             return;
         }
         let Some(verdict) = self.observer.verdict_of(&tracked, process.as_deref()) else {
             return;
         };
-        let carried = tracked.carried();
+        let transfer = Transfer::of(&tracked);
         tracked.shorten();
-        self.kept.push(Kept {
+        let kept = match is_asked {
+            true => &mut self.kept,
+            false => &mut self.other_ends,
+        };
+        kept.push(Kept {
             cookie,
             tracked,
             process,
             verdict,
-            carried,
+            transfer,
         });
     }
 
     /// Keeps the connections with the most trouble, and of these those that carried most.
     fn keep_first(&mut self) {
         self.kept
-            .sort_by_key(|kept| rank(Some(&kept.verdict), kept.carried));
+            .sort_by_key(|kept| rank(Some(&kept.verdict), kept.transfer.carried()));
         self.kept.truncate(KEPT);
     }
 
@@ -156,9 +205,14 @@ impl Observation {
         !is_any && self.groups.is_empty()
     }
 
-    /// Returns the ended connections with a verdict, and the other ends of such on this machine.
+    /// Returns the ended connections with a verdict.
     pub fn kept(&self) -> &[Kept] {
         &self.kept
+    }
+
+    /// Returns ended connections that the filter does not match, and that may be other ends.
+    pub(crate) fn other_ends(&self) -> &[Kept] {
+        &self.other_ends
     }
 
     /// Returns the sums of all ended connections that the filter matches.

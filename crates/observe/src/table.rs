@@ -407,13 +407,6 @@ impl<M: Copy> Tracked<M> {
         figures
     }
 
-    /// Returns the payload sent and received between the first sample and the last, in bytes.
-    pub(crate) fn carried(&self) -> u64 {
-        self.window().map_or(0, |window| {
-            window.more(|info| info.bytes_acked) + window.more(|info| info.bytes_received)
-        })
-    }
-
     /// Keeps only the last two samples, for a connection that has ended.
     pub(crate) fn shorten(&mut self) {
         self.samples.shorten(2);

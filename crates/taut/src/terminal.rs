@@ -3,9 +3,13 @@
 use std::io::{self, IsTerminal as _};
 
 use ratatui::crossterm::terminal;
+use unicode_width::UnicodeWidthStr as _;
 
 /// The width of a page, beyond which lines of text are hard to read.
 pub(crate) const PAGE: usize = 80;
+
+/// The sequences that begin and end bold text.
+const EMPHASIS: [&str; 2] = ["\x1b[1m", "\x1b[0m"];
 
 /// Returns the width of the terminal, or of a page.
 pub(crate) fn width() -> usize {
@@ -24,7 +28,10 @@ pub(crate) fn width() -> usize {
 pub(crate) fn emphasis() -> fn(&str) -> String {
     let is_smart = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
     match io::stdout().is_terminal() && is_smart {
-        true => |text| format!("\x1b[1m{text}\x1b[0m"),
+        true => |text| {
+            let [begin, end] = EMPHASIS;
+            format!("{begin}{text}{end}")
+        },
         false => str::to_owned,
     }
 }
@@ -41,7 +48,7 @@ fn fit(text: &str, width: usize) -> String {
     let mut fitted = String::with_capacity(text.len());
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
-        let is_whole = line.chars().count() <= width;
+        let is_whole = columns(line) <= width;
         match width.checked_sub(indent + 20) {
             Some(room) if !is_whole => {
                 let lines = wrap(line, room + 18);
@@ -52,6 +59,12 @@ fn fit(text: &str, width: usize) -> String {
         }
     }
     fitted
+}
+
+/// Returns the number of columns that a text takes, without what emphasises it.
+fn columns(text: &str) -> usize {
+    let [begin, end] = EMPHASIS;
+    text.replace(begin, "").replace(end, "").width()
 }
 
 /// Wraps text at blanks, but not those of a command in backquotes, so that it can be copied. What is
@@ -65,7 +78,7 @@ pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     });
     for word in words.filter(|word| !word.is_empty()) {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+            Some(line) if columns(line) + 1 + columns(word) <= width => {
                 line.push(' ');
                 line.push_str(word);
             }

@@ -46,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = watch, help_heading = "Scans")]
     time: Duration,
 
-    /// Explain this many connections: those with the most trouble, then those that carry most
+    /// Print this many paragraphs: those with the most trouble first, then those that carry most
     #[arg(
         long,
         value_name = "COUNT",
@@ -116,23 +116,24 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     observation.poll();
     let dropping = observation.dropping();
     progress.finish_and_clear();
-    if observation.is_empty() {
-        // A report without it is one all the same.
-        let _ = observation.scan_all();
+    if !args.json && observation.is_empty() {
+        // The second scan finds the owners of what the first one has added. The report is complete without.
+        let _ = observation.scan_all().and_then(|_| observation.scan_all());
     }
     let tuned = tuned(&args.tune_log);
-    let other = other.map(|other| Ok((other.name.clone(), other.finish()?)));
-    let other = other.transpose()?;
+    let other = other.map(|other| (other.name.clone(), other.finish()));
     let mut explanations = explain::explanations(&observation, &tuned);
-    let mut unrelated = None;
-    if let Some((name, report)) = &other
-        && !explain::join(&mut explanations, name, report)
-    {
-        let (there, here) = (report.len(), explanations.len());
-        unrelated = Some(format!(
-            "--with {name}: its connections ({there}) are none of those here ({here})"
-        ));
-    }
+    // A report of the other end that cannot be used does not lose this one.
+    let joined = match &other {
+        Some((name, Ok(report))) if !explain::join(&mut explanations, name, report) => {
+            let (there, here) = (report.len(), explanations.len());
+            Err(Failure::Run(format!(
+                "--with {name}: its connections ({there}) are none of those here ({here}); do both ends observe at the same time, \
+                 with the same filter?"
+            )))
+        }
+        _ => Ok(()),
+    };
     let text = match args.json {
         true => explain::json(&explanations, observation.groups(), &dropping)
             .map_err(|e| Failure::Run(e.to_string()))?,
@@ -149,7 +150,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         false => terminal::fitted(&text),
     };
     crate::failure::print(&text)?;
-    unrelated.map_or(Ok(()), |problem| Err(Failure::Run(problem)))
+    match other {
+        Some((_, Err(failure))) => Err(failure),
+        _ => joined,
+    }
 }
 
 /// Returns the changes that `taut tune` made to each connection, as sentences by cookie.

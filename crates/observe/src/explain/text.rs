@@ -1,21 +1,30 @@
 //! The report of `taut why` for people: a paragraph for each connection, or for several with the same
 //! verdict.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
-use std::mem::{Discriminant, discriminant};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::{Explanation, Machine, Other};
 use crate::both_ends::{End, Joint, canonical};
 use crate::listeners::Dropping;
+use crate::namespaces::OWN;
 use crate::observation::Observation;
 use crate::observer::Observer;
-use crate::verdict::{Cause, Confidence, Factor, Gain, Verdict, rate};
+use crate::verdict::{Confidence, Factor, Gain, Verdict, rate};
 
 /// Emphasises a verdict.
 pub type Emphasis = fn(&str) -> String;
+
+/// How paragraphs are written.
+#[derive(Clone, Copy)]
+struct Style {
+    emphasis: Emphasis,
+    /// There are connections of several network namespaces, so each is named.
+    names_namespaces: bool,
+}
 
 /// The direction of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,6 +37,7 @@ enum Flow {
 /// What connections with the same verdict have in common.
 #[derive(PartialEq, Eq, Hash)]
 struct Common<'a> {
+    netns: &'a str,
     process: Option<&'a str>,
     /// The end that they share.
     shared: Shared,
@@ -35,7 +45,7 @@ struct Common<'a> {
     has_ended: bool,
     verdict: Option<(Factor, Confidence)>,
     joint: Option<(Factor, Confidence, End)>,
-    cause: Option<Discriminant<Cause>>,
+    remedy: Option<Cow<'a, str>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,16 +91,22 @@ pub fn text(
         text.push_str(&ended.text(explained));
         text.push('\n');
     }
+    let namespaces = explanations.iter().flat_map(Explanation::namespaces);
+    let namespaces: BTreeSet<&str> = namespaces.collect();
+    let style = Style {
+        emphasis,
+        names_namespaces: namespaces.len() > 1,
+    };
     let paragraphs = paragraphs(&connections);
     for paragraph in paragraphs.iter().take(explained) {
-        text.push_str(&paragraph.text(watched, emphasis));
+        text.push_str(&paragraph.text(style));
         text.push('\n');
     }
     let rest = paragraphs.iter().skip(explained);
     let rest: usize = rest.map(|paragraph| paragraph.members.len()).sum();
     if rest > 0 && explained > 0 {
         text.push_str(&format!(
-            "{rest} more (--explain COUNT for more paragraphs)\n\n"
+            "{rest} more connections: --explain COUNT for more paragraphs\n\n"
         ));
     }
     for listener in dropping.iter().take(explained) {
@@ -110,11 +126,11 @@ fn without_second_ends<'a, 'b>(explanations: &'b [Explanation<'a>]) -> Vec<&'b E
     let by_cookie: HashMap<_, _> = all.collect();
     let is_second = |one: &&Explanation<'_>| {
         let (other, _) = one.joined()?;
-        let Machine::This(cookie) = other.machine else {
+        let Machine::This { cookie, .. } = other.machine else {
             return None;
         };
         let other = by_cookie.get(&cookie)?;
-        let first = |one: &Explanation<'_>| (Reverse(one.sends()), one.cookie);
+        let first = |one: &Explanation<'_>| (Reverse(one.transfer.sends), one.cookie);
         Some(first(other) < first(one))
     };
     let first = explanations
@@ -159,7 +175,7 @@ fn nothing(observation: &Observation, seconds: f64) -> String {
 fn total(connections: &[&Explanation<'_>], watched: Duration) -> String {
     let together = |flow: Flow, word: &str| {
         let of_flow = connections.iter().filter(|one| one.flow() == flow);
-        let bytes: u64 = of_flow.map(|one| one.carried).sum();
+        let bytes: u64 = of_flow.map(|one| one.bytes()).sum();
         (bytes > 0).then(|| format!(", {} {word}", rate(bytes as f64 / watched.as_secs_f64())))
     };
     let parts = [together(Flow::In, "received"), together(Flow::Out, "sent")];
@@ -186,10 +202,10 @@ fn paragraphs<'a, 'b>(connections: &[&'b Explanation<'a>]) -> Vec<Paragraph<'a, 
     let mut ends: HashMap<_, usize> = HashMap::new();
     for one in connections {
         for end in one.ends() {
-            *ends.entry((one.process_name(), end)).or_default() += 1;
+            *ends.entry((one.place(), end)).or_default() += 1;
         }
     }
-    let count = |one: &Explanation<'_>, end| ends.get(&(one.process_name(), end)).copied();
+    let count = |one: &Explanation<'_>, end| ends.get(&(one.place(), end)).copied();
     let mut members: Vec<Vec<&Explanation<'_>>> = Vec::new();
     let mut index = HashMap::new();
     for one in connections {
@@ -209,6 +225,19 @@ fn paragraphs<'a, 'b>(connections: &[&'b Explanation<'a>]) -> Vec<Paragraph<'a, 
     paragraphs
         .map(|((common, _), members)| Paragraph { common, members })
         .collect()
+}
+
+// === impl Style ===
+
+impl Style {
+    /// Returns the end of a phrase about something in a network namespace that is not the caller's own.
+    /// `before`: what joins it to the phrase.
+    fn namespace(self, before: &str, name: &str) -> String {
+        match self.names_namespaces && name != OWN {
+            true => format!("{before} namespace {name}"),
+            false => String::new(),
+        }
+    }
 }
 
 // === impl Flow ===
@@ -234,22 +263,35 @@ impl Flow {
 // === impl Paragraph ===
 
 impl Paragraph<'_, '_> {
-    fn text(&self, watched: Duration, emphasis: Emphasis) -> String {
+    fn text(&self, style: Style) -> String {
         let [first, rest @ ..] = &self.members[..] else {
             return String::new();
         };
         if rest.is_empty() {
-            let verdict = first.verdict_text("", "", emphasis);
-            return format!("{}\n{verdict}", first.head());
+            let verdict = first.verdict_text("", "", style);
+            return format!("{}\n{verdict}", first.head(style));
         }
-        let example = format!("  the one that carries most, {}:\n", first.head());
-        let verdict = first.verdict_text("each ", &example, emphasis);
-        format!("{}\n{verdict}", self.head(watched))
+        let example = match self.rate() {
+            Some(_) => "the one that carries most",
+            None => "for example",
+        };
+        let example = format!("  {example}, {}:\n", first.head(style));
+        let verdict = first.verdict_text("each ", &example, style);
+        format!("{}\n{verdict}", self.head(style))
+    }
+
+    /// Returns the rate of all of them together, in bytes a second. Those that have ended were not open
+    /// at the same time.
+    fn rate(&self) -> Option<f64> {
+        let rates = self.members.iter().filter_map(|one| one.rate());
+        let rate: f64 = rates.sum();
+        (!self.common.has_ended && rate > 0.0).then_some(rate)
     }
 
     /// Returns the line on all of them together.
-    fn head(&self, watched: Duration) -> String {
+    fn head(&self, style: Style) -> String {
         let Common {
+            netns,
             process,
             shared,
             flow,
@@ -273,13 +315,12 @@ impl Paragraph<'_, '_> {
             Shared::Remote(peer) => format!(" {preposition} {peer}"),
             Shared::Neither(_) => String::new(),
         };
-        let bytes: u64 = self.members.iter().map(|one| one.carried).sum();
-        let together = match bytes {
-            0 => String::new(),
-            bytes => format!(", {} together", rate(bytes as f64 / watched.as_secs_f64())),
-        };
+        let netns = style.namespace(" in", netns);
+        let together = self.rate();
+        let together =
+            together.map_or(String::new(), |bytes| format!(", {} together", rate(bytes)));
         let ended = if has_ended { ", have ended" } else { "" };
-        format!("{count} connections{process}{place}{together}{ended}")
+        format!("{count} connections{process}{netns}{place}{together}{ended}")
     }
 }
 
@@ -294,8 +335,22 @@ impl<'a> Explanation<'a> {
         self.process.map(|process| &*process.name)
     }
 
+    /// Returns what groups of connections have in common first: their namespace and their process.
+    fn place(&self) -> (&'a str, Option<&'a str>) {
+        (&self.tracked.netns, self.process_name())
+    }
+
+    /// Returns the network namespaces of the ends that are known.
+    fn namespaces(&self) -> impl Iterator<Item = &str> {
+        let other = self.other.as_ref().and_then(|other| match other.machine {
+            Machine::This { netns, .. } => Some(netns),
+            Machine::Other(_) => None,
+        });
+        [Some(&*self.tracked.netns), other].into_iter().flatten()
+    }
+
     fn flow(&self) -> Flow {
-        match (self.carried, self.sends()) {
+        match (self.transfer.carried(), self.transfer.sends) {
             (0, _) => Flow::None,
             (_, true) => Flow::Out,
             (_, false) => Flow::In,
@@ -325,30 +380,43 @@ impl<'a> Explanation<'a> {
     fn common(&self, shared: Shared) -> Common<'a> {
         let joined = self.joined();
         let verdict = self.verdict.as_ref();
+        let remedy = match joined {
+            Some((other, joint)) if joint.shown_by == End::There => {
+                other.remote.remedy().map(|remedy| remedy.to_owned().into())
+            }
+            _ => verdict.and_then(Verdict::remedy_of_kind),
+        };
+        let (netns, process) = self.place();
         Common {
-            process: self.process_name(),
+            netns,
+            process,
             shared,
             flow: self.flow(),
             has_ended: self.has_ended,
             verdict: verdict.map(|verdict| (verdict.factor, verdict.confidence)),
             joint: joined.map(|(_, joint)| (joint.factor, joint.confidence, joint.shown_by)),
-            cause: verdict.and_then(|verdict| Some(discriminant(verdict.causes.first()?))),
+            remedy,
         }
     }
 
     /// Returns the line that names it, with the direction of its data.
-    fn head(&self) -> String {
+    fn head(&self, style: Style) -> String {
         let connection = self.connection();
+        let netns = style.namespace(",", &self.tracked.netns);
         let process = match self.process {
-            Some(process) => format!(" ({}, pid {})", process.name, process.pid),
-            None => String::new(),
+            Some(process) => format!(" ({}, pid {}{netns})", process.name, process.pid),
+            None => netns,
         };
         let (local, remote) = (connection.local, connection.remote);
         let arrow = self.flow().arrow();
-        let ends = match self.joined() {
-            Some((other, _)) if matches!(other.machine, Machine::This(_)) => {
-                let there = other.remote.process();
-                let there = there.map_or(String::new(), |process| format!(" ({process})"));
+        let joined = self.joined().map(|(other, _)| (other, other.machine));
+        let ends = match joined {
+            Some((other, Machine::This { netns, .. })) => {
+                let netns = style.namespace(",", netns);
+                let there = match other.remote.process() {
+                    Some(process) => format!(" ({process}{netns})"),
+                    None => netns,
+                };
                 format!("{local}{process} {arrow} {remote}{there}, both ends here")
             }
             _ => format!("{local} {arrow} {remote}{process}"),
@@ -360,23 +428,28 @@ impl<'a> Explanation<'a> {
         format!("{ends}{rate}{ended}")
     }
 
+    /// Returns the payload in the direction of its data, in bytes.
+    fn bytes(&self) -> u64 {
+        match self.flow() {
+            Flow::Out => self.transfer.sent,
+            Flow::In => self.transfer.received,
+            Flow::None => 0,
+        }
+    }
+
     /// Returns the rate in the direction of its data, in bytes a second; `None` without any.
     fn rate(&self) -> Option<f64> {
-        let window = self.tracked.window()?;
-        match self.flow() {
-            Flow::Out => Some(window.sent_rate()),
-            Flow::In => Some(window.received_rate()),
-            Flow::None => None,
-        }
+        let rate = self.bytes() as f64 / self.transfer.elapsed.as_secs_f64();
+        (rate > 0.0 && rate.is_finite()).then_some(rate)
     }
 
     /// Returns the verdict, its evidence and the remedy. `subject` begins the sentence, and `example`
     /// goes before the evidence.
-    fn verdict_text(&self, subject: &str, example: &str, emphasis: Emphasis) -> String {
+    fn verdict_text(&self, subject: &str, example: &str, style: Style) -> String {
         let mut text = String::new();
         let mut verdict = |factor: Factor, confidence: Confidence| {
             let sentence = format!("{subject}{}{}", factor.sentence(), confidence.doubt());
-            text.push_str(&format!("  {}\n{example}", emphasis(&sentence)));
+            text.push_str(&format!("  {}\n{example}", (style.emphasis)(&sentence)));
         };
         match (&self.verdict, self.joined()) {
             (None, _) => {
@@ -391,7 +464,9 @@ impl<'a> Explanation<'a> {
             }
             (Some(own), None) => {
                 verdict(own.factor, own.confidence);
-                text.push_str(&evidence_text(own));
+                let evidence = own.evidence();
+                let evidence = evidence.iter().map(|evidence| &*evidence.text);
+                text.push_str(&evidence_text(evidence));
                 text.push_str(&remedy_text("", own.remedy().as_deref(), own.gain));
                 if let Some(other) = &self.other
                     && let Machine::Other(name) = other.machine
@@ -411,7 +486,7 @@ impl<'a> Explanation<'a> {
         let connection = self.connection();
         let remote = &other.remote;
         let (here, there) = match other.machine {
-            Machine::This(_) => (
+            Machine::This { .. } => (
                 format!("at {}", connection.local),
                 format!("at {}", connection.remote),
             ),
@@ -426,36 +501,44 @@ impl<'a> Explanation<'a> {
             }
         };
         let doubt = own.confidence.doubt();
-        let mut text = format!("  {here}: {}{doubt}\n", own.factor.name());
-        text.push_str(&evidence_text(own));
-        text.push_str(&format!("  {there}: {}\n", remote.factor()));
-        for evidence in remote.evidence() {
-            text.push_str(&format!("    {evidence}\n"));
-        }
+        let factor = format!("{}{doubt}", own.factor.name());
+        let evidence = evidence_text(own.evidence().iter().map(|evidence| &*evidence.text));
+        let remote_evidence = evidence_text(remote.evidence());
+        let mut text = match (&factor, &evidence) == (&remote.factor(), &remote_evidence) {
+            true => format!("  at both ends: {factor}\n{evidence}"),
+            false => format!(
+                "  {here}: {factor}\n{evidence}  {there}: {}\n{remote_evidence}",
+                remote.factor()
+            ),
+        };
+        // "This end" and "the peer" of a remedy are those of the end that shows the factor.
         let (place, is_shown, remedy, gain) = match (joint.shown_by, other.machine) {
-            (End::Here, _) => {
-                let remedy = own.remedy().map(std::borrow::Cow::into_owned);
-                ("", own.factor == joint.factor, remedy, own.gain)
+            (End::Here, machine) => {
+                let place = match machine {
+                    Machine::This { .. } => connection.local.to_string(),
+                    Machine::Other(_) => String::new(),
+                };
+                let remedy = own.remedy().map(Cow::into_owned);
+                (place, own.factor == joint.factor, remedy, own.gain)
             }
             (End::There, machine) => {
-                let remedy = remote.remedy().map(str::to_owned);
                 let place = match machine {
-                    Machine::This(_) => "",
-                    Machine::Other(name) => name,
+                    Machine::This { .. } => connection.remote.to_string(),
+                    Machine::Other(name) => name.to_owned(),
                 };
+                let remedy = remote.remedy().map(str::to_owned);
                 (place, remote.names(joint.factor), remedy, remote.gain())
             }
         };
         if is_shown {
-            text.push_str(&remedy_text(place, remedy.as_deref(), gain));
+            text.push_str(&remedy_text(&place, remedy.as_deref(), gain));
         }
         text
     }
 }
 
-fn evidence_text(verdict: &Verdict) -> String {
-    let evidence = verdict.evidence().into_iter();
-    evidence.map(|one| format!("    {}\n", one.text)).collect()
+fn evidence_text<'a>(evidence: impl Iterator<Item = &'a str>) -> String {
+    evidence.map(|text| format!("    {text}\n")).collect()
 }
 
 /// Returns what helps, at a place, and what the connection would carry then.

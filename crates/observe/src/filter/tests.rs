@@ -309,7 +309,7 @@ fn the_other_end_is_sought_by_addresses_and_ports_alone() {
         wide("dst 10.0.0.0/8 and sport 80 and uid 33"),
         parse("dst 10.0.0.0/8 and sport 80 and uid 33 or src 10.0.0.0/8 and dport 80").unwrap()
     );
-    // Nothing is known of the other end: only what is kept anyway can be it.
+    // These tests say nothing of the other end, so only what is kept anyway can be it.
     assert_eq!(wide("netns blue"), parse("netns blue").unwrap());
     assert!(wide("nginx").matches_all());
 }

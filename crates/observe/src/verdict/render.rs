@@ -43,6 +43,13 @@ impl Verdict {
             (_, cause) => cause?.remedy(&self.settings, self.ends),
         }
     }
+
+    /// Returns the remedy without the addresses in its commands: the same for all connections that it
+    /// helps.
+    pub(crate) fn remedy_of_kind(&self) -> Option<Cow<'static, str>> {
+        let cause = self.causes.first()?;
+        cause.remedy(&self.settings, None)
+    }
 }
 
 /// Serialises the share of each factor by the factor's name.

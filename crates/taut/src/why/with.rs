@@ -198,7 +198,7 @@ fn read_whole(path: &Path) -> Result<Vec<u8>, String> {
         if Instant::now() >= until {
             let seconds = PATIENCE.as_secs();
             return Err(format!(
-                "no whole report {seconds} s after this end had finished: `taut why --json` has to write it during the same time"
+                "no report {seconds} s after this end had finished: `taut why --json` there has seen no connection, or goes on"
             ));
         }
         std::thread::sleep(POLL);

@@ -1,9 +1,10 @@
 //! `taut why` on connections with both ends on this machine, and on several with the same verdict.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -117,11 +118,12 @@ fn a_report_without_any_of_the_connections_is_an_error() {
         "{\"local\":\"192.0.2.1:1\",\"remote\":\"192.0.2.2:2\"}\n",
     )
     .unwrap();
-    let output = why(&host, &["--with", file.to_str().unwrap()]);
+    let filter = format!("dport {}", listener.local_addr().unwrap().port());
+    let output = why(&host, &["--with", file.to_str().unwrap(), &filter]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("its connections (1) are none of those here (2)"),
+        said.contains("its connections (1) are none of those here (1)"),
         "{said}"
     );
 }
@@ -140,4 +142,46 @@ fn other_ends_take_no_room_from_what_is_asked_about() {
         record["remote"].clone()
     };
     until_told(remote, |remote| *remote == server.to_string());
+}
+
+/// Uploads for half a second while `taut why` observes, and then receives a short answer. Returns what
+/// it says of the end that uploads.
+fn upload(host: &Host) -> String {
+    let listener = host.listener();
+    let filter = format!("dport {}", listener.local_addr().unwrap().port());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command.args(["why", "--for", "1500ms", "--netns", host.name(), &filter]);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut command = command.spawn().unwrap();
+    let (mut client, mut serving) = host.connection(&listener);
+    let reads = std::thread::spawn(move || {
+        let mut bytes = vec![0; 1 << 16];
+        let mut left = 400 << 16;
+        while left > 0 {
+            left -= serving.read(&mut bytes[..left.min(1 << 16)]).unwrap();
+        }
+        serving.write_all(&[7; 60_000]).unwrap();
+    });
+    for _ in 0..400 {
+        client.write_all(&[7; 1 << 16]).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    reads.join().unwrap();
+    client.read_exact(&mut [0; 60_000]).unwrap();
+    drop(client);
+    let said = std::io::read_to_string(command.stdout.take().unwrap()).unwrap();
+    assert!(command.wait().unwrap().success());
+    said
+}
+
+#[test]
+fn an_ended_connection_has_the_direction_of_most_of_its_data() {
+    let host = Host::new("why-ended");
+    // At least two scans have to find it.
+    let said = until_told(|| upload(&host), |said| said.contains(", has ended\n"));
+    let head = said
+        .lines()
+        .find(|line| line.ends_with(", has ended"))
+        .unwrap();
+    assert!(head.contains(" -> "), "{said}");
 }

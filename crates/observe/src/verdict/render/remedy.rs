@@ -86,7 +86,7 @@ impl Cause {
                 has_scaling: false, ..
             } => "the peer uses no window scaling, so it can offer 64 KiB at most",
             Self::PeerWindowSmall { .. } => {
-                "at the peer: `taut tune --apply` enlarges its receive buffer; for good: its application may set SO_RCVBUF, net.ipv4.tcp_rmem may be small, or net.ipv4.tcp_moderate_rcvbuf may be 0"
+                "at the peer: `taut tune --apply` enlarges its receive buffer. To keep it: its application may set SO_RCVBUF, net.ipv4.tcp_rmem may be small, or net.ipv4.tcp_moderate_rcvbuf may be 0"
             }
             Self::PeerReadsSlowly { .. } => {
                 "nothing in TCP: the application at the peer reads slowly"
@@ -153,7 +153,7 @@ impl Cause {
 fn relay(remedy: &str, ends: Option<(SocketAddr, SocketAddr)>) -> Cow<'static, str> {
     let filter = ends.map_or("FILTER".to_owned(), filter);
     format!(
-        "{remedy} (`taut relay`); which of your mesh: `taut mesh rtt --table > rtt.txt`, `taut mesh plan --for '{filter}' --rtt rtt.txt`"
+        "{remedy} (`taut relay`); to choose one of your mesh: `taut mesh rtt --table > rtt.txt`, then `taut mesh plan --for '{filter}' --rtt rtt.txt`"
     )
     .into()
 }
@@ -162,7 +162,7 @@ fn relay(remedy: &str, ends: Option<(SocketAddr, SocketAddr)>) -> Cow<'static, s
 fn ask_other_end(ends: (SocketAddr, SocketAddr)) -> Cow<'static, str> {
     let ip = ends.1.ip().to_canonical();
     let filter = filter(ends);
-    format!("ask the sender, too: `taut why {filter} --with root@{ip}`").into()
+    format!("observe the sender, too: `taut why {filter} --with root@{ip}`").into()
 }
 
 /// Returns a filter for this connection and those like it: of the two ports the server's, which is
@@ -212,7 +212,7 @@ impl Sizing {
                 format!("set {TUNE}=1: it is 0, so the kernel enlarges no {direction} buffer")
             }
             Self::Application => format!(
-                "`taut tune --apply` enlarges it; for good: the application should not set {option}, which keeps the kernel from sizing the \
+                "`taut tune --apply` enlarges it. To keep it: the application should not set {option}, which keeps the kernel from sizing the \
                  buffer"
             ),
             Self::Sysctl { max, is_automatic } => {
@@ -222,7 +222,7 @@ impl Sizing {
                 };
                 let max = bytes(max as f64);
                 format!(
-                    "`taut tune --apply` enlarges it; for good: raise the third value of {sysctl}, which is {max}{unless}"
+                    "`taut tune --apply` enlarges it. To keep it: raise the third value of {sysctl}, which is {max}{unless}"
                 )
             }
             Self::Automatic => {
