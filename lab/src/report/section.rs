@@ -23,6 +23,7 @@ pub(super) fn render(run: &Run, id: &str, names_tree: bool) -> Markup {
             }
             (verdict(&outcome.calibration, trust))
             @if let Some(about) = about { p { (about.story) } }
+            (figures::first(outcome, about))
             h3 { "Headline" }
             @if about.is_some() {
                 p.aside { "What each name means is on the page of “" (outcome.experiment) "” that docs/lab.md links to." }

@@ -173,6 +173,16 @@ fn a_run_on_a_busy_machine_is_doubtful_and_not_struck_out() {
 }
 
 #[test]
+fn figures_name_configurations_in_words_and_begin_with_the_total() {
+    let text = text(&xml(&render(&[run(PIED_PIPER)])));
+    let (before, _) = text.split_once("Headline").unwrap();
+    assert!(
+        before.contains("end to end") && before.contains("10 MB"),
+        "{before}"
+    );
+}
+
+#[test]
 fn a_calibration_that_belies_its_checks_has_failed() {
     let belied = with(PIED_PIPER, |outcome| {
         outcome
