@@ -10,7 +10,7 @@ mod network;
 mod relays;
 mod text;
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -25,7 +25,7 @@ use taut_sys::probe;
 
 use self::network::Network;
 use self::text::Pause;
-use crate::failure::Failure;
+use crate::failure::{Failure, print};
 
 /// See a slow download explained and repaired, on a made network
 #[derive(clap::Args)]
@@ -73,6 +73,10 @@ fn enclose(args: &Args) -> Result<(), Failure> {
     let waited = interrupts.wait_for(&tour);
     if let Some(signal) = waited.map_err(failed("wait for the tour"))? {
         tour.kill().map_err(failed("end the tour"))?;
+        if io::stdout().is_terminal() {
+            // The cursor is behind a question, or what the terminal shows of Ctrl-C.
+            print("\n")?;
+        }
         crate::log::say("the tour has ended early; everything that it made is removed");
         // A shell expects the signal in the exit status.
         let _ = emulate_default_handler(signal);

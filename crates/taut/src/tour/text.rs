@@ -47,9 +47,9 @@ pub(super) fn beginning() -> Result<(), Failure> {
 pub(super) fn ending() -> Result<(), Failure> {
     say("The network, its processes and its files are removed. On your own hosts, begin with:")?;
     print(
-        "  sudo taut why     what limits the connections here; changes nothing\n  \
-         sudo taut tune    which buffers it would change; --apply changes them\n  \
-         taut relay        how to begin with a relay\n",
+        "  sudo taut why    what limits connections; changes nothing\n  \
+         sudo taut tune   which buffers it would change with --apply\n  \
+         taut relay       how to begin with a relay\n",
     )
 }
 
