@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, pipe};
 use taut_sys::enclosure::Enclosure;
+use taut_sys::privileges::{self, Capability};
 use taut_sys::probe;
 
 use self::network::Network;
@@ -69,7 +70,10 @@ fn enclose(args: &Args) -> Result<(), Failure> {
     inside.args(args.yes.then_some("--yes"));
     // The directory that is empty in an enclosure, and goes with it.
     inside.env("TMPDIR", "/run");
-    let mut tour = Enclosure::spawn(inside).map_err(failed("make namespaces for the tour"))?;
+    let mut tour = Enclosure::spawn(inside).map_err(|e| {
+        let hint = privileges::hint(&e, &[Capability::SysAdmin]);
+        Failure::Run(format!("cannot make namespaces for the tour: {e}{hint}"))
+    })?;
     let waited = interrupts.wait_for(&tour);
     if let Some(signal) = waited.map_err(failed("wait for the tour"))? {
         tour.kill().map_err(failed("end the tour"))?;

@@ -66,7 +66,7 @@ pub(super) fn no_gain(figures: &str, is_late: bool) -> Result<(), Failure> {
         true => {
             "This machine was busy: the network was later than it is made to be, so the figures say nothing about Taut."
         }
-        false => "`taut doctor` says what this machine lacks.",
+        false => "Unless this machine was busy, `taut doctor` says what it lacks.",
     };
     say(&format!("{figures}. That is no gain. {why}"))
 }
