@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use taut_lab::experiment::outcome::Outcome;
+use taut_lab::experiment::outcome::{Outcome, Trust};
 use taut_lab::experiment::progress::say;
 use taut_lab::experiment::{Experiment, Form, Request, table};
 use taut_lab::{registry, report};
 
-use crate::running::{Failure, beside, find, prepare, print, write_json};
+use crate::running::{Failure, beside, busy, find, prepare, print, write_json};
 
 /// Run every experiment, one after the other, and make DIR/report.html
 #[derive(clap::Args)]
@@ -40,6 +40,7 @@ pub(crate) struct All {
 /// How an experiment ended.
 enum End {
     Calibrated,
+    Busy(String),
     NotCalibrated,
     Failed(String),
 }
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &All) -> Result<(), Failure> {
         "taut: this takes about {left} minutes on two cores"
     ));
     let began = Instant::now();
-    let mut bad = Vec::new();
+    let (mut bad, mut doubtful) = (Vec::new(), Vec::new());
     for (index, &experiment) in experiments.iter().enumerate() {
         say(&format!(
             "taut: {} of {}: {}, about {} min ({} min so far)",
@@ -96,6 +97,7 @@ pub(crate) fn run(args: &All) -> Result<(), Failure> {
         };
         match end {
             End::Calibrated => {}
+            End::Busy(sentence) => doubtful.push(format!("{}: {sentence}", experiment.name)),
             End::NotCalibrated => {
                 bad.push(format!(
                     "{}: its world did not show the problem",
@@ -108,6 +110,9 @@ pub(crate) fn run(args: &All) -> Result<(), Failure> {
 
     let page = report::write(dir).map_err(|e| Failure::Run(e.to_string()))?;
     print(&format!("{}\n", page.display()))?;
+    for sentence in doubtful {
+        say(&format!("taut: {sentence}"));
+    }
     match bad.is_empty() {
         true => Ok(()),
         false => Err(Failure::Run(format!(
@@ -182,9 +187,10 @@ fn remove(file: &Path) -> Result<(), Failure> {
 
 impl End {
     fn of(outcome: &Outcome) -> Self {
-        match outcome.calibration.ok {
-            true => Self::Calibrated,
-            false => Self::NotCalibrated,
+        match outcome.calibration.trust() {
+            Trust::Calibrated | Trust::Unchecked => Self::Calibrated,
+            Trust::Busy => Self::Busy(busy(outcome)),
+            Trust::Failed => Self::NotCalibrated,
         }
     }
 }

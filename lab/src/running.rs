@@ -61,6 +61,14 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Says that the machine was busy, and which checks show it.
+pub(crate) fn busy(outcome: &Outcome) -> String {
+    format!(
+        "this machine was busy ({}), so its figures are doubtful; run it again when the machine has time",
+        outcome.calibration.busy.join(", ")
+    )
+}
+
 pub(crate) fn find(name: &str) -> Result<&'static Experiment, Failure> {
     registry::ALL
         .iter()

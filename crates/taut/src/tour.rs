@@ -10,7 +10,7 @@ mod network;
 mod relays;
 mod text;
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -21,11 +21,12 @@ use rustix::event::{PollFd, PollFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, pipe};
 use taut_sys::enclosure::Enclosure;
+use taut_sys::privileges::{self, Capability};
 use taut_sys::probe;
 
 use self::network::Network;
 use self::text::Pause;
-use crate::failure::Failure;
+use crate::failure::{Failure, print};
 
 /// See a slow download explained and repaired, on a made network
 #[derive(clap::Args)]
@@ -69,10 +70,17 @@ fn enclose(args: &Args) -> Result<(), Failure> {
     inside.args(args.yes.then_some("--yes"));
     // The directory that is empty in an enclosure, and goes with it.
     inside.env("TMPDIR", "/run");
-    let mut tour = Enclosure::spawn(inside).map_err(failed("make namespaces for the tour"))?;
+    let mut tour = Enclosure::spawn(inside).map_err(|e| {
+        let hint = privileges::hint(&e, &[Capability::SysAdmin]);
+        Failure::Run(format!("cannot make namespaces for the tour: {e}{hint}"))
+    })?;
     let waited = interrupts.wait_for(&tour);
     if let Some(signal) = waited.map_err(failed("wait for the tour"))? {
         tour.kill().map_err(failed("end the tour"))?;
+        if io::stdout().is_terminal() {
+            // The cursor is behind a question, or what the terminal shows of Ctrl-C.
+            print("\n")?;
+        }
         crate::log::say("the tour has ended early; everything that it made is removed");
         // A shell expects the signal in the exit status.
         let _ = emulate_default_handler(signal);

@@ -28,6 +28,7 @@ mod retry;
 mod rounds;
 pub mod routes;
 mod sessions;
+mod side_by_side;
 pub mod snoop_hazards;
 pub mod snoop_soak;
 pub mod soak;

@@ -61,9 +61,25 @@ pub struct Environment {
 pub struct Calibration {
     /// Whether every check held.
     pub ok: bool,
+    /// The checks that did not hold because this machine was too slow for what it emulates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub busy: Vec<String>,
     /// The checks, by name.
     #[serde(flatten)]
     pub checks: BTreeMap<String, Check>,
+}
+
+/// Whether the figures of a run can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// The world showed the problem.
+    Calibrated,
+    /// This machine was busy, which makes figures doubtful.
+    Busy,
+    /// The world did not show the problem, so the figures prove nothing.
+    Failed,
+    /// The run had no checks.
+    Unchecked,
 }
 
 /// A measured figure and its accepted range.
@@ -185,7 +201,36 @@ impl Calibration {
         let checks: BTreeMap<_, _> = checks.into_iter().map(|(n, c)| (n.to_owned(), c)).collect();
         Self {
             ok: checks.values().all(Check::holds),
+            busy: Vec::new(),
             checks,
+        }
+    }
+
+    /// Adds checks whose figure exceeds its maximum only if this machine was too slow for what it emulates:
+    /// a link was late, or a process.
+    #[must_use]
+    pub fn and_machine(mut self, checks: impl IntoIterator<Item = (&'static str, Check)>) -> Self {
+        for (name, check) in checks {
+            self.ok &= check.holds();
+            self.busy.extend(check.exceeds().then(|| name.to_owned()));
+            self.checks.insert(name.to_owned(), check);
+        }
+        self
+    }
+
+    /// Returns whether the figures can be trusted. A calibration that claims `ok` although one of its checks
+    /// failed is not believed, nor one that calls the machine busy without such a check.
+    pub fn trust(&self) -> Trust {
+        let exceeds = |name: &String| self.checks.get(name).is_some_and(Check::exceeds);
+        if self.ok && self.checks.values().all(Check::holds) {
+            match self.checks.is_empty() {
+                true => Trust::Unchecked,
+                false => Trust::Calibrated,
+            }
+        } else if !self.busy.is_empty() && self.busy.iter().all(exceeds) {
+            Trust::Busy
+        } else {
+            Trust::Failed
         }
     }
 }
@@ -196,6 +241,10 @@ impl Check {
     /// Returns whether the figure is in its range.
     pub fn holds(&self) -> bool {
         self.measured >= self.least && self.most.is_none_or(|most| self.measured <= most)
+    }
+
+    fn exceeds(&self) -> bool {
+        self.most.is_some_and(|most| self.measured > most)
     }
 }
 
@@ -250,6 +299,25 @@ mod tests {
         assert!(Calibration::of([("a", check(1.0)), ("b", check(2.0))]).ok);
         assert!(!Calibration::of([("a", check(1.5)), ("b", check(2.1))]).ok);
         assert!(!Calibration::of([("a", check(f64::NAN))]).ok);
+    }
+
+    #[test]
+    fn a_busy_machine_makes_figures_doubtful_and_another_failure_makes_them_worthless() {
+        let late = |late| Calibration::of([]).and_machine([("late", Check::at_most(late, 0.5))]);
+        assert_eq!(late(0.4).trust(), Trust::Calibrated);
+        assert_eq!(late(0.6).trust(), Trust::Busy);
+        assert_eq!(late(f64::NAN).trust(), Trust::Failed);
+        // What a busy machine does to other checks is not known.
+        let slow = [("slow", Check::at_least(1.0, 3.0))];
+        let both = Calibration::of(slow).and_machine([("late", Check::none(2))]);
+        assert_eq!(both.trust(), Trust::Busy);
+        assert_eq!(Calibration::of(slow).trust(), Trust::Failed);
+        let claims = Calibration {
+            busy: vec!["slow".to_owned()],
+            ..Calibration::of(slow)
+        };
+        assert_eq!(claims.trust(), Trust::Failed);
+        assert_eq!(Calibration::of([]).trust(), Trust::Unchecked);
     }
 
     #[test]

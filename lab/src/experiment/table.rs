@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::outcome::{Outcome, Series};
+use super::outcome::{Outcome, Series, Trust};
 
 /// The maximum number of a metric's rows. A metric with more rows is a curve, which a table does
 /// not show well.
@@ -37,10 +37,10 @@ pub fn render(outcome: &Outcome) -> String {
     for (key, value) in &outcome.headline {
         let _ = writeln!(text, "{key:<width$}  {}", figure(*value));
     }
-    let verdict = if outcome.calibration.ok {
-        "holds"
-    } else {
-        "DOES NOT HOLD"
+    let verdict = match outcome.calibration.trust() {
+        Trust::Calibrated | Trust::Unchecked => "holds",
+        Trust::Busy => "is doubtful: this machine was busy",
+        Trust::Failed => "DOES NOT HOLD",
     };
     let _ = writeln!(text, "\ncalibration {verdict}");
     for (name, check) in &outcome.calibration.checks {

@@ -11,6 +11,8 @@ pub(super) struct About {
     pub(super) job: &'static str,
     pub(super) title: &'static str,
     pub(super) story: &'static str,
+    /// The metric whose figure stands before all others.
+    first: Option<&'static str>,
     /// Metrics, each with the paper's figure that shows the same quantity.
     figures: &'static [(&'static str, &'static str)],
 }
@@ -28,6 +30,7 @@ const KNOWN: &[About] = &[
                 adds one improvement. Two more parts: a client with a small receive window, and a \
                 short and a long flow to one client. After “Pied Piper” (3.3 and 6.3), which measured \
                 such a route between San Francisco and Bangalore.",
+        first: Some("total"),
         figures: &[
             ("ttfb", "Figure 7"),
             ("total", "Figure 8, and with a 64 kB window Figure 9"),
@@ -44,6 +47,7 @@ const KNOWN: &[About] = &[
             Cubic, with Cubic and large windows, and with BBR; and over two relays with a clean cloud leg \
             between them, with four ways of sending on that leg. Round trips, rates and losses have \
             published sources. After “Pied Piper” (2.3, 4.2 and 4.3).",
+        first: None,
         figures: &[
             ("total", "Figures 2 and 3; for the mesh’s ways Figure 11"),
             ("times_ideal", "Figure 5a"),
@@ -56,6 +60,7 @@ const KNOWN: &[About] = &[
         story: "Cubic flows of others fill the link between two relays’ hosts. Then as many flows of the \
             mesh join, or as many Cubic flows, for comparison. After “Pied Piper” (6.3, “Inside the \
             cloud”).",
+        first: None,
         figures: &[("throughput", "Figure 13")],
     },
     About {
@@ -66,6 +71,7 @@ const KNOWN: &[About] = &[
             cities. `taut mesh plan` knows the round trips and rates and chooses a route for each pair; \
             the figures compare its choice with the best route that was measured. After “Pied Piper” \
             (4.1 and 4.4).",
+        first: None,
         figures: &[("gain", "Figure 12")],
     },
     About {
@@ -75,6 +81,7 @@ const KNOWN: &[About] = &[
         story: "A near relay has two alternatives and carries 200 sessions a second. The one that carries \
             more of them is killed, drained, cut off or slowed down. The figures say for how long new \
             sessions fail.",
+        first: None,
         figures: &[],
     },
     About {
@@ -83,6 +90,7 @@ const KNOWN: &[About] = &[
         title: "A mesh under load and attack",
         story: "A mesh of two relays carries 200 sessions a second while relays are killed, stopped and \
             revoked, links cut, keys rotated, and an outsider attacks. Both ends compare every byte.",
+        first: None,
         figures: &[],
     },
     About {
@@ -91,6 +99,7 @@ const KNOWN: &[About] = &[
         title: "A protected leg, beside other proxies",
         story: "Two taut relay with TLS between them carry the same loads as two HAProxy, nginx and stunnel \
             with TLS, one after the other on one host.",
+        first: None,
         figures: &[],
     },
     About {
@@ -99,6 +108,7 @@ const KNOWN: &[About] = &[
         title: "One relay, beside other relays",
         story: "taut relay carries the same loads as HAProxy, nginx, socat and ssh, one after the other on \
             one host: a bulk flow, new connections, the echo of a byte, and idle sessions.",
+        first: None,
         figures: &[],
     },
     About {
@@ -107,6 +117,7 @@ const KNOWN: &[About] = &[
         title: "Idle sessions",
         story: "One relay holds thousands of sessions, each of which has carried one byte each way. The \
             figures are the memory they use, and what is left of them after they have ended.",
+        first: None,
         figures: &[],
     },
     About {
@@ -118,6 +129,7 @@ const KNOWN: &[About] = &[
             acknowledgements wait until the driver domain is, so a round trip takes as long as one round of \
             the scheduler. taut snoop acknowledges what is in the guest’s ring. Each figure is given at \
             both ends, with the handshake and without. After “vSnoop” (V-C).",
+        first: None,
         figures: &[
             ("sender_data_phase", "Figures 5 and 6"),
             ("receiver_data_phase", "Figures 5 and 6"),
@@ -132,6 +144,7 @@ const KNOWN: &[About] = &[
             processes of a parallel program, one in each guest, broadcast and exchange data. taut snoop \
             serves the taps of all guests. “Cores not shared” is the speed of the applications when no \
             guest waits. After “vSnoop” (V-D).",
+        first: None,
         figures: &[
             ("web_requests", "Table II"),
             ("mpi_broadcast", "Figure 8b"),
@@ -144,6 +157,7 @@ const KNOWN: &[About] = &[
         title: "Every byte, with taut snoop",
         story: "Transfers to a guest go through loss, reordering, full rings and pauses, while taut snoop is \
             killed, stopped and turned off. Both ends compare every byte.",
+        first: None,
         figures: &[],
     },
     About {
@@ -152,6 +166,7 @@ const KNOWN: &[About] = &[
         title: "Guests that do not keep what was acknowledged",
         story: "Guests that forward, and guests whose application lowers its receive buffer, cannot keep \
             data that somebody else acknowledged for them. Every transfer has to complete with taut snoop.",
+        first: None,
         figures: &[],
     },
     About {
@@ -161,6 +176,7 @@ const KNOWN: &[About] = &[
         story: "A client reads blocks over 1 to 20 connections at once from a guest that is descheduled for \
             60 ms of each 90. Acknowledgements that came meanwhile are processed after the timer, so the \
             guest takes its own absence for loss. After “PVTCP” (III and V).",
+        first: None,
         figures: &[("goodput", "Figures 12 and 13")],
     },
     About {
@@ -169,6 +185,7 @@ const KNOWN: &[About] = &[
         title: "A sending guest whose core is taken away",
         story: "A guest sends over one connection while its core is taken away in slices of 30 ms. Cubic \
             keeps its rate; BBR measures the gaps as bandwidth and falls. taut guest replaces both.",
+        first: None,
         figures: &[],
     },
     About {
@@ -178,6 +195,7 @@ const KNOWN: &[About] = &[
         story: "One connection over 1 Gbit/s and up to 200 ms, whose receiver or sender has fixed its buffer \
             at 64 kB, before and after taut tune --apply starts at both ends. After the thesis on tuning \
             with Web100 (6.2).",
+        first: None,
         figures: &[("throughput", "Figures 6.2 and 6.4")],
     },
     About {
@@ -186,6 +204,7 @@ const KNOWN: &[About] = &[
         title: "Five hundred connections in 64 MB",
         story: "A server’s 500 connections over 1 to 200 ms share 64 MB of memory: with taut tune --budget, \
             with the kernel’s own limit, and without a limit.",
+        first: None,
         figures: &[],
     },
     About {
@@ -194,6 +213,7 @@ const KNOWN: &[About] = &[
         title: "The cost of tuning",
         story: "Ten thousand connections are idle. The figure is the processor time of taut tune, which \
             checks whether one of them needs a change.",
+        first: None,
         figures: &[],
     },
     About {
@@ -203,6 +223,7 @@ const KNOWN: &[About] = &[
         story: "Connections are limited on purpose, in families of worlds with other congestion controls, \
             queues, jitter, several flows and causes. taut why, taut top and taut watch name what they \
             think limits them. Thresholds were set on some families; others were left out.",
+        first: None,
         figures: &[],
     },
     About {
@@ -211,6 +232,7 @@ const KNOWN: &[About] = &[
         title: "Whether a repair gains what was predicted",
         story: "taut why predicts what a connection would carry without its limit. The same world without \
             the limit shows whether it does.",
+        first: None,
         figures: &[],
     },
     About {
@@ -220,6 +242,7 @@ const KNOWN: &[About] = &[
         story: "Thousands of connections, idle or each with data to carry, are scanned by taut top \
             once a second. The figures are its processor time, and that of ss, which prints the \
             kernel’s figures without interpreting them.",
+        first: None,
         figures: &[],
     },
 ];
@@ -266,6 +289,11 @@ pub(super) fn metric(name: &str) -> String {
 // === impl About ===
 
 impl About {
+    /// Returns whether the figure of `metric` stands first.
+    pub(super) fn is_first(&self, metric: &str) -> bool {
+        self.first == Some(metric)
+    }
+
     /// Returns the paper's figure that shows `metric`.
     pub(super) fn figure(&self, metric: &str) -> Option<&'static str> {
         let (_, figure) = self.figures.iter().find(|(name, _)| *name == metric)?;

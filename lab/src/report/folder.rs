@@ -20,12 +20,11 @@ pub(super) struct Run {
     pub(super) outcome: Outcome,
 }
 
-/// An experiment without an outcome.
+/// An experiment that failed.
 #[derive(Debug)]
 pub(super) struct Missing {
     pub(super) experiment: &'static str,
-    /// Why it failed; `None` if it was not run.
-    pub(super) reason: Option<String>,
+    pub(super) reason: String,
 }
 
 /// Returns all outcomes in `dir`. Those of one experiment are together, and known experiments come
@@ -51,7 +50,7 @@ pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
     Ok(runs)
 }
 
-/// Returns the experiments that are not among `runs`, in the order of the report.
+/// Returns the experiments that failed and are not among `runs`, in the order of the report.
 pub(super) fn missing(dir: &Path, runs: &[Run]) -> Result<Vec<Missing>, ReportError> {
     let has_run = |name: &str| runs.iter().any(|run| run.outcome.experiment == name);
     let names = registry::ALL.iter().map(|one| one.name);
@@ -59,8 +58,9 @@ pub(super) fn missing(dir: &Path, runs: &[Run]) -> Result<Vec<Missing>, ReportEr
         .filter(|name| !has_run(name))
         .map(|experiment| {
             let reason = read_reason(&super::reason(dir, experiment))?;
-            Ok(Missing { experiment, reason })
+            Ok(reason.map(|reason| Missing { experiment, reason }))
         })
+        .filter_map(Result::transpose)
         .collect::<Result<Vec<_>, _>>()?;
     missing.sort_by_key(|one| about::rank(one.experiment));
     Ok(missing)

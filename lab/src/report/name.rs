@@ -25,6 +25,19 @@ impl<'a> Name<'a> {
     }
 }
 
+/// Returns a configuration as figures name it: in words, where outcomes have an abbreviation.
+pub(super) fn in_words(configuration: &str) -> &str {
+    match configuration {
+        "e2e" => "end to end",
+        "e2e-bbr" => "end to end, BBR",
+        "e2e-turbo" => "end to end, turbo start",
+        "split+es" => "split + early SYN",
+        "split+es+pool" => "early SYN + pool",
+        "taut-bbr" => "taut, BBR to the client",
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,9 +5,10 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::{
     about,
     folder::{Missing, Run},
-    section::{self, Trust},
-    won,
+    section, won,
 };
+
+use crate::experiment::outcome::Trust;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -32,7 +33,7 @@ pub(super) fn render(runs: &[Run], missing: &[Missing]) -> String {
                     p {
                         "Taut takes the slack out of TCP on Linux. Each experiment of " code { "taut lab" }
                         " builds a world on one machine that shows a problem, checks that the problem is there (its calibration), and measures "
-                        "the remedy beside it. Figures whose calibration failed are struck out: they prove nothing."
+                        "the remedy beside it. Figures whose calibration failed are struck out: they prove nothing. Where the machine was busy, they are marked as doubtful."
                     }
                     (won::render(runs, id))
                     (summary(runs))
@@ -52,16 +53,23 @@ fn id(place: usize) -> String {
 }
 
 fn summary(runs: &[Run]) -> Markup {
-    let trust = |run: &Run| Trust::of(&run.outcome.calibration);
+    let trust = |run: &Run| run.outcome.calibration.trust();
     let failed = runs
         .iter()
         .filter(|run| trust(run) == Trust::Failed)
         .count();
+    let busy = runs.iter().filter(|run| trust(run) == Trust::Busy).count();
     html! {
         @if failed > 0 {
             p.verdict.failed {
                 b { "✗ " (failed) " of " (runs.len()) @if runs.len() == 1 { " run" } @else { " runs" } }
                 " did not show the problem, so their measurements prove nothing."
+            }
+        }
+        @if busy > 0 {
+            p.verdict {
+                b { "△ " (busy) " of " (runs.len()) @if runs.len() == 1 { " run" } @else { " runs" } }
+                " had a machine that was busy: the figures stand, and are doubtful."
             }
         }
         h2 { "All runs" }
@@ -85,7 +93,7 @@ fn summary(runs: &[Run]) -> Markup {
                                 @if run.outcome.quick { ", quick" }
                                 @if section::are_mixed(runs) { ", tree " (section::tree(run)) }
                             }
-                            td { (trust(run).words()) }
+                            td { (section::words(trust(run))) }
                         }
                     }
                 }
@@ -108,7 +116,6 @@ fn trees(runs: &[Run]) -> Markup {
 }
 
 fn without_outcome(missing: &[Missing]) -> Markup {
-    let reason = |one: &Missing| one.reason.clone().unwrap_or_else(|| "not run".to_owned());
     html! {
         @if !missing.is_empty() {
             h2 { "Without an outcome" }
@@ -120,7 +127,7 @@ fn without_outcome(missing: &[Missing]) -> Markup {
                             tr {
                                 td { (about::of(one.experiment).map_or(one.experiment, |about| about.title)) }
                                 td { code { "taut lab run " (one.experiment) } }
-                                td { (reason(one)) }
+                                td { (one.reason) }
                             }
                         }
                     }

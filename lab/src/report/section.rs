@@ -3,27 +3,16 @@
 use maud::{Markup, html};
 
 use super::{about, figures, folder::Run, headline, number, series_table, tables};
-use crate::experiment::outcome::{Calibration, Check};
+use crate::experiment::outcome::{Calibration, Check, Trust};
 
 /// The number of notes that are shown unfolded.
 const FEW: usize = 8;
-
-/// Whether the figures of a run can be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trust {
-    /// The world showed the problem.
-    Calibrated,
-    /// The world did not show the problem, so the figures prove nothing.
-    Failed,
-    /// The run had no checks.
-    Unchecked,
-}
 
 /// Returns the run's section; `id` is its anchor. With `names_tree` it says which tree was measured.
 pub(super) fn render(run: &Run, id: &str, names_tree: bool) -> Markup {
     let outcome = &run.outcome;
     let about = about::of(&outcome.experiment);
-    let trust = Trust::of(&outcome.calibration);
+    let trust = outcome.calibration.trust();
     html! {
         section id=(id) {
             h2 { (title(run)) }
@@ -34,6 +23,7 @@ pub(super) fn render(run: &Run, id: &str, names_tree: bool) -> Markup {
             }
             (verdict(&outcome.calibration, trust))
             @if let Some(about) = about { p { (about.story) } }
+            (figures::first(outcome, about))
             h3 { "Headline" }
             @if about.is_some() {
                 p.aside { "What each name means is on the page of “" (outcome.experiment) "” that docs/lab.md links to." }
@@ -46,7 +36,7 @@ pub(super) fn render(run: &Run, id: &str, names_tree: bool) -> Markup {
                 (figures::render(outcome, about))
             }
             h3 { "Calibration" }
-            p { (trust.meaning()) }
+            p { (meaning(trust)) }
             (tables::calibration(&outcome.calibration))
             h3 { "Environment" }
             (tables::environment(outcome, &run.file))
@@ -102,10 +92,15 @@ fn verdict(calibration: &Calibration, trust: Trust) -> Markup {
         .filter(|(_, check)| !check.holds());
     html! {
         p.verdict.failed[trust == Trust::Failed] {
-            b { (trust.words()) }
+            b { (words(trust)) }
             @if trust == Trust::Failed {
                 ". This world did not show the problem that it is built to show, so the figures below "
                 "prove nothing."
+            }
+            @if trust == Trust::Busy {
+                ". They stand, but measure again when it has time."
+            }
+            @if matches!(trust, Trust::Failed | Trust::Busy) {
                 @for (name, check) in failed { " " (outside(name, check)) }
             }
         }
@@ -120,38 +115,29 @@ fn outside(name: &str, check: &Check) -> Markup {
     }
 }
 
-// === impl Trust ===
-
-impl Trust {
-    /// Also treats a calibration as failed if it claims `ok` although one of its checks failed.
-    pub(super) fn of(calibration: &Calibration) -> Self {
-        if !calibration.ok || !calibration.checks.values().all(Check::holds) {
-            Self::Failed
-        } else if calibration.checks.is_empty() {
-            Self::Unchecked
-        } else {
-            Self::Calibrated
-        }
+/// Returns the verdict of a calibration, in words.
+pub(super) fn words(trust: Trust) -> &'static str {
+    match trust {
+        Trust::Calibrated => "✓ Calibration held",
+        Trust::Busy => "△ This machine was busy: the figures are doubtful",
+        Trust::Failed => "✗ CALIBRATION FAILED",
+        Trust::Unchecked => "○ Not calibrated: nothing was checked",
     }
+}
 
-    pub(super) fn words(self) -> &'static str {
-        match self {
-            Self::Calibrated => "✓ Calibration held",
-            Self::Failed => "✗ CALIBRATION FAILED",
-            Self::Unchecked => "○ Not calibrated: nothing was checked",
+fn meaning(trust: Trust) -> &'static str {
+    match trust {
+        Trust::Calibrated => {
+            "Before a remedy is measured, the world has to show the problem. It did: every check \
+             lay within its bounds."
         }
-    }
-
-    fn meaning(self) -> &'static str {
-        match self {
-            Self::Calibrated => {
-                "Before a remedy is measured, the world has to show the problem. It did: every check \
-                 lay within its bounds."
-            }
-            Self::Failed => {
-                "Before a remedy is measured, the world has to show the problem. It did not."
-            }
-            Self::Unchecked => "This run did not check its world.",
+        Trust::Busy => {
+            "Before a remedy is measured, the world has to show the problem, on a machine that is fast \
+             enough for what it emulates. This machine had other things to do."
         }
+        Trust::Failed => {
+            "Before a remedy is measured, the world has to show the problem. It did not."
+        }
+        Trust::Unchecked => "This run did not check its world.",
     }
 }

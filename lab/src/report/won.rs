@@ -3,7 +3,8 @@
 use maud::{Markup, html};
 use serde_json::{Map, Value};
 
-use super::{folder::Run, number, section::Trust};
+use super::{folder::Run, number};
+use crate::experiment::outcome::Trust;
 
 /// A headline figure that says what a job won.
 #[derive(Debug)]
@@ -87,41 +88,35 @@ const ALL: &[Won] = &[
     },
 ];
 
-/// Returns a card for each job. `id` returns the anchor of a run by its place.
+/// Returns a card for each job whose figure was measured. `id` returns the anchor of a run by its place.
 pub(super) fn render(runs: &[Run], id: impl Fn(usize) -> String) -> Markup {
+    let cards = ALL.iter().filter_map(|won| card(won, runs, &id));
     html! {
         ul.won {
-            @for won in ALL { li { (card(won, runs, &id)) } }
+            @for card in cards { li { (card) } }
         }
     }
 }
 
-fn card(won: &Won, runs: &[Run], id: &impl Fn(usize) -> String) -> Markup {
+fn card(won: &Won, runs: &[Run], id: &impl Fn(usize) -> String) -> Option<Markup> {
     let of_it = |run: &Run| run.outcome.experiment == won.experiment;
     let full = runs.iter().position(|run| of_it(run) && !run.outcome.quick);
     let place = full.or_else(|| runs.iter().position(of_it));
-    let figure = place.and_then(|place| {
-        let run = &runs[place];
-        Some((place, run, *run.outcome.headline.get(won.key)?))
-    });
-    html! {
+    let place = place?;
+    let run = &runs[place];
+    let value = *run.outcome.headline.get(won.key)?;
+    let trust = run.outcome.calibration.trust();
+    let failed = trust == Trust::Failed;
+    Some(html! {
         h2 { (won.job) }
-        @match figure {
-            Some((place, run, value)) => {
-                @let failed = Trust::of(&run.outcome.calibration) == Trust::Failed;
-                p.figure.failed[failed] { a href={ "#" (id(place)) } { (written(won.form, value)) } @if run.outcome.quick { span.badge { "quick form" } } }
-                p { (won.about) }
-                @if failed { p.aside { b { "Proves nothing: the calibration of " (won.experiment) " failed." } } }
-            }
-            None => {
-                p.figure { "\u{2013}" }
-                p.aside { "No figure: " code { "taut lab run " (won.experiment) } " was not run here, or without this part." }
-            }
-        }
-        @if let Some(paper) = place.and_then(|place| filled(won.paper, &runs[place].outcome.paper)) {
+        p.figure.failed[failed] { a href={ "#" (id(place)) } { (written(won.form, value)) } @if run.outcome.quick { span.badge { "quick form" } } }
+        p { (won.about) }
+        @if failed { p.aside { b { "Proves nothing: the calibration of " (won.experiment) " failed." } } }
+        @if trust == Trust::Busy { p.aside { b { "Doubtful: this machine was busy." } } }
+        @if let Some(paper) = filled(won.paper, &run.outcome.paper) {
             p.aside { (paper) }
         }
-    }
+    })
 }
 
 /// Fills in the figures. Returns `None` if the outcome lacks one of them.

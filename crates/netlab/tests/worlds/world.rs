@@ -396,3 +396,17 @@ fn dropped() -> u64 {
     let at = rows[0].iter().position(|name| *name == "TCPRcvQDrop");
     rows[1][at.unwrap()].parse().unwrap()
 }
+
+#[test]
+fn a_world_may_keep_the_machines_congestion_control() {
+    root::required();
+    let setting = "net.ipv4.tcp_congestion_control";
+    let machine = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+    let builder = WorldBuilder::new("control").host("client");
+    let of = |builder: WorldBuilder| {
+        let world = builder.build().unwrap();
+        world.host("client").sysctl(setting).unwrap()
+    };
+    assert_eq!(of(builder.clone()), "cubic");
+    assert_eq!(of(builder.keep_congestion_control()), machine.trim_end());
+}

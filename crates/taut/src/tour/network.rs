@@ -189,7 +189,7 @@ pub(super) fn failure(error: WorldError) -> Failure {
 
 /// Sends a client the number of bytes that it asks for.
 fn send(mut client: TcpStream) -> io::Result<()> {
-    const BLOCK: [u8; 1 << 16] = [0; 1 << 16];
+    static BLOCK: [u8; 1 << 16] = [0; 1 << 16];
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
     let mut bytes = [0; 8];

@@ -42,9 +42,9 @@ pub(super) fn beginning() -> Result<(), Failure> {
 pub(super) fn ending() -> Result<(), Failure> {
     say("The network, its processes and its files are removed. On your own hosts, begin with:")?;
     print(
-        "  sudo taut why     what limits the connections here; changes nothing\n  \
-         sudo taut tune    which buffers it would change; --apply changes them\n  \
-         taut relay        how to begin with a relay\n",
+        "  sudo taut why    what limits connections; changes nothing\n  \
+         sudo taut tune   which buffers it would change with --apply\n  \
+         taut relay       how to begin with a relay\n",
     )
 }
 
@@ -61,7 +61,7 @@ pub(super) fn no_gain(figures: &str, is_late: bool) -> Result<(), Failure> {
         true => {
             "This machine was busy: the network was later than it is made to be, so the figures say nothing about Taut."
         }
-        false => "`taut doctor` says what this machine lacks.",
+        false => "Unless this machine was busy, `taut doctor` says what it lacks.",
     };
     say(&format!("{figures}. That is no gain. {why}"))
 }

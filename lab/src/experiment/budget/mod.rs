@@ -181,14 +181,12 @@ fn outcome(
     let connections = by_arm.values().flatten().map(|of| of.connections).min();
     let asked = ROUND_TRIPS.len() as u64 * Wants::ALL.map(Wants::count).iter().sum::<u64>();
     let overruns = all.values().flatten().filter(|seen| seen.overrun).count();
-    let mut checks = vec![
-        ("link_overruns", Check::none(overruns as u64)),
-        (
-            "connections",
-            // A handshake may be lost more than once in a full queue.
-            Check::at_least(connections.unwrap_or(0) as f64, 0.98 * asked as f64),
-        ),
-    ];
+    let machine = [("link_overruns", Check::none(overruns as u64))];
+    let mut checks = vec![(
+        "connections",
+        // A handshake may be lost more than once in a full queue.
+        Check::at_least(connections.unwrap_or(0) as f64, 0.98 * asked as f64),
+    )];
     if by_arm.contains_key(&Arm::Kernel) {
         // Checks that the problem exists: without a limit the connections use more memory than the
         // budget.
@@ -198,7 +196,7 @@ fn outcome(
     let goodput = |arm| median(arm, |of| of.goodput);
     Outcome {
         environment,
-        calibration: Calibration::of(checks),
+        calibration: Calibration::of(checks).and_machine(machine),
         headline: BTreeMap::from([
             ("peak_over_budget".to_owned(), most(Arm::Taut, |of| of.peak)),
             (

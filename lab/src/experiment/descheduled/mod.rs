@@ -303,13 +303,14 @@ fn outcome(
     let late: u64 = seen().map(|seen| seen.taken.late).sum();
     let slices: u64 = seen().map(|seen| seen.taken.slices).sum();
     let overruns = seen().filter(|seen| seen.overrun).count();
-    let mut checks = vec![
+    let machine = [
         ("link_overruns", Check::none(overruns as u64)),
         (
             "late_slices",
             Check::at_most(late as f64 / slices.max(1) as f64, 0.01),
         ),
     ];
+    let mut checks = Vec::new();
     if !cubic.is_nan() && !bbr.is_nan() {
         // Checks that the problem exists: BBR loses throughput that Cubic does not (2BRobust,
         // figure 1).
@@ -329,7 +330,7 @@ fn outcome(
     notes.extend(late_note);
     Outcome {
         environment,
-        calibration: Calibration::of(checks),
+        calibration: Calibration::of(checks).and_machine(machine),
         headline: headline
             .into_iter()
             .filter(|(_, figure)| !figure.is_nan())

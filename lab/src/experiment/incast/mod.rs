@@ -209,13 +209,14 @@ fn outcome(
     let late: u64 = seen().map(|seen| seen.taken.late).sum();
     let slices: u64 = seen().map(|seen| seen.taken.slices).sum();
     let overruns = seen().filter(|seen| seen.overrun).count();
-    let mut checks = vec![
+    let machine = [
         ("link_overruns", Check::none(overruns as u64)),
         (
             "late_slices",
             Check::at_most(late as f64 / slices.max(1) as f64, 0.01),
         ),
     ];
+    let mut checks = Vec::new();
     let plain = median(one(Tcp::SHORT), timeouts);
     if !plain.is_nan() {
         // Checks that the problem exists: a descheduled sender times out.
@@ -238,7 +239,7 @@ fn outcome(
     let share: Share = SHARE;
     Outcome {
         environment,
-        calibration: Calibration::of(checks),
+        calibration: Calibration::of(checks).and_machine(machine),
         headline: headline
             .into_iter()
             .filter(|(_, figure)| !figure.is_nan())

@@ -10,6 +10,7 @@ use super::path::Path;
 use super::plan::{Batch, Job};
 use super::stage::{Files, Stage};
 use crate::experiment::progress::Progress;
+use crate::experiment::side_by_side::SideBySide;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Times;
 
@@ -22,8 +23,10 @@ pub(super) struct Measured {
     pub(super) times: BTreeMap<(Path, Way, Size), Vec<Times>>,
     /// The number of downloads during which a link delivered late.
     pub(super) disturbed: usize,
-    /// The number of worlds side by side.
-    pub(super) worlds: usize,
+    /// The number of late downloads that were repeated.
+    pub(super) repeated: u64,
+    /// The number of worlds side by side, at first and at the end.
+    pub(super) worlds: [usize; 2],
 }
 
 impl Measured {
@@ -41,7 +44,10 @@ pub(super) fn measure(
     let mut sizes: Vec<Size> = batches.iter().flat_map(Batch::sizes).collect();
     sizes.sort();
     sizes.dedup();
+    let worlds = batches.iter().map(|batch| batch.lanes).sum();
+    let planned = batches.iter().map(|batch| batch.jobs.len()).sum();
     let run = Run {
+        side_by_side: SideBySide::new(worlds, planned),
         files: Files::write(sizes, request.seed)?,
         measured: Mutex::default(),
         failed: AtomicBool::new(false),
@@ -76,7 +82,7 @@ pub(super) fn measure(
     })?;
     let measured = run.measured.into_inner();
     let mut measured = measured.unwrap_or_else(PoisonError::into_inner);
-    measured.worlds = batches.iter().map(|batch| batch.lanes).sum();
+    measured.worlds = [worlds, run.side_by_side.most()];
     Ok(measured)
 }
 
@@ -86,6 +92,7 @@ struct Run<'a> {
     measured: Mutex<Measured>,
     failed: AtomicBool,
     full_rate: FullRate,
+    side_by_side: SideBySide,
     progress: &'a Progress,
     request: &'a Request,
 }
@@ -105,6 +112,7 @@ impl Run<'_> {
                 break;
             };
             let _turn = way.fills_its_link().then(|| self.full_rate.turn());
+            let side_by_side = self.side_by_side.turn();
             let world = stage.world();
             // All ways have the same seed.
             world.reseed(self.request.seed << 32 ^ run << 28 ^ size.0 as u64);
@@ -112,6 +120,11 @@ impl Run<'_> {
             let times = stage.download(way, size, &self.files)?;
             let after = world.link_reports()?;
             let late = before.iter().zip(&after).any(|(b, a)| a.since(b).overrun());
+            if side_by_side.ended(late) {
+                lock(&self.measured).repeated += 1;
+                lock(queue).push_back((way, size, run));
+                continue;
+            }
             let mut measured = lock(&self.measured);
             measured.disturbed += usize::from(late);
             let key = (batch.path, way, size);

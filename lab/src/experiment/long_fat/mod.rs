@@ -204,8 +204,8 @@ fn outcome(
         calibration: Calibration::of([
             // Checks that the problem exists: about 64 kB in each 100 ms.
             ("locked_rcvbuf_before_mbit", Check { measured: fixed_before, least: 3.0, most: Some(12.0) }),
-            ("link_overruns", Check::none(overruns.get(&millis).copied().unwrap_or(0))),
-        ]),
+        ])
+        .and_machine([("link_overruns", Check::none(overruns.get(&millis).copied().unwrap_or(0)))]),
         headline: BTreeMap::from([
             ("locked_rcvbuf_before_mbit".to_owned(), fixed_before),
             ("locked_rcvbuf_after_share".to_owned(), share(Fixed::Receiver)),

@@ -1,8 +1,9 @@
 //! Runs many downloads in several worlds at once. A download mostly waits for the path, so worlds
 //! side by side hardly disturb one another.
 //!
-//! A download counts even if a link delivered late during it: leaving such downloads out would
-//! leave out the long ones. The number of such downloads is reported.
+//! While links deliver late, fewer worlds download at a time, and what was late beside others is repeated.
+//! A download that is late all the same counts: leaving such downloads out would leave out the long ones.
+//! Which cells have many of them is reported.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use super::route::Setting;
 use super::stage::Stage;
 use super::window;
 use crate::experiment::progress::Progress;
+use crate::experiment::side_by_side::SideBySide;
 use crate::experiment::{ExperimentError, Request, stats};
 use crate::peer::curl::Times;
 
@@ -25,16 +27,31 @@ const LEAST: usize = 15;
 pub(super) struct Measured {
     pub(super) times: BTreeMap<(Condition, Way, Size), Vec<Times>>,
     /// The number of downloads during which a link delivered late.
-    pub(super) disturbed: usize,
+    late: BTreeMap<(Condition, Way, Size), usize>,
+    /// The number of late downloads that were repeated.
+    pub(super) repeated: u64,
     /// The client's window as the server saw it under [`Condition::Window`], in bytes.
     pub(super) window: Option<u64>,
-    /// The number of worlds side by side.
-    pub(super) worlds: usize,
+    /// The number of worlds side by side, at first and at the end.
+    pub(super) worlds: [usize; 2],
 }
 
 impl Measured {
     pub(super) fn downloads(&self) -> usize {
         self.times.values().map(Vec::len).sum()
+    }
+
+    /// Returns the number of downloads during which a link delivered late.
+    pub(super) fn disturbed(&self) -> usize {
+        self.late.values().sum()
+    }
+
+    /// Returns the cells in which a link was late in at least half of the downloads.
+    pub(super) fn doubtful(&self) -> impl Iterator<Item = (Condition, Way, Size)> {
+        self.times.iter().filter_map(|(key, times)| {
+            let late = self.late.get(key).copied().unwrap_or(0);
+            (2 * late >= times.len()).then_some(*key)
+        })
     }
 
     /// Returns whether a way has enough downloads of a size under a condition.
@@ -70,6 +87,9 @@ pub(super) fn measure(
 ) -> Result<Measured, ExperimentError> {
     let measured = Mutex::new(Measured::default());
     let failed = AtomicBool::new(false);
+    let worlds = batches.iter().map(|batch| batch.lanes).sum();
+    let planned = batches.iter().map(|batch| batch.jobs.len()).sum();
+    let side_by_side = SideBySide::new(worlds, planned);
     let queues: Vec<Mutex<VecDeque<Job>>> = batches
         .iter()
         .map(|batch| Mutex::new(batch.jobs.clone()))
@@ -83,6 +103,7 @@ pub(super) fn measure(
                     queue,
                     measured: &measured,
                     failed: &failed,
+                    side_by_side: &side_by_side,
                     progress,
                     request,
                     first: number_here == 0,
@@ -107,7 +128,7 @@ pub(super) fn measure(
         let mut measured = measured
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        measured.worlds = batches.iter().map(|batch| batch.lanes).sum();
+        measured.worlds = [worlds, side_by_side.most()];
         measured
     })
 }
@@ -118,6 +139,7 @@ struct Lane<'a> {
     queue: &'a Mutex<VecDeque<Job>>,
     measured: &'a Mutex<Measured>,
     failed: &'a AtomicBool,
+    side_by_side: &'a SideBySide,
     progress: &'a Progress,
     request: &'a Request,
     /// Whether this is the first world of its condition.
@@ -153,9 +175,16 @@ impl Lane<'_> {
                 self.progress.step();
                 continue;
             }
-            let (times, disturbed) = self.download(stage, way, size, run)?;
+            let turn = self.side_by_side.turn();
+            let (times, late) = self.download(stage, way, size, run)?;
+            if turn.ended(late) {
+                self.measured().repeated += 1;
+                let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                queue.push_back((way, size, run));
+                continue;
+            }
             let mut measured = self.measured();
-            measured.disturbed += usize::from(disturbed);
+            *measured.late.entry(key).or_default() += usize::from(late);
             measured.times.entry(key).or_default().push(times);
             drop(measured);
             self.progress.step();

@@ -4,6 +4,7 @@ use super::{
     super::{
         arrange::{Figure, Metric},
         chart::lines::Lines,
+        name::in_words,
         unit::{self, Better},
     },
     view::{View, baseline, ratio},
@@ -33,7 +34,7 @@ pub(super) fn caption(
         .iter()
         .find(|panel| panel.rows.iter().any(|row| ratio(panel, row).is_some()));
     if let (None, Some(base)) = (lines, compared.and_then(baseline)) {
-        let name = base.configuration;
+        let name = in_words(base.configuration);
         caption += &match unit::better(metric.unit) {
             Better::Lower => format!(" × is the speed relative to {name}."),
             Better::Higher => format!(" × is the ratio to {name}."),

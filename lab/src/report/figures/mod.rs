@@ -15,6 +15,7 @@ use super::{
         bars::{Bar, Bars},
         cdf::{Cdf, Curve},
     },
+    name::in_words,
     unit::Unit,
 };
 use crate::experiment::outcome::Outcome;
@@ -31,11 +32,27 @@ struct Scale {
     most: f64,
 }
 
-/// Returns all figures of an outcome.
+/// Returns the figure that shows most, if the experiment has one.
+pub(super) fn first(outcome: &Outcome, about: Option<&About>) -> Markup {
+    let view = View { outcome };
+    let metrics = arrange::arrange(&outcome.series);
+    let first = about.and_then(|about| metrics.iter().find(|metric| about.is_first(metric.name)));
+    html! {
+        @if let Some((metric, figure)) = first.and_then(|metric| Some((metric, metric.figures.first()?))) {
+            h3 { (about::metric(metric.name)) }
+            (one(view, metric, figure, shared_scale(view, metric).as_ref()))
+        }
+    }
+}
+
+/// Returns all figures of an outcome, but that of [`first`].
 pub(super) fn render(outcome: &Outcome, about: Option<&About>) -> Markup {
     let view = View { outcome };
+    let is_first = |metric: &Metric<'_>| about.is_some_and(|about| about.is_first(metric.name));
     html! {
         @for metric in arrange::arrange(&outcome.series) {
+            @let skipped = usize::from(is_first(&metric));
+            @if metric.figures.len() > skipped {
             h3 {
                 (about::metric(metric.name))
                 @if let Some(figure) = about.and_then(|about| about.figure(metric.name)) {
@@ -43,7 +60,8 @@ pub(super) fn render(outcome: &Outcome, about: Option<&About>) -> Markup {
                 }
             }
             @let shared = shared_scale(view, &metric);
-            @for figure in &metric.figures { (one(view, &metric, figure, shared.as_ref())) }
+            @for figure in metric.figures.iter().skip(skipped) { (one(view, &metric, figure, shared.as_ref())) }
+            }
         }
     }
 }
@@ -103,7 +121,7 @@ fn bars(
         .rows
         .iter()
         .map(|row| Bar {
-            label: row.configuration.to_owned(),
+            label: in_words(row.configuration).to_owned(),
             colour: row.colour,
             median: row.series.median,
             p10: row.series.p10,
@@ -130,7 +148,7 @@ fn cdf(metric: &Metric<'_>, figure: &Figure<'_>, panel: &Panel<'_>) -> Option<Ma
         .iter()
         .filter(|row| row.series.samples.len() >= CDF_SAMPLES)
         .map(|row| Curve {
-            label: row.configuration,
+            label: in_words(row.configuration),
             colour: row.colour,
             samples: &row.series.samples,
         })

@@ -5,6 +5,7 @@ use super::{
         about,
         arrange::{Figure, Metric, Row},
         chart::lines::{Line, Lines, Point},
+        name::in_words,
         quantity,
         unit::Unit,
     },
@@ -66,7 +67,7 @@ fn line_of<'a, 'b>(row: &Row<'a>, lines: &'b mut Vec<Line<'a>>) -> &'b mut Line<
     let at = lines.iter().position(|line| line.colour == row.colour);
     let at = at.unwrap_or_else(|| {
         lines.push(Line {
-            label: row.configuration,
+            label: in_words(row.configuration),
             colour: row.colour,
             points: Vec::new(),
         });

@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::download::Size;
 use super::super::{ideal, route};
-use super::Found;
+use super::{Found, series};
+use crate::experiment::side_by_side;
 
 /// Rounds to the microsecond, which removes floating-point error.
 fn micro(seconds: f64) -> f64 {
@@ -98,17 +99,27 @@ pub(super) fn notes(found: &Found) -> Vec<String> {
         ),
     ];
     notes.push(format!(
-        "{} worlds ran side by side on this machine. The ways' n-th downloads of a size met \
+        "{} The ways' n-th downloads of a size met \
          the same losses. speedup_10mb_loss_0p1_low and _high: 90 % interval of that ratio of \
          medians (bootstrap).",
-        m.worlds
+        side_by_side::note(m.worlds, m.repeated)
     ));
-    if m.disturbed > 0 {
+    if m.disturbed() > 0 {
         notes.push(format!(
             "During {} of {} downloads a link delivered more than 1 in 1000 trains over 5 ms late; \
                  these downloads count.",
-            m.disturbed,
+            m.disturbed(),
             m.downloads()
+        ));
+    }
+    let doubtful = m
+        .doubtful()
+        .map(|(condition, way, size)| series::name(way, size, condition));
+    let doubtful: Vec<_> = doubtful.map(|name| format!("`{name}`")).collect();
+    if !doubtful.is_empty() {
+        notes.push(format!(
+            "Doubtful, because a link was late in at least half of the downloads: {}.",
+            doubtful.join(", ")
         ));
     }
     notes

@@ -35,7 +35,7 @@ pub(super) fn of(found: &Found) -> Vec<Series> {
     all
 }
 
-fn name(way: Way, size: Size, condition: Condition) -> String {
+pub(super) fn name(way: Way, size: Size, condition: Condition) -> String {
     format!("{}/{}{}", way.label(), size.label(), condition.suffix())
 }
 
