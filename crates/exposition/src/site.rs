@@ -175,7 +175,7 @@ where
     crate::serve_pages(listener, what, answer).await;
 }
 
-/// Serves like [`serve`] on this thread, until SIGTERM or SIGINT.
+/// Serves like [`serve`] on this thread, until SIGTERM or SIGINT, and logs where.
 ///
 /// # Errors
 /// Those of the system, which lacks threads, descriptors or memory.
@@ -193,6 +193,8 @@ where
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
         let listener = TcpListener::from_std(listener)?;
+        // Not before: a signal to a process that has said so ends it in order.
+        tracing::info!("serving {what} at http://{}/", listener.local_addr()?);
         tokio::select! {
             () = serve(listener, what, site, data) => {}
             _ = term.recv() => {}

@@ -11,6 +11,9 @@ function element(name, text, className) {
   return made;
 }
 
+// The nodes of a sentence in which commands stand between backticks.
+const prose = (text) => text.split("`").map((part, at) => at % 2 ? element("code", part) : part);
+
 const known = (value) => value !== null && value !== undefined;
 
 const units = (value, base, names) => {
@@ -68,8 +71,9 @@ function fill(id, columns, rows, empty) {
       const [text, className, more] = Array.isArray(content) ? content : [content, ""];
       const cell = line.appendChild(part("td", "cell"));
       cell.dataset.title = columns[at][0];
-      cell.textContent = text;
-      if (more) cell.append(element("small", more));
+      // Only sentences may have commands.
+      cell.append(...className.includes("words") ? prose(text) : [text]);
+      if (more) cell.appendChild(element("small")).append(...prose(more));
       cell.className = `${columns[at][1] ? "number" : ""} ${className}`.trim();
     });
   }

@@ -78,7 +78,8 @@ function routeItem(route) {
   const found = route.choice.length > 0;
   if (found) item.append(element("p", `${way(route.choice)}, first byte after ${inMs(route.first_byte_ms)}, for ${time(route.since_s)}`));
   // Without a route it says that there is none.
-  item.append(element("p", route.why, found ? "note" : "warn"));
+  const why = item.appendChild(element("p", undefined, found ? "note" : "warn"));
+  why.append(...prose(route.why));
   for (const other of route.others) {
     item.append(element("p", `else ${way(other.relays)}, ${inMs(other.first_byte_ms)}`, "note"));
   }

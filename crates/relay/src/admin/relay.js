@@ -15,8 +15,9 @@ function speed(entry, list, key, seconds) {
 function brokenItem(broken) {
   const [subject, cause] = [broken.subject && ` ${broken.subject}`, broken.cause.replaceAll("_", " ")];
   // A relay of an earlier version has no message.
-  const item = element("li", broken.message || `${broken.condition.replaceAll("_", " ")}${subject}: ${cause}, ${broken.affected} affected`);
-  item.append(element("small", `for ${time(broken.seconds)}`));
+  const message = broken.message || `${broken.condition.replaceAll("_", " ")}${subject}: ${cause}, ${broken.affected} affected`;
+  const item = element("li");
+  item.append(...prose(message), element("small", `for ${time(broken.seconds)}`));
   return item;
 }
 

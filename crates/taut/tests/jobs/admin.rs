@@ -14,14 +14,14 @@ use taut_sys_testing::skip::has_programs;
 use crate::browser::{HOSTILE, assert_nothing_is_html, body, document, get, with_data};
 
 /// A relay with the page, killed at the end.
-struct Relay {
+pub(crate) struct Relay {
     child: Child,
-    page: SocketAddr,
-    listen: SocketAddr,
+    pub(crate) page: SocketAddr,
+    pub(crate) listen: SocketAddr,
 }
 
 impl Relay {
-    fn start(to: SocketAddr) -> Self {
+    pub(crate) fn start(to: SocketAddr) -> Self {
         Self::start_with("control = \"off\"\n", &format!("to = \"{to}\"\n"))
     }
 

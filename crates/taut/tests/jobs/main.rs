@@ -15,6 +15,7 @@ mod jobs;
 mod json;
 mod mesh_plan;
 mod metrics;
+mod page;
 mod privileges;
 mod relay;
 mod snoop;
