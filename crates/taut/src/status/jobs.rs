@@ -71,9 +71,14 @@ pub(super) fn running() -> (Vec<Job>, Answers) {
 
 /// Returns the job with this name that listens at its default control socket.
 fn listening<'a>(jobs: &'a mut [Job], name: &str, socket: &Path) -> Option<&'a mut Job> {
-    let at_socket = control::process_at(socket).ok()?;
-    let mut jobs = jobs.iter_mut();
-    jobs.find(|job| job.name == name && job.pid == Some(at_socket))
+    let at_socket = control::process_at(socket);
+    let is_it = |job: &&mut Job| match &at_socket {
+        Ok(pid) => job.pid == Some(*pid),
+        // Of several with this name, it is not known which.
+        Err(error) => error.has_timed_out(),
+    };
+    let mut jobs = jobs.iter_mut().filter(|job| job.name == name);
+    jobs.find(is_it)
 }
 
 // === impl Job ===
