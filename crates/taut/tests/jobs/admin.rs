@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::has_programs;
 
-use crate::browser::{HOSTILE, assert_nothing_is_html, body, document, get, with_data};
+use crate::browser::{
+    HOSTILE, assert_nothing_is_html, body, document, document_at, get, with_data,
+};
 
 /// A relay with the page, killed at the end.
 pub(crate) struct Relay {
@@ -242,4 +244,29 @@ fn what_is_broken_is_shown_with_the_remedy_of_the_log() {
             "{shown}"
         );
     }
+}
+
+#[test]
+fn on_a_phone_only_the_heat_map_goes_on_beyond_the_screen_and_shows_it() {
+    if !has_programs(&["chromium"]) {
+        return;
+    }
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let relay = Relay::start(server.local_addr().unwrap());
+    let names: Vec<_> = (0..20).map(|number| format!("relay-{number}")).collect();
+    let members = names.iter().map(|name| {
+        json!({ "name": name, "state": "up", "pool_ready": 1, "sessions": 0, "sent": 0, "received": 0 })
+    });
+    let paths = names.iter().map(|to| {
+        json!({ "from": "relay-0", "to": to, "rtt_ms": 7, "smoothed_ms": 8, "loss": 0, "age_s": 1 })
+    });
+    let mesh = json!({
+        "members": members.collect::<Vec<_>>(), "paths": paths.collect::<Vec<_>>(), "routes": [],
+    });
+    let page = with_data(relay.page, "/mesh.json", mesh.to_string());
+    let shown = document_at(page, 390);
+    assert!(shown.contains("class=\"wide map more-right\""), "{shown}");
+    assert_eq!(shown.matches("more-right").count(), 1, "{shown}");
+    let shown = document_at(page, 2560);
+    assert!(!shown.contains("more-right"), "{shown}");
 }

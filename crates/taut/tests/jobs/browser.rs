@@ -12,6 +12,11 @@ const AS_TEXT: &str = "&lt;img src=x onerror=alert(1)&gt;&lt;/td&gt;&lt;script&g
 
 /// Returns the document that the browser makes of the page.
 pub(crate) fn document(page: SocketAddr) -> String {
+    document_at(page, 1280)
+}
+
+/// Returns the document that the browser makes of the page in a window of this width in pixels.
+pub(crate) fn document_at(page: SocketAddr, width: u32) -> String {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
@@ -21,6 +26,7 @@ pub(crate) fn document(page: SocketAddr) -> String {
             "--disable-component-update",
         ])
         .arg("--virtual-time-budget=1000")
+        .arg(format!("--window-size={width},800"))
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(format!("http://{page}/"))
         .stderr(Stdio::null())
