@@ -1,5 +1,5 @@
 //! Serves metrics over HTTP in the OpenMetrics text format, which the caller encodes, or to clients that want
-//! it in that of Prometheus before; and small pages. It
+//! it in that of Prometheus before; and [pages for people](site). It
 //! also [limits the number of lines](log_limit) that jobs write to the log, and starts the
 //! [runtime] of jobs that serve.
 //!
@@ -17,6 +17,7 @@ mod classic;
 mod connections;
 pub mod log_limit;
 pub mod runtime;
+pub mod site;
 
 use std::convert::Infallible;
 use std::fmt;

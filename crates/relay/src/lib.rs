@@ -27,7 +27,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
-mod admin;
+pub mod admin;
 mod condition;
 pub mod config;
 pub mod control;

@@ -19,6 +19,8 @@ use crate::scm_rights::effective_uid;
 
 /// The length of the accept queue.
 const BACKLOG: i32 = 8;
+/// The time to wait for a process that does not accept connections, because it is stopped, for example.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after an accept that failed for lack of resources.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The bits that let others than the owner write to a directory.
@@ -107,6 +109,11 @@ impl ControlError {
         use io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, Self::Call { source, .. } if matches!(source.kind(), NotFound | ConnectionRefused))
     }
+
+    /// Returns whether a process listens at the path, but has not accepted connections for a second.
+    pub fn has_timed_out(&self) -> bool {
+        matches!(self, Self::Call { source, .. } if source.kind() == io::ErrorKind::TimedOut)
+    }
 }
 
 /// Listens at `path` with mode 0600. Creates the directory if it is missing. Replaces a socket that
@@ -133,7 +140,7 @@ pub fn listen(path: &Path, replace: bool) -> Result<UnixListener, ControlError> 
                 owner: found.uid(),
             });
         }
-        Ok(_) if !replace && UnixStream::connect(path).is_ok() => {
+        Ok(_) if !replace && is_taken(path) => {
             return Err(ControlError::Taken(path.to_owned()));
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -142,6 +149,14 @@ pub fn listen(path: &Path, replace: bool) -> Result<UnixListener, ControlError> 
         Ok(_) | Err(_) => {}
     }
     bind(path).map_err(|errno| call(path, "listen")(errno.into()))
+}
+
+/// Returns whether a process listens at the path.
+fn is_taken(path: &Path) -> bool {
+    match connect_within(path, CONNECT_TIMEOUT) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::TimedOut,
+    }
 }
 
 /// Binds beside the path and renames the socket, so that there is always one at the path and never
@@ -241,7 +256,7 @@ fn connect_to(path: &Path, others: &[u32]) -> Result<UnixStream, ControlError> {
     let owner = owner_of(path)?;
     let trusted = [&[0, effective_uid()], others].concat();
     check_directories(path, &trusted)?;
-    let stream = UnixStream::connect(path).map_err(|source| match source.kind() {
+    let stream = connect_within(path, CONNECT_TIMEOUT).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ControlError::Denied {
             path: path.to_owned(),
             owner,
@@ -256,6 +271,21 @@ fn connect_to(path: &Path, others: &[u32]) -> Result<UnixStream, ControlError> {
             user,
             owner,
         }),
+    }
+}
+
+/// Connects, and waits for this long for room in the queue of the process, which `UnixStream::connect` does for ever.
+fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
+    match rustix::net::connect(&fd, &SocketAddrUnix::new(path)?) {
+        // unix(7): the time-out of sending is also that of connecting.
+        Err(crate::Errno::AGAIN) => Err(crate::Errno::TIMEDOUT.into()),
+        connected => {
+            connected?;
+            Ok(fd.into())
+        }
     }
 }
 
@@ -338,6 +368,22 @@ mod tests {
         let gone = connect(&path).unwrap_err();
         assert!(matches!(gone, ControlError::Call { .. }), "{gone}");
         listen(&path, false).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_accepts_nothing_is_not_waited_for_for_ever() {
+        let dir = folder();
+        let path = dir.path().join("control");
+        let listener = listen(&path, false).unwrap();
+        // One more than the length of the queue fits.
+        let waiting: Vec<_> = std::iter::from_fn(|| connect(&path).ok()).collect();
+        assert_eq!(waiting.len(), BACKLOG as usize + 1);
+        let error = connect(&path).unwrap_err();
+        assert!(error.has_timed_out() && !error.is_absent(), "{error}");
+        let taken = listen(&path, false).unwrap_err();
+        assert!(matches!(taken, ControlError::Taken(_)), "{taken}");
+        listener.accept().unwrap();
+        connect(&path).unwrap();
     }
 
     #[test]

@@ -52,6 +52,14 @@ pub(crate) fn observer(args: SandboxArgs) -> Confinement {
     confinement
 }
 
+/// Returns what `status --serve` may do.
+pub(crate) fn page(args: SandboxArgs) -> Confinement {
+    let mut confinement = observer(args);
+    // The control socket of a relay belongs to the relay's user.
+    confinement.keep.push(Capability::DacOverride);
+    confinement
+}
+
 /// Returns what a job may do that looks at the connections of the whole machine, such as `tune` without
 /// `--apply`.
 pub(crate) fn adviser(args: SandboxArgs) -> Confinement {

@@ -162,6 +162,11 @@ fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
     crate::failure::print(&text)
 }
 
+/// Returns what `status` prints of the programs that are loaded.
+pub(crate) fn since_load() -> Result<String, Failure> {
+    Ok(report(&Watch::open().map_err(failure)?, None)?.to_string())
+}
+
 fn metrics() -> Result<(), Failure> {
     let watch = Watch::open().map_err(failure)?;
     // A counter has to cover all time, and a collector does not wait.

@@ -1,33 +1,20 @@
 //! `taut status`: the connections and the jobs of this machine in a few lines, and what to do next. `taut`
 //! alone prints it at a terminal.
 
+mod connections;
 mod jobs;
-
-use std::time::{Duration, Instant};
+mod page;
 
 use clap::Args as ClapArgs;
 use serde::Serialize;
-use taut_observe::filter::Filter;
-use taut_observe::observation::Observation;
-use taut_observe::observer::Observer;
-use taut_observe::scan::{Scope, Wants};
-use taut_observe::table::Retention;
-use taut_observe::verdict::Factor;
 use taut_observe::versioned::Versioned;
+use taut_sys::listen::Listen;
 
+use self::connections::{Connections, Watched};
 use self::jobs::Job;
 use crate::confine::{self, SandboxArgs};
 use crate::failure::{Failure, print};
-use crate::observe::wait_until;
 
-/// The time for which connections are observed.
-const WATCH: Duration = Duration::from_millis(1500);
-/// The number of scans in this time.
-const SCANS: u32 = 4;
-/// The maximum number of connections.
-const CONNECTIONS: usize = 10_000;
-/// The maximum number of factors that are named in a line.
-const MAX_FACTORS: usize = 3;
 /// The maximum number of jobs of which each has a line.
 const MAX_JOBS: usize = 6;
 
@@ -37,12 +24,25 @@ const MAX_JOBS: usize = 6;
 Examples:
   taut                 the same, at a terminal
   taut status --json   for scripts
+  taut status --serve  a page in the browser, at http://127.0.0.1:9460/
 
 It looks for two seconds and changes nothing. As root it sees all connections.")]
 pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
+
+    /// Serve a page of this, and of what each job does, at http://ADDRESS/ until a signal ends it [without an address:
+    /// 127.0.0.1:9460]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        num_args = 0..=1,
+        default_missing_value = page::ADDRESS,
+        conflicts_with = "json",
+        help_heading = "Output"
+    )]
+    serve: Option<Listen>,
 
     #[command(flatten)]
     sandbox: SandboxArgs,
@@ -59,39 +59,6 @@ struct Overview {
     next: Next,
 }
 
-/// The connections of this machine.
-#[derive(Debug, Default, Serialize)]
-struct Connections {
-    /// Those that are open.
-    open: u64,
-    /// Those that are not idle.
-    busy: u64,
-    /// Those that something on this host or on the path makes slow.
-    slow: Limited,
-    /// Those that do not work.
-    broken: Limited,
-    /// What could not be observed; `null` if everything was.
-    unseen: Option<String>,
-}
-
-/// Connections that are limited.
-#[derive(Debug, Default, Serialize)]
-struct Limited {
-    /// Their number.
-    count: u64,
-    /// What limits them, the most frequent factor first.
-    factors: Vec<Counted>,
-}
-
-/// A factor, and the connections that it limits.
-#[derive(Debug, Serialize)]
-struct Counted {
-    /// What limits them.
-    factor: Factor,
-    /// Their number.
-    count: u64,
-}
-
 /// What to run next.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Next {
@@ -102,95 +69,33 @@ struct Next {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    // Outside the sandbox, which allows no connection to their sockets.
-    let jobs = jobs::running();
+    if let Some(address) = args.serve {
+        return page::run(address, args.sandbox);
+    }
+    // Before the capability to use sockets of other users is gone.
+    let (jobs, _) = jobs::running();
     confine::observer(args.sandbox).enter()?.say();
-    let connections = connections()?;
-    let overview = Overview {
-        next: next(&connections, &jobs),
-        connections,
-        jobs,
-    };
+    let overview = Overview::of(Watched::begin().round()?, jobs);
     print(&match args.json {
-        true => Versioned::new(&overview)
-            .pretty()
-            .map_err(|error| Failure::Run(error.to_string()))?,
+        true => overview.json()?,
         false => text(&overview),
     })
 }
 
-fn connections() -> Result<Connections, Failure> {
-    let keep = Retention {
-        connections: CONNECTIONS,
-        samples: SCANS as usize,
-    };
-    let wants = Wants {
-        events: true,
-        ends: false,
-    };
-    let mut observer = Observer::new(Scope::Machine, keep, wants);
-    observer.measure_cpu_time();
-    let mut observation = Observation::new(observer, Filter::all());
-    let began = Instant::now();
-    let mut missing = crate::observe::Missing::default();
-    let mut unseen = None;
-    for scan in 0..SCANS {
-        let summary = observation
-            .scan()
-            .map_err(|error| Failure::Run(error.to_string()))?;
-        unseen = unseen.or(missing.sentence(observation.observer(), &summary));
-        if scan + 1 < SCANS {
-            wait_until(began + WATCH / (SCANS - 1) * (scan + 1), || {
-                observation.poll()
-            });
-        }
-    }
-    let observer = observation.observer();
-    let mut found = Connections {
-        open: observer.left_out() as u64,
-        unseen,
-        ..Connections::default()
-    };
-    for seen in observer.connections(observation.filter()) {
-        found.open += 1;
-        let Some((factor, _)) = observer.limit(&seen) else {
-            continue;
-        };
-        found.busy += u64::from(factor != Factor::Idle);
-        match factor.trouble() {
-            3 => found.broken.add(factor),
-            2 => found.slow.add(factor),
-            _ => {}
-        }
-    }
-    for limited in [&mut found.slow, &mut found.broken] {
-        limited
-            .factors
-            .sort_by_key(|counted| std::cmp::Reverse(counted.count));
-    }
-    Ok(found)
-}
+// === impl Overview ===
 
-// === impl Limited ===
-
-impl Limited {
-    fn add(&mut self, factor: Factor) {
-        self.count += 1;
-        match self
-            .factors
-            .iter_mut()
-            .find(|counted| counted.factor == factor)
-        {
-            Some(counted) => counted.count += 1,
-            None => self.factors.push(Counted { factor, count: 1 }),
+impl Overview {
+    fn of(connections: Connections, jobs: Vec<Job>) -> Self {
+        Self {
+            next: next(&connections, &jobs),
+            connections,
+            jobs,
         }
     }
 
-    /// Returns the most frequent factors: `loss 3, receive-buffer 1`.
-    fn named(&self) -> String {
-        let named = self.factors.iter().take(MAX_FACTORS);
-        let named = named.map(|counted| format!("{} {}", counted.factor.name(), counted.count));
-        named.collect::<Vec<_>>().join(", ")
+    fn json(&self) -> Result<String, Failure> {
+        let json = Versioned::new(self).pretty();
+        json.map_err(|error| Failure::Run(error.to_string()))
     }
 }
 
@@ -261,6 +166,9 @@ fn text(overview: &Overview) -> String {
 
 #[cfg(test)]
 mod tests {
+    use taut_observe::verdict::Factor;
+
+    use super::connections::{Counted, Limited};
     use super::*;
 
     fn limited(factors: &[(Factor, u64)]) -> Limited {
@@ -282,17 +190,9 @@ mod tests {
         }
     }
 
-    fn overview(connections: Connections, jobs: Vec<Job>) -> Overview {
-        Overview {
-            next: next(&connections, &jobs),
-            connections,
-            jobs,
-        }
-    }
-
     #[test]
     fn an_idle_machine_has_three_lines() {
-        let shown = text(&overview(Connections::default(), Vec::new()));
+        let shown = text(&Overview::of(Connections::default(), Vec::new()));
         assert_eq!(
             shown,
             "connections  0 open, 0 active\njobs         none of Taut's runs here\nnext         taut doctor        whether this \
@@ -307,13 +207,13 @@ mod tests {
             slow: limited(&[(Factor::Loss, 3), (Factor::ReceiveBuffer, 1)]),
             ..Connections::default()
         };
-        let shown = text(&overview(slow(), vec![job("relay", true)]));
+        let shown = text(&Overview::of(slow(), vec![job("relay", true)]));
         assert!(
             shown.contains("4 slow for a reason that can be mended: loss 3, receive-buffer 1\n"),
             "{shown}"
         );
         assert!(shown.contains("\nnext         taut why "), "{shown}");
-        let shown = text(&overview(
+        let shown = text(&Overview::of(
             slow(),
             vec![job("snoop", true), job("relay", false)],
         ));
@@ -344,7 +244,7 @@ mod tests {
             unseen: Some("something is missing".to_owned()),
         };
         let jobs = (0..20).map(|_| job("relay", true)).collect();
-        let shown = text(&overview(connections, jobs));
+        let shown = text(&Overview::of(connections, jobs));
         assert_eq!(shown.lines().count(), 12, "{shown}");
         assert!(shown.contains("and 14 more"), "{shown}");
     }

@@ -15,7 +15,6 @@ const LEVELS = [5, 20, 50, 100, 150, 200, 300];
 
 const STATES = { this: ["this relay", ""], up: ["up", "good"], down: ["cannot be reached", "bad"], unknown: ["not measured", "warn"] };
 
-const known = (value) => value !== null && value !== undefined;
 const ms = (value) => value < 10 ? value.toFixed(1) : String(Math.round(value));
 const inMs = (value) => known(value) ? `${ms(value)} ms` : "";
 const percent = (share) => `${(share * 100).toFixed(share < 0.01 ? 2 : 1)} %`;
@@ -68,6 +67,7 @@ function showHeat(mesh) {
   }
   byId("heat").className = names.length >= UPRIGHT ? "upright" : "";
   byId("heat").replaceChildren(head, body);
+  markCut();
 }
 
 function routeItem(route) {
@@ -78,7 +78,8 @@ function routeItem(route) {
   const found = route.choice.length > 0;
   if (found) item.append(element("p", `${way(route.choice)}, first byte after ${inMs(route.first_byte_ms)}, for ${time(route.since_s)}`));
   // Without a route it says that there is none.
-  item.append(element("p", route.why, found ? "note" : "warn"));
+  const why = item.appendChild(element("p", undefined, found ? "note" : "warn"));
+  why.append(...prose(route.why));
   for (const other of route.others) {
     item.append(element("p", `else ${way(other.relays)}, ${inMs(other.first_byte_ms)}`, "note"));
   }
@@ -109,19 +110,11 @@ function showMesh(mesh) {
   showMembers(mesh);
 }
 
-async function lookAtMesh() {
-  try {
-    const answer = await fetch("mesh.json", { cache: "no-store" });
-    if (!answer.ok) throw new Error(await answer.text());
-    const mesh = await answer.json();
-    if (mesh) showMesh(mesh);
-    else for (const id of ["heat-section", "routes-section", "members-section"]) show(id, false);
-    show("mesh-lost", false);
-  } catch (error) {
-    byId("mesh-lost").textContent = `The state of the mesh below is old, or missing: ${error.message}`;
-    show("mesh-lost", true);
-  }
-  setTimeout(lookAtMesh, EVERY_MESH);
-}
-
-lookAtMesh();
+follow("mesh.json", EVERY_MESH, (mesh) => {
+  if (mesh) showMesh(mesh);
+  else for (const id of ["heat-section", "routes-section", "members-section"]) show(id, false);
+  show("mesh-lost", false);
+}, (why) => {
+  byId("mesh-lost").textContent = `The state of the mesh below is old, or missing: ${why}`;
+  show("mesh-lost", true);
+});

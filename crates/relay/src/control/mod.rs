@@ -69,6 +69,15 @@ pub enum AskError {
     Refused(String),
 }
 
+// === impl AskError ===
+
+impl AskError {
+    /// Returns whether a process listens at the path, but has not accepted connections for a second.
+    pub fn has_timed_out(&self) -> bool {
+        matches!(self, Self::Control(error) if error.has_timed_out())
+    }
+}
+
 /// Sends a request to the relay at `path` and returns its answer.
 ///
 /// # Errors

@@ -107,6 +107,9 @@ pub enum Answer {
 pub struct Status {
     /// The version of the running program.
     pub version: String,
+    /// The name of this relay among the members; `None` without a mesh.
+    #[serde(default)]
+    pub name: Option<String>,
     /// The process.
     pub pid: u32,
     /// Seconds since the start.
@@ -294,6 +297,9 @@ pub struct BrokenStatus {
     pub seconds: f64,
     /// Sessions or clients affected so far.
     pub affected: u64,
+    /// The sentence of the log: what is broken, and what to do.
+    #[serde(default)]
+    pub message: String,
 }
 
 /// The mesh as this relay knows it.

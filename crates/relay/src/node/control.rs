@@ -12,6 +12,7 @@ use super::error::StartError;
 use super::handle::{Present, SharedHandle};
 use super::look_ups::dialled_relays;
 use crate::access::session_quota::UNLIMITED;
+use crate::condition::message;
 use crate::config::{Config, Forward};
 use crate::control::protocol::{
     AddressState, AddressStatus, Answer, BrokenStatus, EtcdStatus, ForwardStatus, MembersStatus,
@@ -252,10 +253,13 @@ impl SharedHandle {
             cause: broken.cause.to_owned(),
             seconds: now.saturating_duration_since(broken.since).as_secs_f64(),
             affected: broken.affected,
+            // Without the address of a client: everyone who can connect to the admin page reads it.
+            message: message::broken(&broken.condition, broken.cause, broken.affected, None),
         });
         let limit = |limit: u32| (limit != UNLIMITED).then_some(limit);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            name: setup.mesh.as_ref().map(|mesh| mesh.local.name.to_string()),
             pid: std::process::id(),
             uptime: self.started.elapsed().as_secs_f64(),
             draining: !self.accepts(),

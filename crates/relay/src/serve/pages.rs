@@ -5,7 +5,6 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
 use super::ServeError;
 use crate::admin;
@@ -82,18 +81,19 @@ fn serve_admin(listener: TcpListener, node: &Node) -> io::Result<JoinHandle<()>>
             addr.port()
         );
     }
-    let (handle, metrics, started) = (node.handle(), node.metrics(), Instant::now());
+    let (handle, metrics) = (node.handle(), node.metrics());
     let state = move || {
-        let sessions = handle.some_sessions(admin::SESSIONS).into_iter();
-        admin::State {
-            at: started.elapsed().as_secs_f64(),
-            relay: handle.status(&metrics),
-            sessions: sessions.map(admin::Session::from).collect(),
-        }
+        let sessions = handle.some_sessions(admin::SESSIONS);
+        admin::State::new(handle.status(&metrics), sessions)
     };
     let handle = node.handle();
     let mesh = move || handle.mesh_status();
-    Ok(tokio::spawn(admin::serve(listener, state, mesh)))
+    Ok(tokio::spawn(admin::serve(
+        listener,
+        addr.port(),
+        state,
+        mesh,
+    )))
 }
 
 /// Returns an inherited listener at `addr`, or a new one.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use taut_observe::sanitize;
 use taut_relay::control;
-use taut_relay::control::protocol::{Answer, Request, Status};
+use taut_relay::control::protocol::{Answer, Filter, MeshStatus, Request, SessionRow, Status};
 use taut_snoop::protocol::{self, Question, TapStatus};
 use taut_snoop::serve;
 
@@ -29,9 +29,16 @@ pub(super) struct Job {
     pub(super) state: String,
 }
 
+/// What the jobs have answered that were asked.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub(super) relay: Option<Box<Status>>,
+    pub(super) taps: Option<Vec<TapStatus>>,
+}
+
 /// Returns the jobs that run here, those first that are not well. Only those at the default control sockets are
 /// asked how they are.
-pub(super) fn running() -> Vec<Job> {
+pub(super) fn running() -> (Vec<Job>, Answers) {
     let mut jobs: Vec<Job> = processes()
         .into_iter()
         .map(|(pid, name)| Job {
@@ -41,24 +48,14 @@ pub(super) fn running() -> Vec<Job> {
             state: format!("pid {pid}"),
         })
         .collect();
-    for (name, path, ask) in [
-        (
-            "relay",
-            control::PATH,
-            ask_relay as fn(&Path) -> Option<(bool, String)>,
-        ),
-        ("snoop", serve::CONTROL, ask_snoop),
-    ] {
-        let path = Path::new(path);
-        let at_socket = control::process_at(path).ok();
-        let job = jobs
-            .iter_mut()
-            .find(|job| job.name == name && job.pid == at_socket);
-        if let Some(job) = job.filter(|job| job.pid.is_some()) {
-            let silent = || (false, format!("{} does not answer", job.state));
-            let (well, state) = ask(path).unwrap_or_else(silent);
-            (job.well, job.state) = (well, plain(&state));
-        }
+    let mut answers = Answers::default();
+    if let Some(job) = listening(&mut jobs, "relay", Path::new(control::PATH)) {
+        answers.relay = ask_relay();
+        job.says(answers.relay.as_deref().map(of_relay));
+    }
+    if let Some(job) = listening(&mut jobs, "snoop", Path::new(serve::CONTROL)) {
+        answers.taps = ask_snoop();
+        job.says(answers.taps.as_deref().map(of_snoop));
     }
     if taut_guest::load::is_up() {
         jobs.push(Job {
@@ -69,7 +66,30 @@ pub(super) fn running() -> Vec<Job> {
         });
     }
     jobs.sort_by_key(|job| job.well);
-    jobs
+    (jobs, answers)
+}
+
+/// Returns the job with this name that listens at its default control socket.
+fn listening<'a>(jobs: &'a mut [Job], name: &str, socket: &Path) -> Option<&'a mut Job> {
+    let at_socket = control::process_at(socket);
+    let is_it = |job: &&mut Job| match &at_socket {
+        Ok(pid) => job.pid == Some(*pid),
+        // Of several with this name, it is not known which.
+        Err(error) => error.has_timed_out(),
+    };
+    let mut jobs = jobs.iter_mut().filter(|job| job.name == name);
+    jobs.find(is_it)
+}
+
+// === impl Job ===
+
+impl Job {
+    /// Takes over whether the job says that all is well, and in which words; `None` if it does not answer.
+    fn says(&mut self, said: Option<(bool, String)>) {
+        let silent = || (false, format!("{} does not answer", self.state));
+        let (well, state) = said.unwrap_or_else(silent);
+        (self.well, self.state) = (well, plain(&state));
+    }
 }
 
 /// Makes the text safe for a terminal, and shortens it: it comes from another process.
@@ -138,10 +158,32 @@ fn job_of(words: &[&[u8]]) -> Option<&'static str> {
     }
 }
 
-fn ask_relay(path: &Path) -> Option<(bool, String)> {
-    match control::ask_within(path, &Request::Status, PATIENCE) {
-        Ok(Answer::Status(status)) => Some(of_relay(&status)),
+fn ask_relay() -> Option<Box<Status>> {
+    match control::ask_within(Path::new(control::PATH), &Request::Status, PATIENCE) {
+        Ok(Answer::Status(status)) => Some(status),
         _ => None,
+    }
+}
+
+/// Returns up to `limit` sessions of the relay at the default control socket.
+pub(super) fn sessions(limit: usize) -> Vec<SessionRow> {
+    let filter = Filter::default();
+    let request = Request::Sessions { filter, limit };
+    match control::ask_within(Path::new(control::PATH), &request, PATIENCE) {
+        Ok(Answer::Sessions { sessions, .. }) => sessions,
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the mesh of the relay at the default control socket.
+///
+/// # Errors
+/// A sentence, if the relay does not answer.
+pub(super) fn mesh() -> Result<Box<MeshStatus>, String> {
+    match control::ask_within(Path::new(control::PATH), &Request::Mesh, PATIENCE) {
+        Ok(Answer::Mesh(mesh)) => Ok(mesh),
+        Ok(_) => Err("the relay gives another answer: is it of this version?".to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -173,9 +215,9 @@ fn of_relay(status: &Status) -> (bool, String) {
     }
 }
 
-fn ask_snoop(path: &Path) -> Option<(bool, String)> {
-    match serve::ask(path, &Question::Status, PATIENCE) {
-        Ok(protocol::Answer::Taps(taps)) => Some(of_snoop(&taps)),
+fn ask_snoop() -> Option<Vec<TapStatus>> {
+    match serve::ask(Path::new(serve::CONTROL), &Question::Status, PATIENCE) {
+        Ok(protocol::Answer::Taps(taps)) => Some(taps),
         _ => None,
     }
 }

@@ -1,8 +1,7 @@
-//! The admin page of `taut relay` in a browser: headless Chromium loads it, and the test reads the
-//! document that results.
+//! The admin page of `taut relay` in a browser.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,44 +11,19 @@ use serde_json::{Value, json};
 use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::has_programs;
 
-const PAGE: [(&str, &str, &str); 4] = [
-    (
-        "/",
-        "text/html",
-        include_str!("../../../relay/src/admin/page.html"),
-    ),
-    (
-        "/page.css",
-        "text/css",
-        include_str!("../../../relay/src/admin/page.css"),
-    ),
-    (
-        "/page.js",
-        "text/javascript",
-        include_str!("../../../relay/src/admin/page.js"),
-    ),
-    (
-        "/mesh.js",
-        "text/javascript",
-        include_str!("../../../relay/src/admin/mesh.js"),
-    ),
-];
-
-/// What a name could be if it were chosen to become HTML.
-const HOSTILE: &str = "<img src=x onerror=alert(1)></td><script>alert(2)</script>";
-
-/// How a browser writes the beginning of [`HOSTILE`] if it is text.
-const AS_TEXT: &str = "&lt;img src=x onerror=alert(1)&gt;&lt;/td&gt;&lt;script&gt;";
+use crate::browser::{
+    HOSTILE, assert_nothing_is_html, body, document, document_at, get, with_data,
+};
 
 /// A relay with the page, killed at the end.
-struct Relay {
+pub(crate) struct Relay {
     child: Child,
-    page: SocketAddr,
-    listen: SocketAddr,
+    pub(crate) page: SocketAddr,
+    pub(crate) listen: SocketAddr,
 }
 
 impl Relay {
-    fn start(to: SocketAddr) -> Self {
+    pub(crate) fn start(to: SocketAddr) -> Self {
         Self::start_with("control = \"off\"\n", &format!("to = \"{to}\"\n"))
     }
 
@@ -97,34 +71,6 @@ impl Drop for Relay {
     }
 }
 
-/// Returns the document that the browser makes of the page.
-fn document(page: SocketAddr) -> String {
-    let profile = tempfile::tempdir().unwrap();
-    let output = Command::new("chromium")
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
-        .args([
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-        ])
-        .arg("--virtual-time-budget=1000")
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .arg(format!("http://{page}/"))
-        .stderr(Stdio::null())
-        .output()
-        .unwrap();
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn get(page: SocketAddr, path: &str, host: &str) -> String {
-    let mut stream = TcpStream::connect(page).unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
-}
-
 /// Makes a key in `dir`, and returns the public one.
 fn keygen(dir: &Path, name: &str) -> String {
     let mut keygen = Command::new(env!("CARGO_BIN_EXE_taut"));
@@ -141,44 +87,6 @@ fn mesh_status(control: &Path) -> Value {
     status.args(["mesh", "status", "--json", "--control"]);
     let output = status.arg(control).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or_default()
-}
-
-fn assert_nothing_is_html(shown: &str) {
-    assert!(shown.contains(AS_TEXT), "{shown}");
-    assert!(
-        !shown.contains("<img") && !shown.contains("<script>alert"),
-        "{shown}"
-    );
-}
-
-/// Serves the page with `state` as its data and without a mesh, until the process ends.
-fn serve_page(state: String) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut line = String::new();
-            let mut lines = BufReader::new(&stream);
-            if lines.read_line(&mut line).is_err() {
-                continue;
-            }
-            let path = line.split(' ').nth(1).unwrap_or_default();
-            let file = PAGE.iter().find(|(name, ..)| *name == path);
-            let (kind, body) = match file {
-                Some((_, kind, body)) => (*kind, *body),
-                None if path == "/status.json" => ("application/json", state.as_str()),
-                None if path == "/mesh.json" => ("application/json", "null"),
-                None => ("text/plain", ""),
-            };
-            let head = format!(
-                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-                body.len()
-            );
-            let _ = stream.write_all((head + body).as_bytes());
-        }
-    });
-    addr
 }
 
 #[test]
@@ -216,10 +124,16 @@ fn the_page_shows_the_relay_in_a_browser_and_nothing_of_it_as_html() {
     }
     assert!(shown.contains(&format!(">{id}<")), "{shown}");
     assert!(!shown.contains(&client), "{shown}");
+    // Without a mesh a relay has the name of its machine.
+    let host = parsed["host"].as_str().unwrap();
+    assert!(
+        shown.contains(&format!("<title>Taut relay {host}</title>")),
+        "{shown}"
+    );
 
     // The same with names that are HTML, which no configuration of this relay could have.
     let state = state.replace("\"shop\"", &serde_json::to_string(HOSTILE).unwrap());
-    let shown = document(serve_page(state));
+    let shown = document(with_data(relay.page, "/status.json", state));
     assert_nothing_is_html(&shown);
     // There is no mesh.
     for id in ["routes-section", "heat-section", "members-section"] {
@@ -299,5 +213,60 @@ fn the_page_shows_members_round_trip_times_and_routes_and_a_label_that_is_html_a
         assert!(shown.contains(&part), "{part} in {shown}");
     }
     assert!(!shown.contains("not measured"), "{shown}");
+    assert!(shown.contains("<title>Taut relay near</title>"), "{shown}");
     assert_nothing_is_html(&shown);
+}
+
+#[test]
+fn what_is_broken_is_shown_with_the_remedy_of_the_log() {
+    // A port at which nothing listens.
+    let to = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .unwrap();
+    let relay = Relay::start(to);
+    let broken = format!("forward shop: {to} refuses connections; 1 session reset so far; ");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let _ = TcpStream::connect(relay.listen).unwrap();
+    let message = loop {
+        let state: Value = serde_json::from_str(&body(relay.page, "/status.json")).unwrap();
+        if let Some(message) = state["relay"]["broken"][0]["message"].as_str() {
+            break message.to_owned();
+        }
+        assert!(Instant::now() < deadline, "nothing is broken: {state}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(message.starts_with(&broken), "{message}");
+    assert!(message.ends_with("check that the server runs and listens there"));
+    if has_programs(&["chromium"]) {
+        let shown = document(relay.page);
+        assert!(
+            shown.contains(&format!("<li>{message}<small>for ")),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn on_a_phone_only_the_heat_map_goes_on_beyond_the_screen_and_shows_it() {
+    if !has_programs(&["chromium"]) {
+        return;
+    }
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let relay = Relay::start(server.local_addr().unwrap());
+    let names: Vec<_> = (0..20).map(|number| format!("relay-{number}")).collect();
+    let members = names.iter().map(|name| {
+        json!({ "name": name, "state": "up", "pool_ready": 1, "sessions": 0, "sent": 0, "received": 0 })
+    });
+    let paths = names.iter().map(|to| {
+        json!({ "from": "relay-0", "to": to, "rtt_ms": 7, "smoothed_ms": 8, "loss": 0, "age_s": 1 })
+    });
+    let mesh = json!({
+        "members": members.collect::<Vec<_>>(), "paths": paths.collect::<Vec<_>>(), "routes": [],
+    });
+    let page = with_data(relay.page, "/mesh.json", mesh.to_string());
+    let shown = document_at(page, 390);
+    assert!(shown.contains("class=\"wide map more-right\""), "{shown}");
+    assert_eq!(shown.matches("more-right").count(), 1, "{shown}");
+    let shown = document_at(page, 2560);
+    assert!(!shown.contains("more-right"), "{shown}");
 }

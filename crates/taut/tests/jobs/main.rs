@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod admin;
+mod browser;
 mod check;
 mod dns;
 mod etcd;
@@ -14,6 +15,7 @@ mod jobs;
 mod json;
 mod mesh_plan;
 mod metrics;
+mod page;
 mod privileges;
 mod relay;
 mod snoop;

@@ -338,6 +338,11 @@ fn who_looks_at_connections_has_what_it_takes_to_see_them() {
     let words = format!(":{port}\"");
     job.assert_row("taut top", "top --json --own-netns", &words);
     job.assert_row("taut watch", "watch --own-netns --open-every 100ms", &words);
+    job.assert_row(
+        "taut status --serve",
+        "status --serve 127.0.0.1:9460",
+        "serving the page",
+    );
     job.assert_row_of_silent("taut why", "why --own-netns --for 1m");
 }
 
@@ -435,7 +440,7 @@ fn a_check_makes_nothing() {
 }
 
 /// The rows whose jobs the tests above run.
-const RUN: [&str; 14] = [
+const RUN: [&str; 15] = [
     "taut relay",
     "taut relay, ports below 1024",
     "taut relay, upstream_mark",
@@ -446,6 +451,7 @@ const RUN: [&str; 14] = [
     "taut snoop --qmp",
     "taut top",
     "taut watch",
+    "taut status --serve",
     "taut why",
     "taut tune",
     "taut tune --apply",
