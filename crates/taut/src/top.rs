@@ -131,12 +131,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let summary = observer
             .scan(&filter)
             .map_err(|e| Failure::Run(e.to_string()))?;
-        missing.report(&observer, &summary);
         poll_ended(&mut observer, &filter, &mut ended);
         match args.print(&observer, &filter, &std::mem::take(&mut ended)) {
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
             printed => printed.map_err(|e| Failure::Run(format!("cannot write: {e}")))?,
         }
+        missing.report(&observer, &summary);
         left = left.map(|left| left - 1);
         // A scan that takes too long delays the next ones.
         next = (next + args.interval).max(Instant::now());
