@@ -19,6 +19,7 @@ use signal_hook::flag;
 use taut_observe::filter::Filter;
 use taut_observe::namespaces::{OWN, in_words, pid};
 use taut_sys::listen::Listen;
+use taut_sys::plural::counted;
 use taut_tune::actuate::Actuators;
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::demand::WindowCap;
@@ -496,7 +497,8 @@ pub(crate) fn undo(path: &Path) -> Result<(), Failure> {
     match summary.failed {
         0 => Ok(()),
         failed => Err(Failure::Run(format!(
-            "{failed} changes could not be undone, and stay in {}",
+            "not undone: {}, which {} keeps",
+            counted(failed, "change"),
             path.display()
         ))),
     }
