@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use taut_sys::plural::counted;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
@@ -198,7 +199,7 @@ impl Control {
             }
         }
         if let Some(more @ 1..) = changed.len().checked_sub(LINES) {
-            tracing::warn!("{more} other relays have gone down or come back");
+            tracing::warn!("{} more: gone down or come back", counted(more, "relay"));
         }
         let is_down = |relay: &Watched| !relay.health.is_up();
         if !changed.is_empty() && self.relays.iter().all(is_down) {
@@ -414,9 +415,9 @@ impl Control {
         if since > 0 && may {
             self.warned_of_rate = Some(Instant::now());
             tracing::warn!(
-                "networks are over mesh.dns.rate_limit; {since} queries were sent to TCP or not \
-                 answered; if these are your clients' resolvers, raise it or add them to \
-                 mesh.dns.unlimited"
+                "networks are over mesh.dns.rate_limit, with {} sent to TCP or not answered; if these are your clients' resolvers, raise it or add them to \
+                 mesh.dns.unlimited",
+                counted(since, "query")
             );
         }
     }

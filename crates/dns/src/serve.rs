@@ -8,6 +8,7 @@ use std::time::Duration;
 use taut_sys::Errno;
 use taut_sys::datagram::UdpPort;
 use taut_sys::listen::Listen;
+use taut_sys::plural::counted;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -88,7 +89,10 @@ pub fn check(config: &Config) -> Result<Vec<String>, ServeError> {
         notes.push(match reading::ask_relay(config, &mut measured) {
             Ok(_) => {
                 let count = measured.live.times().len();
-                format!("the relay at {path} knows {count} round-trip times to prefixes")
+                format!(
+                    "the relay at {path} knows {} to prefixes",
+                    counted(count, "round-trip time")
+                )
             }
             // The server starts all the same.
             Err(error) => format!("cannot ask the relay at {path} for round-trip times: {error}"),
@@ -96,10 +100,10 @@ pub fn check(config: &Config) -> Result<Vec<String>, ServeError> {
     }
     let nearness = measured.nearness()?;
     notes.push(format!(
-        "{} relays, {} names, round-trip times to {} prefixes",
-        config.relays.len(),
-        config.names.len(),
-        nearness.len()
+        "{}, {}, round-trip times to {}",
+        counted(config.relays.len(), "relay"),
+        counted(config.names.len(), "name"),
+        counted(nearness.len(), "prefix")
     ));
     if config.rtt_file.is_none() && config.relay_control.is_none() {
         notes.push(

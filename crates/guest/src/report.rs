@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
+use taut_sys::plural::counted;
 
 use crate::control::Control;
 use crate::counts::{self, Count, Counts};
@@ -55,8 +56,11 @@ impl fmt::Display for Report {
         };
         let default = self.default.as_deref().unwrap_or("unknown");
         writeln!(f, "congestion controls: {is}; the default is {default}")?;
-        let cpus = if self.cpus == 1 { "CPU" } else { "CPUs" };
-        writeln!(f, "watched for {watched:.1} s, {} {cpus}", self.cpus)?;
+        writeln!(
+            f,
+            "watched for {watched:.1} s, {}",
+            counted(self.cpus, "CPU")
+        )?;
         self.gaps(f)?;
         match self.steal_share {
             None => writeln!(f, "steal: unknown")?,
@@ -125,30 +129,31 @@ impl Report {
         if self.controls.contains(&Control::Bbr) {
             writeln!(
                 f,
-                "taut_bbr: {} bandwidth samples corrected and {} kept out, {} RTT samples corrected and {} kept out; caught up after {} gaps",
-                count(Count::RateSamplesCorrected),
+                "taut_bbr: {} corrected and {} kept out, {} corrected and {} kept out; caught up after {}",
+                counted(count(Count::RateSamplesCorrected), "bandwidth sample"),
                 count(Count::RateSamplesKeptOut),
-                count(Count::RttSamplesCorrected),
+                counted(count(Count::RttSamplesCorrected), "RTT sample"),
                 count(Count::RttSamplesKeptOut),
-                count(Count::CatchUps),
+                counted(count(Count::CatchUps), "gap"),
             )?;
         }
         if self.controls.contains(&Control::Cubic) {
             writeln!(
                 f,
-                "taut_cubic: {} window reductions followed a gap: {} undone, {} undone by the kernel itself, {} kept; {} delays kept from HyStart",
-                count(Count::Reductions),
+                "taut_cubic: {} after a gap: {} undone, {} undone by the kernel itself, {} kept; {} kept from HyStart",
+                counted(count(Count::Reductions), "window reduction"),
                 count(Count::ReductionsUndone),
                 count(Count::ReductionsUndoneByKernel),
                 count(Count::ReductionsKept),
-                count(Count::DelaysKeptOut),
+                counted(count(Count::DelaysKeptOut), "delay"),
             )?;
         }
         match count(Count::NotFollowed) {
             0 => Ok(()),
             count => writeln!(
                 f,
-                "{count} connections run the kernel's own control: no memory for their state"
+                "the kernel's own control runs in {}: no memory for the state",
+                counted(count, "connection")
             ),
         }
     }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use taut_sys::privileges::{Capability, advice};
+use taut_sys::privileges::{Capability, advice, has};
+
+use crate::owner::Process;
 
 /// Something that an observer could not see, or not all of. Displayed as a clause for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,8 +13,10 @@ pub enum Limitation {
     DeniedNamespaces(usize),
     /// Processes whose descriptors the caller may not inspect.
     DeniedProcesses(usize),
-    /// Processes whose namespace the caller may not inspect.
-    HiddenProcesses(usize),
+    /// Processes whose namespace root may not inspect: their number, and the pid of the first.
+    HiddenProcesses(usize, u32),
+    /// All that root sees and another user does not.
+    NotRoot,
     /// Connections that did not fit into the table.
     Connections(usize),
     /// Ends of connections that were not read before the ring buffer was full.
@@ -41,6 +45,24 @@ pub enum Limitation {
     DropPlaces(u64),
 }
 
+// === impl Limitation ===
+
+impl Limitation {
+    /// Whether root, as a rule, has no such limitation.
+    pub(crate) fn is_of_other_users(&self) -> bool {
+        matches!(
+            self,
+            Self::DeniedNamespaces(_)
+                | Self::DeniedProcesses(_)
+                | Self::HiddenProcesses(..)
+                | Self::NoBpf(_)
+                | Self::NoEvents(_)
+                | Self::NoEnds(_)
+                | Self::NoHostDrops(_)
+        )
+    }
+}
+
 /// Returns a number with its subject and verb.
 fn some(count: impl TryInto<u64>, one: &str, many: &str) -> String {
     match count.try_into().unwrap_or(u64::MAX) {
@@ -48,8 +70,6 @@ fn some(count: impl TryInto<u64>, one: &str, many: &str) -> String {
         count => format!("{count} {many}"),
     }
 }
-
-// === impl Limitation ===
 
 impl fmt::Display for Limitation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,11 +94,24 @@ impl fmt::Display for Limitation {
                 processes(count),
                 advice(&[Capability::SysPtrace])
             ),
-            Self::HiddenProcesses(count) => write!(
-                f,
-                "{} may be in network namespaces that are not known, so connections may be missing: {}",
-                processes(count),
-                advice(&[Capability::SysPtrace])
+            Self::HiddenProcesses(count, first) => {
+                let of = match Process::of_pid(*first) {
+                    Some(process) => format!("{}/{first}", process.name),
+                    None => format!("process {first}"),
+                };
+                let more = match count - 1 {
+                    0 => String::new(),
+                    more => format!(" and {}", some(more, "other process", "other processes")),
+                };
+                write!(f, "connections of {of}{more} may be missing: ")?;
+                match has(Capability::SysPtrace) {
+                    true => f.write_str("the network namespace is hidden, even from root"),
+                    false => f.write_str(&advice(&[Capability::SysPtrace])),
+                }
+            }
+            Self::NotRoot => f.write_str(
+                "without root, other network namespaces, other users' processes and connections between two scans are \
+                 not seen",
             ),
             Self::Connections(count) => write!(
                 f,

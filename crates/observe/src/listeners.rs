@@ -11,6 +11,7 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use taut_sys::netns::NetnsId;
+use taut_sys::plural::counted;
 use taut_sys::sock_diag::{Listener, State};
 
 use crate::filter::{Filter, Subject};
@@ -203,10 +204,7 @@ impl Dropping {
             OWN => String::new(),
             netns => format!(" in namespace {netns}"),
         };
-        let attempts = match self.dropped {
-            1 => "connection attempt",
-            _ => "connection attempts",
-        };
+        let attempts = counted(self.dropped, "connection attempt");
         let remedy = match self.waiting >= self.most_waiting {
             true => {
                 "have it accept sooner, or let more wait (the backlog of listen(), net.core.somaxconn)"
@@ -217,9 +215,12 @@ impl Dropping {
             }
         };
         format!(
-            "listener {}{process}{netns}\n  dropped {} {attempts} in {:.1} s; {} of at most {} connections wait to be accepted\n  \
+            "listener {}{process}{netns}\n  dropped {attempts} in {:.1} s; {} of at most {} wait to be accepted\n  \
              what helps: {remedy}\n",
-            self.local, self.dropped, self.seconds, self.waiting, self.most_waiting
+            self.local,
+            self.seconds,
+            self.waiting,
+            counted(self.most_waiting, "connection")
         )
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use taut_sys::netns::{NETNS_DIR, Netns, NetnsError, NetnsId};
 
+use crate::owner::Process;
 use crate::sanitize;
 
 /// The maximum number of namespaces to observe; others are only counted.
@@ -14,6 +15,9 @@ pub const NAMESPACES: usize = 4096;
 
 /// The name of the caller's own namespace.
 pub const OWN: &str = "-";
+
+/// The beginning of the name of one that is known by a process only; the pid follows.
+const BY_PID: &str = "pid:";
 
 /// A network namespace, with a path to it that was valid when it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ pub struct Found {
     pub left_out: usize,
     /// Processes whose namespace the caller may not inspect.
     pub hidden: usize,
+    /// The pid of the first of them.
+    pub first_hidden: Option<u32>,
 }
 
 /// Finds all namespaces that have a name or a process. A namespace that only open sockets keep
@@ -55,8 +61,9 @@ pub fn all() -> Result<Found, NetnsError> {
         namespaces: vec![own],
         left_out: 0,
         hidden: 0,
+        first_hidden: None,
     };
-    let mut hidden = 0;
+    let (mut hidden, mut first_hidden) = (0, None);
     let mut add = |id: NetnsId, name: String, path: Path| {
         if !known.insert(id) {
             return;
@@ -94,13 +101,16 @@ pub fn all() -> Result<Found, NetnsError> {
             continue;
         };
         match NetnsId::try_of_process(pid) {
-            Ok(id) => add(id, format!("pid:{pid}"), Path::Process(pid)),
-            Err(e) if e.kind() == ErrorKind::PermissionDenied => hidden += 1,
+            Ok(id) => add(id, format!("{BY_PID}{pid}"), Path::Process(pid)),
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                hidden += 1;
+                first_hidden.get_or_insert(pid);
+            }
             // The process has ended.
             Err(_) => {}
         }
     }
-    found.hidden = hidden;
+    (found.hidden, found.first_hidden) = (hidden, first_hidden);
     Ok(found)
 }
 
@@ -128,11 +138,24 @@ pub fn named(name: &str) -> Result<Namespace, NetnsError> {
     })
 }
 
-/// Returns how a sentence calls the namespace of this name.
+/// Returns how a sentence calls the namespace of this name: by its container or its process if it has no name.
 pub fn in_words(name: &str) -> String {
-    match name {
-        OWN => "this namespace".to_owned(),
-        named => format!("namespace {named}"),
+    match (name, pid(name).and_then(Process::of_pid)) {
+        (OWN, _) => "this namespace".to_owned(),
+        (_, Some(process)) => by_process(&process),
+        (named, None) => format!("namespace {named}"),
+    }
+}
+
+/// Returns the pid in the name of a namespace that is known by a process only.
+pub fn pid(name: &str) -> Option<u32> {
+    name.strip_prefix(BY_PID)?.parse().ok()
+}
+
+fn by_process(process: &Process) -> String {
+    match &process.container {
+        Some(container) => format!("container {container}"),
+        None => format!("the namespace of {}/{}", process.name, process.pid),
     }
 }
 
@@ -170,5 +193,24 @@ impl Namespace {
             Err(e) if e.is_gone() => Ok(None),
             ran => ran,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_without_a_name_is_called_by_its_container_or_its_process() {
+        let of = |container| by_process(&Process::for_tests(27377, "web", container));
+        assert_eq!(of(Some("0123456789ab")), "container 0123456789ab");
+        assert_eq!(of(None), "the namespace of web/27377");
+        let this = in_words(&format!("pid:{}", std::process::id()));
+        assert!(
+            this.starts_with("the namespace of ") || this.starts_with("container "),
+            "{this}"
+        );
+        assert_eq!(in_words("pid:none"), "namespace pid:none");
+        assert_eq!(in_words("blue"), "namespace blue");
     }
 }

@@ -427,10 +427,12 @@ impl Observer {
         let drops = self.host_drops.as_ref();
         let some = |count: usize, of: fn(usize) -> Limitation| (count > 0).then(|| of(count));
         let many = |count: u64, of: fn(u64) -> Limitation| (count > 0).then(|| of(count));
-        [
+        let all = [
             some(summary.denied, Limitation::DeniedNamespaces),
             some(self.owners.denied(), Limitation::DeniedProcesses),
-            some(summary.hidden, Limitation::HiddenProcesses),
+            summary
+                .first_hidden
+                .map(|first| Limitation::HiddenProcesses(summary.hidden, first)),
             some(self.table.left_out(), Limitation::Connections),
             many(self.ends_missed, Limitation::Ends),
             some(self.paths.left_out(), Limitation::RoundTrips),
@@ -455,10 +457,14 @@ impl Observer {
                 .map(|why| Limitation::SomeHostDrops(why.to_owned())),
             (drops.is_some_and(HostDrops::hides_symbols)).then_some(Limitation::NoSymbols),
             many(drops.map_or(0, HostDrops::missed), Limitation::DropPlaces),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        ];
+        let mut found: Vec<_> = all.into_iter().flatten().collect();
+        // A user with the capabilities for BPF may lack one of the others, which has to be named.
+        if !is_root && summary.without_bpf {
+            found.retain(|limitation| !limitation.is_of_other_users());
+            found.insert(0, Limitation::NotRoot);
+        }
+        found
     }
 }
 

@@ -62,6 +62,7 @@ pub struct Scanner {
     namespaces: Vec<Namespace>,
     left_out: usize,
     hidden: usize,
+    first_hidden: Option<u32>,
     found: Option<Instant>,
     /// `None` without BPF.
     bpf: Option<TcpIter>,
@@ -98,6 +99,8 @@ pub struct ScanSummary {
     pub left_out: usize,
     /// Processes whose namespace the caller may not inspect.
     pub hidden: usize,
+    /// The pid of the first of them.
+    pub first_hidden: Option<u32>,
     /// Connections that were found.
     pub connections: usize,
     /// Connections whose events are not counted, because there are too many of them.
@@ -173,6 +176,7 @@ impl Scanner {
             namespaces: Vec::new(),
             left_out: 0,
             hidden: 0,
+            first_hidden: None,
             found: None,
             bpf,
             ends,
@@ -432,6 +436,7 @@ impl Scanner {
                 self.namespaces = found.namespaces;
                 self.left_out = found.left_out;
                 self.hidden = found.hidden;
+                self.first_hidden = found.first_hidden;
                 self.found = Some(Instant::now());
                 let present = self.namespaces.iter().map(|ns| ns.id.inode());
                 let present: FxHashSet<_> = present.collect();

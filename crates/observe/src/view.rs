@@ -9,7 +9,7 @@ use std::sync::Arc;
 use strum::{IntoStaticStr, VariantArray};
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::observer::Observed;
+use crate::observer::{Observed, Tracked};
 use crate::record::Rates;
 use crate::verdict::{Confidence, Factor, trouble};
 
@@ -75,6 +75,8 @@ pub struct Row {
     pub rwnd: Option<u32>,
     /// Segments retransmitted since the connection began.
     pub retrans: u32,
+    /// Segments retransmitted between the last two samples.
+    pub lately_retrans: u32,
     /// The factor that limits it; `None` before the second scan.
     pub limit: Option<(Factor, Confidence)>,
 }
@@ -114,6 +116,7 @@ impl Row {
             cwnd: info.map_or(0, |info| info.snd_cwnd),
             rwnd: info.and_then(|info| info.snd_wnd),
             retrans: info.map_or(0, |info| info.total_retrans),
+            lately_retrans: lately_retrans(seen.tracked),
             limit: None,
         }
     }
@@ -197,6 +200,13 @@ impl Row {
             },
         }
     }
+}
+
+fn lately_retrans(tracked: &Tracked) -> u32 {
+    let step = (!tracked.is_unchanged()).then(|| tracked.step()).flatten();
+    step.map_or(0, |step| {
+        step.more_wrapping(|info| Some(info.total_retrans))
+    })
 }
 
 // At ten thousand lines a second, these functions are several times as fast as `std::fmt`.
@@ -344,6 +354,7 @@ mod tests {
             cwnd: 10,
             rwnd: Some(65535),
             retrans: 3,
+            lately_retrans: 0,
             limit: Some((Factor::SlowStart, Confidence::Likely)),
         }
     }

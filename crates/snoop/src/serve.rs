@@ -58,7 +58,7 @@ const STOP_WAIT: Duration = Duration::from_secs(5);
 /// The reason why taps cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The devices cannot be listed.
+    /// The devices cannot be listed, or none of those that are named is a tap.
     #[error(transparent)]
     Tap(#[from] TapError),
     /// The kernel lacks a feature that the programs need.
@@ -144,6 +144,7 @@ impl Asker {
 /// [`ServeError`]; the taps are restored.
 pub fn run(options: Options, control: &Path, metrics: Option<Listen>) -> Result<(), ServeError> {
     more_descriptors();
+    options.require_some_tap(&crate::tap::devices()?)?;
     let (tell, told) = sync_channel(ASKERS);
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let listener = control_socket::listen(control, false)?;

@@ -180,7 +180,7 @@ pub fn require_single_queue_tap(device: &Device) -> Result<(), TapError> {
         Kind::Tap { many_queues: true } => Err(TapError::ManyQueues(device.name.clone())),
         Kind::Tun => foreign("a TUN (without Ethernet)"),
         Kind::Other(Some(kind)) => foreign(&format!("a device of kind {kind}")),
-        Kind::Other(None) => foreign("a hardware device"),
+        Kind::Other(None) => foreign("a hardware device or the loopback"),
     }
 }
 

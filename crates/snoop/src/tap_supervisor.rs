@@ -211,6 +211,26 @@ impl Options {
         self.taps.iter().any(|pattern| pattern.matches(name))
     }
 
+    /// Fails if no tap can ever be served: each pattern is the name of a device, and each of these
+    /// devices is something else. A device that is missing, or that a pattern matches, may appear
+    /// later.
+    ///
+    /// # Errors
+    /// [`TapError::Foreign`] or [`TapError::ManyQueues`] of the first device.
+    pub(crate) fn require_some_tap(&self, devices: &[Device]) -> Result<(), TapError> {
+        let mut first = Ok(());
+        for pattern in &self.taps {
+            let name = pattern.as_str();
+            let is_name = glob::Pattern::escape(name) == name;
+            let device = devices.iter().find(|device| is_name && device.name == name);
+            match device.map(tap::require_single_queue_tap) {
+                Some(Err(error)) => first = first.and(Err(error)),
+                _ => return Ok(()),
+            }
+        }
+        first
+    }
+
     /// Returns the guest's Ethernet address if it is configured or follows from the tap's address.
     fn guest_mac(&self, device: &Device) -> Option<[u8; 6]> {
         let said = self

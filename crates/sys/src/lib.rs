@@ -36,6 +36,7 @@ pub mod netns_lock;
 pub mod packet;
 pub mod pidfd_socket;
 pub mod pipe;
+pub mod plural;
 pub mod privileges;
 pub mod probe;
 pub mod random;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::json;
+use taut_sys::plural::counted;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -236,8 +237,10 @@ impl Drop for Guard {
 }
 
 fn notice(dropped: u64) -> Vec<u8> {
-    let sentence =
-        format!("{dropped} lines of the log were dropped, because standard error was not read");
+    let sentence = format!(
+        "{} of the log dropped, because standard error was not read",
+        counted(dropped, "line")
+    );
     line(Level::WARN, &sentence)
 }
 

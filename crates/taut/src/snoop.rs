@@ -1,6 +1,6 @@
 //! `taut snoop`.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +24,9 @@ use taut_snoop::records::RECORDS;
 use taut_snoop::serve::{self, AskError, CONTROL};
 use taut_snoop::tap_supervisor::Options;
 use taut_snoop::wire::Net;
-use taut_sys::job_dir::JobDir;
+use taut_sys::job_dir::{JobDir, JobDirError};
 use taut_sys::listen::Listen;
+use taut_sys::probe::is_root;
 
 use crate::confine::{self, Confined, SandboxArgs};
 use crate::failure::Failure;
@@ -200,12 +201,26 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let settings = settings(&args)?;
     let records = Path::new(RECORDS);
     // The sandbox allows a directory only if it exists, and without records no tap can be served.
-    JobDir::create(records).map_err(|e| Failure::Run(e.to_string()))?;
+    JobDir::create(records).map_err(|e| Failure::Run(without_records(&e)))?;
     let control = control_of(&settings);
     let confinement = confine::snoop(args.sandbox, control, records, !settings.qmp.is_empty());
     let confined = confinement.enter()?;
     let serves = Some((settings, confined));
     Ok(Job { args, serves })
+}
+
+/// Returns the sentence about records that cannot be kept.
+fn without_records(error: &JobDirError) -> String {
+    match error {
+        JobDirError::Call { source, .. }
+            if source.kind() == ErrorKind::PermissionDenied && !is_root() =>
+        {
+            format!(
+                "run taut snoop as root: it attaches BPF programs to taps, and records their settings in {RECORDS}"
+            )
+        }
+        error => error.to_string(),
+    }
 }
 
 pub(crate) fn run(job: Job) -> Result<(), Failure> {

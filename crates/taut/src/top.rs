@@ -81,13 +81,17 @@ fn sort() -> impl TypedValueParser<Value = Sort> {
     })
 }
 
-/// Parses a time between scans. A number without a unit is in seconds.
+/// Parses a time. A number without a unit is in seconds.
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(_) => humantime::parse_duration(text).map_err(|e| e.to_string()),
+    }
+}
+
+/// Parses a time between scans, as [`time`] does.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
-    let time = match text.parse() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => humantime::parse_duration(text).map_err(|e| e.to_string())?,
-    };
-    match time {
+    match time(text)? {
         time if time < Duration::from_millis(10) => Err("must be at least 10ms".into()),
         time if time > Duration::from_secs(3600) => Err("must be at most 1h".into()),
         time => Ok(time),
@@ -127,12 +131,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let summary = observer
             .scan(&filter)
             .map_err(|e| Failure::Run(e.to_string()))?;
-        missing.report(&observer, &summary);
         poll_ended(&mut observer, &filter, &mut ended);
         match args.print(&observer, &filter, &std::mem::take(&mut ended)) {
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
             printed => printed.map_err(|e| Failure::Run(format!("cannot write: {e}")))?,
         }
+        missing.report(&observer, &summary);
         left = left.map(|left| left - 1);
         // A scan that takes too long delays the next ones.
         next = (next + args.interval).max(Instant::now());

@@ -17,8 +17,9 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
-use taut_observe::namespaces::{OWN, in_words};
+use taut_observe::namespaces::{OWN, in_words, pid};
 use taut_sys::listen::Listen;
+use taut_sys::plural::counted;
 use taut_tune::actuate::Actuators;
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::demand::WindowCap;
@@ -327,7 +328,10 @@ fn foreign_sentence(netns: &str) -> String {
     let of = in_words(netns);
     let enter = match netns {
         OWN => String::new(),
-        named => format!("ip netns exec {named} "),
+        named => match pid(named) {
+            Some(pid) => format!("nsenter -t {pid} -n "),
+            None => format!("ip netns exec {named} "),
+        },
     };
     format!(
         "another taut tune --apply changes {of}: until it ends, nothing is changed there (`{enter}ss -lunp src 127.84.65.3` names it)"
@@ -493,7 +497,8 @@ pub(crate) fn undo(path: &Path) -> Result<(), Failure> {
     match summary.failed {
         0 => Ok(()),
         failed => Err(Failure::Run(format!(
-            "{failed} changes could not be undone, and stay in {}",
+            "not undone: {}, which {} keeps",
+            counted(failed, "change"),
             path.display()
         ))),
     }

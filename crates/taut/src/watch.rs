@@ -26,9 +26,10 @@ const CONNECTIONS: usize = 100_000;
   taut watch                                   lines of JSON to standard output
   taut watch --to /var/log/taut --keep 30      to files of up to 100 MB or a day
   taut watch --open-every 1m dport 443         these; open ones every minute too
+  taut watch --for 10m > ended.jsonl           end after ten minutes
   taut watch --metrics 127.0.0.1:9466 --to /var/log/taut
 
-It changes nothing. SIGTERM and SIGINT end it.
+It changes nothing. It watches until Ctrl-C or SIGTERM, or for the time given with --for.
 
 ",
     filter_help!()
@@ -44,11 +45,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval, help_heading = "Scans")]
     interval: Duration,
 
+    /// Exit after this time [default: never]
+    #[arg(long = "for", value_name = "TIME", value_parser = at_least_a_second, help_heading = "Scans")]
+    time: Option<Duration>,
+
     /// Also record each open connection, at this interval
     #[arg(long, value_name = "TIME", value_parser = crate::top::interval, help_heading = "Scans")]
     open_every: Option<Duration>,
 
-    /// Write to files in this directory
+    /// Write to files in this directory, which is created if the one above it exists
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     to: Option<PathBuf>,
 
@@ -63,7 +68,7 @@ pub(crate) struct Args {
     file_size: ByteSize,
 
     /// With --to: start a new file after this time
-    #[arg(long, value_name = "TIME", default_value = "1d", requires = "to", value_parser = file_time, help_heading = "Files")]
+    #[arg(long, value_name = "TIME", default_value = "1d", requires = "to", value_parser = at_least_a_second, help_heading = "Files")]
     file_time: Duration,
 
     /// With --to: keep this many files and delete older ones
@@ -75,9 +80,8 @@ pub(crate) struct Args {
     metrics: Option<Listen>,
 }
 
-fn file_time(text: &str) -> Result<Duration, String> {
-    let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
-    match time {
+fn at_least_a_second(text: &str) -> Result<Duration, String> {
+    match crate::top::time(text)? {
         time if time < Duration::from_secs(1) => Err("must be at least 1s".into()),
         time => Ok(time),
     }
@@ -101,6 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let options = Options {
         interval: args.interval,
+        time: args.time,
         open_every: args.open_every,
         to: args.to.clone().map(|dir| (dir, rotation)),
         metrics: args.metrics,
@@ -119,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     })
     .map_err(|e| match e {
-        WatchError::Dir { .. } => Failure::Usage(e.to_string()),
+        WatchError::Dir(e) => Failure::Usage(format!("--to {e}")),
         e => Failure::Run(e.to_string()),
     })
 }

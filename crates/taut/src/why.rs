@@ -3,11 +3,12 @@
 mod with;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use taut_observe::explain;
 use taut_observe::observation::Observation;
 use taut_tune::log;
@@ -94,6 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut observation = Observation::new(observer, filter);
     let progress = progress(args.time);
     let mut missing = Missing::default();
+    let mut unseen = Vec::new();
     let began = Instant::now();
     // A verdict needs two scans, however long they take. Drops on this host are kept from the second one on.
     let mut is_first = true;
@@ -103,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .scan()
             .map_err(|e| Failure::Run(e.to_string()))?;
         let cost = scan.elapsed();
-        progress.suspend(|| missing.report(observation.observer(), &summary));
+        unseen.extend(missing.sentence(observation.observer(), &summary));
         progress.set_position(began.elapsed().as_millis() as u64);
         let left = args.time.saturating_sub(began.elapsed());
         let pause = match std::mem::take(&mut is_first) {
@@ -149,7 +151,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         true => text,
         false => terminal::fitted(&text),
     };
-    crate::failure::print(&text)?;
+    let printed = crate::failure::print(&text);
+    unseen.iter().for_each(|sentence| crate::log::say(sentence));
+    printed?;
     match other {
         Some((_, Err(failure))) => Err(failure),
         _ => joined,
@@ -173,9 +177,39 @@ fn tuned(log: &Path) -> HashMap<u64, Vec<String>> {
     }
 }
 
+/// Returns a bar, which is drawn only on a terminal.
 fn progress(time: Duration) -> ProgressBar {
-    // The bar is drawn only on a terminal.
     let bar = ProgressBar::new(time.as_millis() as u64);
-    let style = ProgressStyle::with_template("watching {wide_bar} {eta}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let style = ProgressStyle::with_template("watching {wide_bar} {passed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    // An estimate would jump: the first scan takes longer than the others.
+    bar.with_style(style.with_key(
+        "passed",
+        |state: &ProgressState, to: &mut dyn fmt::Write| {
+            // Writing to a string cannot fail.
+            let _ = to.write_str(&passed(state.pos(), state.len().unwrap_or_default()));
+        },
+    ))
+}
+
+/// Returns how much of a time has passed, both in milliseconds: `2 of 5 s`.
+fn passed(elapsed: u64, total: u64) -> String {
+    format!(
+        "{} of {} s",
+        elapsed.min(total) / 1000,
+        Duration::from_millis(total).as_secs_f64()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_the_time_that_has_passed_of_all() {
+        assert_eq!(passed(0, 5000), "0 of 5 s");
+        assert_eq!(passed(2999, 5000), "2 of 5 s");
+        assert_eq!(passed(5100, 5000), "5 of 5 s");
+        assert_eq!(passed(100, 500), "0 of 0.5 s");
+    }
 }

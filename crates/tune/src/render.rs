@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use taut_sys::plural::counted;
 
 use crate::demand::{Demand, Direction, Reason};
 use crate::plan::Change;
@@ -289,10 +290,16 @@ fn initial_windows(from: Metrics, to: Metrics) -> String {
     let sends = to.initcwnd.filter(|_| to.initcwnd != from.initcwnd);
     let receives = to.initrwnd.filter(|_| to.initrwnd != from.initrwnd);
     let sends = sends.map(|count| {
-        format!("a connection over it sends up to {count} segments in the first round trip")
+        format!(
+            "a connection over it sends up to {} in the first round trip",
+            counted(count, "segment")
+        )
     });
     let receives = receives.map(|count| {
-        format!("its peer may send up to {count} segments in the first round trip, or 64 KiB if that is less")
+        format!(
+            "its peer may send up to {} in the first round trip, or 64 KiB if that is less",
+            counted(count, "segment")
+        )
     });
     let both: Vec<String> = sends.into_iter().chain(receives).collect();
     both.join("; ")

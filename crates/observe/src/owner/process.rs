@@ -94,6 +94,14 @@ impl Process {
         }
     }
 
+    /// Returns the process that has this pid now.
+    pub(crate) fn of_pid(pid: u32) -> Option<Self> {
+        Self::read(
+            &open(CWD, &Path::new("/proc").join(pid.to_string())).ok()?,
+            pid,
+        )
+    }
+
     /// Returns a process that does not exist.
     #[cfg(test)]
     pub(crate) fn for_tests(pid: u32, name: &str, container: Option<&str>) -> Self {

@@ -141,6 +141,7 @@ impl WalkScan<'_> {
             denied: scanner.denied.len(),
             left_out: scanner.left_out,
             hidden: scanner.hidden,
+            first_hidden: scanner.first_hidden,
             without_bpf: scanner.bpf.is_none(),
             without_events: scanner.wants.events && !counts_events,
             without_ends: scanner.wants.ends && counts_events && scanner.ends.is_none(),

@@ -4,36 +4,20 @@
 
 mod connection;
 mod figures;
+mod help;
 mod table;
+mod wrap;
 
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
-use ratatui::widgets::{Paragraph, Widget as _};
+use taut_sys::plural::counted;
 
+use self::figures::bits;
+use self::wrap::wrap;
 use super::state::State;
-
-/// At most 80 columns and 22 lines, so that all of it fits on the smallest terminal.
-const HELP: &str = "\
-up, down, j, k, page up, page down, home, end   select
-enter           open the connection: history, evidence, instruments
-esc, q          back; in the table q quits
-s               sort by the next key: rate, rtt, retrans, trouble, peer, process
-/               filter: 10.0.0.9:443, dst 10.0.0.0/8 and dport https, a process
-                (`taut top --help` has the syntax)
-space           pause and resume
-?, h            this help
-
-OUT and IN are payload in bits a second, CWND is in segments. HISTORY (HIST)
-has a letter a scan, the latest at the right:
-  a sender-application   s send-buffer   r receiver-application
-  w receive-buffer       g slow-start    l loss
-  q queue                p pacing        m path-mtu
-  t timeouts             = link          > peer
-  x rate-limit           d descheduled   . idle
-  ? unclear              c cpu-quota, h host-drops (`taut why` alone)
-A question mark after a factor: it is not sure.";
+use crate::verdict::Factor;
 
 /// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
@@ -43,69 +27,101 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
         frame.render_widget("too small", area);
         return;
     }
-    let header = header(state);
+    let width = usize::from(area.width);
+    let header = header(state, width);
+    let footer = footer(state, width);
     // On a small terminal the table has priority.
     let room = usize::from(area.height).saturating_sub(HEADING_ONLY);
     let header = &header[..header.len().min(room + 1)];
-    let [head, body, foot] = rows(area, header.len());
-    state.fit(usize::from(body.height.saturating_sub(1)));
+    let footer = &footer[footer.len().saturating_sub(room + 1)..];
+    let [head, body, foot] = rows(area, header.len(), footer.len());
+    let page = match (&state.open, state.help) {
+        (_, true) => Some(help::help(width)),
+        (Some(details), false) => Some(connection::lines(width, details, state)),
+        (None, false) => None,
+    };
     let buffer = frame.buffer_mut();
-    for (text, line) in header.iter().zip(0..) {
-        let style = if line == 0 { bold() } else { Style::new() };
-        put(buffer, line_of(head, line), text, style);
+    write(buffer, head, header, bold());
+    match page {
+        Some(lines) => {
+            state.fit_page(lines.len(), body.height.into());
+            write(buffer, body, &lines[state.scroll..], Style::new());
+        }
+        None => {
+            state.fit(usize::from(body.height.saturating_sub(1)));
+            table::table(buffer, body, state);
+        }
     }
-    if state.help {
-        Paragraph::new(HELP).render(body, buffer);
-    } else if let Some(details) = &state.open {
-        connection::open(buffer, body, details, state);
-    } else {
-        table::table(buffer, body, state);
-    }
-    put(buffer, foot, &footing(state), Style::new());
+    write(buffer, foot, footer, Style::new());
 }
 
-/// The maximum height at which only the heading is above the table.
+/// The maximum height at which only the heading is above the table, and one line below.
 const HEADING_ONLY: usize = 8;
 
-/// Splits the area into the header of this many lines, the body and the last line.
-fn rows(area: Rect, header: usize) -> [Rect; 3] {
-    let lines = u16::try_from(header)
-        .unwrap_or(u16::MAX)
-        .min(area.height - 2);
+/// Splits the area into the header and the footer, of this many lines, and the body between them.
+fn rows(area: Rect, header: usize, footer: usize) -> [Rect; 3] {
+    let lines = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+    let foot = lines(footer).min(area.height - 2);
+    let head = lines(header).min(area.height - foot - 1);
     let of = |y, height| Rect { y, height, ..area };
     [
-        of(area.y, lines),
-        of(area.y + lines, area.height - lines - 1),
-        of(area.y + area.height - 1, 1),
+        of(area.y, head),
+        of(area.y + head, area.height - head - foot),
+        of(area.y + area.height - foot, foot),
     ]
 }
 
-/// Returns the lines above the table: the heading, the notice, and the ended connections.
-fn header(state: &State) -> Vec<String> {
-    let heading = heading(state);
-    let below = [&state.notice, &state.ended_line];
-    [heading]
+/// Returns the lines above the table: the heading, the totals, the notice, and the ended connections.
+fn header(state: &State, width: usize) -> Vec<String> {
+    let notice = state.notice.iter().flat_map(|text| wrap(text, width));
+    [heading(state), totals(state, width)]
         .into_iter()
-        .chain(below.into_iter().flatten().cloned())
+        .chain(notice)
+        .chain(state.ended_line.clone())
         .collect()
+}
+
+/// Returns the sums over the connections in the table, with the short names of factors if the long ones
+/// do not fit.
+fn totals(state: &State, width: usize) -> String {
+    let totals = &state.totals;
+    let text = |name: fn(Factor) -> &'static str| {
+        let factors = totals.factors.iter();
+        let factors = factors.map(|(factor, count)| format!("{} {count}", name(*factor)));
+        let factors: Vec<_> = factors.collect();
+        format!(
+            "out {}bit/s, in {}bit/s, retransmitted {}; {}",
+            bits(totals.sent),
+            bits(totals.received),
+            totals.retransmitted,
+            factors.join(", ")
+        )
+    };
+    let long = text(Factor::name);
+    match long.len() <= width {
+        true => long,
+        false => text(Factor::short),
+    }
 }
 
 fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-/// Writes as much of a text as fits.
-fn put(buffer: &mut Buffer, area: Rect, text: &str, style: Style) {
-    if area.is_empty() {
-        return;
+/// Writes as many lines as fit, and as much of each; the first one in a style.
+fn write(buffer: &mut Buffer, area: Rect, lines: &[String], first: Style) {
+    for (text, y) in lines.iter().zip(0..area.height) {
+        let style = if y == 0 { first } else { Style::new() };
+        let line = line_of(area, y);
+        buffer.set_stringn(line.x, line.y, text, line.width.into(), style);
     }
-    buffer.set_stringn(area.x, area.y, text, area.width.into(), style);
 }
 
 fn heading(state: &State) -> String {
-    let connections = match state.rows.len() {
-        1 => "1 connection".to_owned(),
-        count => format!("{count} connections"),
+    let (shown, all) = (state.rows.len(), state.totals.connections);
+    let connections = match state.filter_text.is_empty() {
+        true => counted(shown, "connection"),
+        false => format!("{shown} of {}", counted(all, "connection")),
     };
     let mut text = format!("taut top: {connections}, by {}", state.sort.name());
     if !state.filter_text.is_empty() {
@@ -118,16 +134,31 @@ fn heading(state: &State) -> String {
     text
 }
 
-fn footing(state: &State) -> String {
-    let input = state
-        .filter_input
-        .as_ref()
-        .map(|text| crate::sanitize::text(text.as_bytes()));
-    match (input, &state.message) {
-        (Some(text), None) => format!("filter: {text}_"),
-        (Some(text), Some(message)) => format!("filter: {text}_  {message}"),
-        (None, Some(message)) => message.clone(),
-        (None, None) => "q quit  enter open  / filter  s sort  space pause  ? help".into(),
+/// Returns the lines below the table: the message, and what is typed, or the keys.
+fn footer(state: &State, width: usize) -> Vec<String> {
+    let message = state.message.iter().flat_map(|text| wrap(text, width));
+    let mut lines: Vec<String> = message.collect();
+    match &state.filter_input {
+        Some(text) => lines.push(input(&crate::sanitize::text(text.as_bytes()), width)),
+        None if lines.is_empty() => lines.push(keys(state).to_owned()),
+        None => {}
+    }
+    lines
+}
+
+/// Returns the line in which a filter is typed: of a long one the end, where the next letter comes.
+fn input(text: &str, width: usize) -> String {
+    let room = width.saturating_sub("filter: _".len());
+    let hidden = text.chars().count().saturating_sub(room);
+    let shown: String = text.chars().skip(hidden).collect();
+    format!("filter: {shown}_")
+}
+
+fn keys(state: &State) -> &'static str {
+    match (&state.open, state.help) {
+        (_, true) => "up, down scroll  other keys close the help",
+        (Some(_), false) => "esc back  up, down scroll  space pause  ? help",
+        (None, false) => "q quit  enter open  / filter  s sort  space pause  ? help",
     }
 }
 
@@ -147,7 +178,6 @@ mod tests {
     use super::super::state::Key;
     use super::super::state::tests::state;
     use super::*;
-    use crate::verdict::Factor;
 
     fn drawn(state: &mut State, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -167,14 +197,18 @@ mod tests {
             "{}",
             lines[0]
         );
-        let titles: Vec<_> = lines[1].split_whitespace().collect();
+        assert_eq!(
+            lines[1],
+            "out 40.4Gbit/s, in 0bit/s, retransmitted 100; receiver-application 100"
+        );
+        let titles: Vec<_> = lines[2].split_whitespace().collect();
         assert_eq!(
             titles,
             [
                 "PEER", "PROCESS", "OUT", "IN", "RTT", "ms", "CWND", "RETR", "LIMIT", "HIST"
             ]
         );
-        let cells: Vec<_> = lines[2].split_whitespace().collect();
+        let cells: Vec<_> = lines[3].split_whitespace().collect();
         assert_eq!(
             cells,
             [
@@ -189,7 +223,7 @@ mod tests {
             ]
         );
         assert!(lines[23].starts_with("q quit"));
-        assert!(lines[22].starts_with("10.0.0.9:1020"));
+        assert!(lines[22].starts_with("10.0.0.9:1019"));
     }
 
     #[test]
@@ -199,10 +233,11 @@ mod tests {
         shown.ended_line = Some("212 ended".into());
         let lines = drawn(&mut shown, 80, 24);
         assert!(lines[0].starts_with("taut top: 100 connections"));
-        assert_eq!(lines[1..3], ["1 source is missing", "212 ended"]);
-        assert!(lines[3].starts_with("PEER") && lines[23].starts_with("q quit"));
+        assert!(lines[1].starts_with("out "), "{}", lines[1]);
+        assert_eq!(lines[2..4], ["1 source is missing", "212 ended"]);
+        assert!(lines[4].starts_with("PEER") && lines[23].starts_with("q quit"));
         shown.key(Key::Down);
-        assert_eq!(drawn(&mut shown, 80, 24)[1], "212 ended");
+        assert_eq!(drawn(&mut shown, 80, 24)[2], "212 ended");
         assert!(drawn(&mut shown, 80, 7)[1].starts_with("PEER"));
     }
 
@@ -210,13 +245,13 @@ mod tests {
     fn a_wide_terminal_has_more_columns() {
         let lines = drawn(&mut state(3), 200, 50);
         for word in ["LOCAL", "MIN", "RWND", "LIMITED BY", "HISTORY"] {
-            assert!(lines[1].contains(word), "{word}: {}", lines[1]);
+            assert!(lines[2].contains(word), "{word}: {}", lines[2]);
         }
-        assert!(lines[2].contains("receiver-application"), "{}", lines[2]);
+        assert!(lines[3].contains("receiver-application"), "{}", lines[3]);
         assert!(
-            lines[2].contains(" a-rather-long-pr/4194304 "),
+            lines[3].contains(" a-rather-long-pr/4194304 "),
             "{}",
-            lines[2]
+            lines[3]
         );
     }
 
@@ -225,19 +260,99 @@ mod tests {
         for width in 80..260 {
             let lines = drawn(&mut state(3), width, 24);
             assert!(
-                lines[1].contains("LIMIT") && lines[1].contains("HIST"),
-                "{width}: {}",
-                lines[1]
-            );
-            assert!(
-                lines[2].contains("app-rcv") || lines[2].contains("receiver-application"),
-                "{width}"
-            );
-            assert!(
-                lines[2].contains("/4194304 ") || !lines[2].contains('/'),
+                lines[2].contains("LIMIT") && lines[2].contains("HIST"),
                 "{width}: {}",
                 lines[2]
             );
+            assert!(
+                lines[3].contains("app-rcv") || lines[3].contains("receiver-application"),
+                "{width}"
+            );
+            assert!(
+                lines[3].contains("/4194304 ") || !lines[3].contains('/'),
+                "{width}: {}",
+                lines[3]
+            );
+        }
+    }
+
+    #[test]
+    fn a_narrow_terminal_keeps_the_limit_and_drops_the_window_first() {
+        for (width, titles) in [
+            (74, "PEER PROCESS OUT IN RTT ms RETR LIMIT HIST"),
+            (68, "PEER PROCESS OUT IN RTT ms RETR LIMIT"),
+            (60, "PEER PROCESS OUT IN LIMIT"),
+            (42, "PEER PROCESS LIMIT"),
+            (40, "PEER LIMIT"),
+        ] {
+            let lines = drawn(&mut state(3), width, 24);
+            let shown: Vec<_> = lines[2].split_whitespace().collect();
+            assert_eq!(shown.join(" "), titles, "{width}");
+        }
+        for width in 20..80 {
+            let lines = drawn(&mut state(3), width, 24);
+            assert!(
+                lines[2].ends_with("LIMIT") || lines[2].ends_with("HIST"),
+                "{width}"
+            );
+            assert!(lines[3].contains("app-rcv"), "{width}: {}", lines[3]);
+        }
+    }
+
+    #[test]
+    fn totals_have_short_names_where_long_ones_do_not_fit() {
+        let line = |width| drawn(&mut state(100), width, 24)[1].clone();
+        assert!(
+            line(200).ends_with("; receiver-application 100"),
+            "{}",
+            line(200)
+        );
+        assert!(line(60).ends_with("; app-rcv 100"), "{}", line(60));
+    }
+
+    #[test]
+    fn a_filter_says_how_many_of_all_are_shown() {
+        let mut shown = state(3);
+        shown.filter_text = "dport 443".into();
+        shown.totals.connections = 100;
+        let heading = &drawn(&mut shown, 80, 24)[0];
+        assert_eq!(
+            heading,
+            "taut top: 3 of 100 connections, by rate, filter dport 443"
+        );
+    }
+
+    #[test]
+    fn no_word_of_an_error_about_a_filter_or_of_a_notice_is_cut() {
+        let mut shown = state(100);
+        for c in "/dport https and sport q".chars() {
+            shown.key(Key::Char(c));
+        }
+        shown.key(Key::Enter);
+        let error = shown.message.clone().unwrap();
+        shown.show_notice(error.clone());
+        let lines = drawn(&mut shown, 40, 24);
+        let text = lines.join(" ");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.matches(&error).count(), 2, "{error}: {lines:#?}");
+        assert_eq!(lines[23], "filter: dport https and sport q_");
+        for c in " or host example.com".chars() {
+            shown.key(Key::Char(c));
+        }
+        assert!(drawn(&mut shown, 40, 24)[23].ends_with("or host example.com_"));
+    }
+
+    #[test]
+    fn the_last_line_of_an_open_connection_and_of_the_help_can_be_reached() {
+        for key in [Key::Enter, Key::Char('?')] {
+            let mut shown = state(1);
+            shown.key(key);
+            let whole = drawn(&mut shown, 60, 70);
+            let last = whole[2..69].iter().rfind(|line| !line.is_empty()).unwrap();
+            let first = drawn(&mut shown, 60, 8);
+            assert!(!first.contains(last), "{first:#?}");
+            shown.key(Key::End);
+            assert!(drawn(&mut shown, 60, 8).contains(last), "{last}");
         }
     }
 
@@ -261,18 +376,5 @@ mod tests {
                 .iter()
                 .any(|line| line.contains("page down"))
         );
-        assert!(HELP.lines().all(|line| line.len() <= 80) && HELP.lines().count() <= 22);
-    }
-
-    #[test]
-    fn each_factor_has_its_own_letter_and_short_name() {
-        let letters: std::collections::HashSet<_> =
-            Factor::ALL.iter().map(|f| f.letter()).collect();
-        assert_eq!(letters.len(), Factor::ALL.len());
-        for &factor in Factor::ALL {
-            assert!(factor.short().len() <= 8, "{factor:?}");
-            let named = format!("{} {}", factor.letter(), factor.name());
-            assert!(HELP.contains(&named), "{named}");
-        }
     }
 }

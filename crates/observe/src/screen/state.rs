@@ -1,5 +1,6 @@
 //! The state of the screen, and how keys change it.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::Options;
@@ -74,10 +75,26 @@ pub(super) struct Details {
     pub(super) ended: bool,
 }
 
+/// Sums over the connections in the table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Totals {
+    /// All connections, also those that the filter does not match.
+    pub(super) connections: usize,
+    /// Rate of payload sent, in bytes a second.
+    pub(super) sent: f64,
+    /// Rate of payload received, in bytes a second.
+    pub(super) received: f64,
+    /// Segments retransmitted between the last two scans.
+    pub(super) retransmitted: u64,
+    /// How many connections each factor limits, most trouble first, then most connections.
+    pub(super) factors: Vec<(Factor, usize)>,
+}
+
 /// The content of the screen.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) rows: Vec<Row>,
+    pub(super) totals: Totals,
     histories: HashMap<u64, VecDeque<Point>>,
     pub(super) selected: usize,
     selected_cookie: Option<u64>,
@@ -85,6 +102,8 @@ pub(super) struct State {
     pub(super) first: usize,
     /// Number of rows that fit on the screen.
     pub(super) page: usize,
+    /// Index of the first line of the open page, or of the help, on the screen.
+    pub(super) scroll: usize,
     pub(super) open: Option<Details>,
     pub(super) sort: Sort,
     filter: Filter,
@@ -109,11 +128,13 @@ impl State {
     pub(super) fn new(filter: Filter, options: &Options) -> Self {
         Self {
             rows: Vec::new(),
+            totals: Totals::default(),
             histories: HashMap::new(),
             selected: 0,
             selected_cookie: None,
             first: 0,
             page: 1,
+            scroll: 0,
             open: None,
             sort: options.sort,
             filter,
@@ -178,6 +199,7 @@ impl State {
         self.rows = rows.collect();
         self.filter = filter;
         view::sort_by(&mut self.rows, |row| row, self.sort);
+        self.totals = Totals::of(&self.rows, observer.kept() + observer.left_out());
         // The selected connection stays selected, wherever it is now.
         let at = self
             .selected_cookie
@@ -232,6 +254,26 @@ impl State {
             .min(last.max(least));
     }
 
+    /// Sets how many lines of an open page fit, of which it has `lines`, and scrolls back if fewer follow.
+    pub(super) fn fit_page(&mut self, lines: usize, page: usize) {
+        self.page = page.max(1);
+        self.scroll = self.scroll.min(lines.saturating_sub(self.page));
+    }
+
+    /// Scrolls the open page or the help. Returns whether the key does so.
+    fn scroll(&mut self, key: Key) -> bool {
+        self.scroll = match key {
+            Key::Up | Key::Char('k') => self.scroll.saturating_sub(1),
+            Key::Down | Key::Char('j') => self.scroll.saturating_add(1),
+            Key::PageUp => self.scroll.saturating_sub(self.page),
+            Key::PageDown => self.scroll.saturating_add(self.page),
+            Key::Home => 0,
+            Key::End => usize::MAX,
+            _ => return false,
+        };
+        true
+    }
+
     pub(super) fn key(&mut self, key: Key) -> Action {
         self.message = None;
         self.notice = None;
@@ -241,14 +283,18 @@ impl State {
         if self.filter_input.is_some() {
             return self.type_key(key);
         }
+        if (self.help || self.open.is_some()) && self.scroll(key) {
+            return Action::Draw;
+        }
         if std::mem::take(&mut self.help) {
+            self.scroll = 0;
             return Action::Draw;
         }
         match key {
             Key::Char('q') | Key::Escape if self.open.is_some() => self.open = None,
             Key::Backspace => self.open = None,
             Key::Char('q') => return Action::Quit,
-            Key::Char('?' | 'h') => self.help = true,
+            Key::Char('?' | 'h') => (self.help, self.scroll) = (true, 0),
             Key::Char(' ') => self.paused = !self.paused,
             Key::Char('/') => self.filter_input = Some(self.filter_text.clone()),
             Key::Char('s') => {
@@ -262,6 +308,7 @@ impl State {
             Key::Home => self.select(0),
             Key::End => self.select(usize::MAX),
             Key::Enter if self.open.is_none() => {
+                self.scroll = 0;
                 self.open = self.rows.get(self.selected).map(|row| Details {
                     row: row.clone(),
                     state: "",
@@ -303,6 +350,33 @@ impl State {
     }
 }
 
+// === impl Totals ===
+
+impl Totals {
+    /// Returns the sums over these rows, of `connections` in all.
+    pub(super) fn of(rows: &[Row], connections: usize) -> Self {
+        let mut totals = Self {
+            connections,
+            ..Self::default()
+        };
+        let mut limited = vec![0; Factor::ALL.len()];
+        for row in rows {
+            let rates = row.rates.unwrap_or_default();
+            totals.sent += rates.sent;
+            totals.received += rates.received;
+            totals.retransmitted += u64::from(row.lately_retrans);
+            if let Some((factor, _)) = row.limit {
+                limited[factor.index()] += 1;
+            }
+        }
+        let all = Factor::ALL.iter().copied().zip(limited);
+        totals.factors = all.filter(|(_, count)| *count > 0).collect();
+        let order = |&(factor, count): &(Factor, usize)| Reverse((factor.trouble(), count));
+        totals.factors.sort_by_key(order);
+        totals
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::time::Duration;
@@ -335,6 +409,7 @@ pub(super) mod tests {
             cwnd: 10,
             rwnd: Some(65535),
             retrans: 0,
+            lately_retrans: 1,
             limit: Some((Factor::ReceiverApplication, Confidence::Sure)),
         }
     }
@@ -344,8 +419,50 @@ pub(super) mod tests {
         state.rows = (0..rows)
             .map(|cookie| row(cookie, (rows - cookie) as f64 * 1e6))
             .collect();
+        state.totals = Totals::of(&state.rows, state.rows.len());
         state.select(0);
         state
+    }
+
+    #[test]
+    fn totals_are_those_of_the_rows_with_trouble_first() {
+        let limited = |factor| Some((factor, Confidence::Sure));
+        let mut rows = vec![row(1, 1e6), row(2, 2e6), row(3, 0.0), row(4, 0.0)];
+        rows[0].limit = limited(Factor::Loss);
+        rows[2].limit = limited(Factor::Idle);
+        rows[3].limit = limited(Factor::Idle);
+        let totals = Totals::of(&rows, 9);
+        assert_eq!(
+            (totals.sent, totals.retransmitted, totals.connections),
+            (3e6, 4, 9)
+        );
+        let factors = [
+            (Factor::Loss, 1),
+            (Factor::ReceiverApplication, 1),
+            (Factor::Idle, 2),
+        ];
+        assert_eq!(totals.factors, factors);
+    }
+
+    #[test]
+    fn keys_scroll_the_open_page_and_not_the_selection_behind_it() {
+        let mut state = state(100);
+        state.key(Key::Enter);
+        state.fit_page(30, 10);
+        for (key, first) in [
+            (Key::Down, 1),
+            (Key::PageDown, 11),
+            (Key::End, 20),
+            (Key::Up, 19),
+            (Key::PageUp, 9),
+            (Key::Home, 0),
+            (Key::Up, 0),
+        ] {
+            state.key(key);
+            state.fit_page(30, 10);
+            assert_eq!(state.scroll, first, "{key:?}");
+        }
+        assert_eq!(state.selected, 0);
     }
 
     #[test]

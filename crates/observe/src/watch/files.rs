@@ -22,6 +22,34 @@ pub struct Rotation {
     pub keep: usize,
 }
 
+/// Why a directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    /// The directory above it does not exist, so its path may be mistyped.
+    #[error(
+        "{dir}: {parent} does not exist, and only the last directory of a path is created: correct the path, or run \
+         `mkdir -p {parent}`",
+        dir = dir.display(), parent = parent.display()
+    )]
+    NoParent {
+        /// The directory.
+        dir: PathBuf,
+        /// The one above it.
+        parent: PathBuf,
+    },
+    /// It is a file, for example.
+    #[error("{dir}: this is not a directory: name one in which to write files", dir = _0.display())]
+    NotADirectory(PathBuf),
+    /// It cannot be created.
+    #[error("cannot create the directory {dir}: {source}", dir = dir.display())]
+    Create {
+        /// The directory.
+        dir: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+}
+
 /// Records that were lost, and why.
 #[derive(Debug)]
 pub struct Lost {
@@ -59,12 +87,27 @@ struct Current {
 // === impl Files ===
 
 impl Files {
-    /// Writes files into this directory, and creates it if it is missing.
+    /// Writes files into this directory, and creates it if it is missing. Does not create those above
+    /// it: a mistyped path would fill the disk where nobody looks.
     ///
     /// # Errors
-    /// The directory cannot be created.
-    pub fn in_dir(dir: &Path, rotation: Rotation) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
+    /// [`DirError`].
+    pub fn in_dir(dir: &Path, rotation: Rotation) -> Result<Self, DirError> {
+        if let Err(source) = fs::create_dir(dir)
+            && !dir.is_dir()
+        {
+            let dir = dir.to_owned();
+            return Err(match (source.kind(), dir.parent()) {
+                (io::ErrorKind::NotFound, Some(parent)) => DirError::NoParent {
+                    parent: parent.to_owned(),
+                    dir,
+                },
+                (io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory, _) => {
+                    DirError::NotADirectory(dir)
+                }
+                _ => DirError::Create { dir, source },
+            });
+        }
         Ok(Self {
             dir: dir.to_owned(),
             rotation,
@@ -279,6 +322,29 @@ mod tests {
             names(dir.path())[1],
             "connections-1970-01-01T00-00-01Z.jsonl"
         );
+    }
+
+    #[test]
+    fn only_the_last_directory_of_a_path_is_created() {
+        let dir = tempfile::tempdir().unwrap();
+        let within = dir.path().join("within");
+        for _ in 0..2 {
+            Files::in_dir(&within, ROTATION).unwrap();
+        }
+        let parent = dir.path().join("typo");
+        let error = Files::in_dir(&parent.join("taut"), ROTATION).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains(&format!("mkdir -p {}`", parent.display())),
+            "{said}"
+        );
+        assert_eq!(names(dir.path()), ["within"]);
+        let file = within.join("file");
+        fs::write(&file, "").unwrap();
+        for not in [file.clone(), file.join("below")] {
+            let error = Files::in_dir(&not, ROTATION).unwrap_err();
+            assert!(matches!(error, DirError::NotADirectory(_)), "{error}");
+        }
     }
 
     #[test]

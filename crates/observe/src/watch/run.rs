@@ -1,4 +1,4 @@
-//! Runs `taut watch`: scans, reports, files and metrics, until a signal stops it.
+//! Runs `taut watch`: scans, reports, files and metrics, until its time is over or a signal stops it.
 
 use std::io::{self, BufWriter, ErrorKind, Stdout, Write as _};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use signal_hook::flag;
 use taut_exposition::SpawnError;
 use taut_sys::listen::Listen;
 
-use super::files::{Files, Lost, Rotation};
+use super::files::{DirError, Files, Lost, Rotation};
 use super::line::Line;
 use super::metrics::Metrics;
 use super::{Report, ReportSink, Watcher};
@@ -28,6 +28,8 @@ const POLL_EVERY: Duration = Duration::from_millis(250);
 pub struct Options {
     /// Time between scans.
     pub interval: Duration,
+    /// How long to watch; `None`: until a signal.
+    pub time: Option<Duration>,
     /// Time between reports of open connections; `None`: open connections are not reported.
     pub open_every: Option<Duration>,
     /// The directory for files, and their rotation; `None`: lines go to standard output.
@@ -42,14 +44,9 @@ pub enum WatchError {
     /// The connections cannot be scanned.
     #[error(transparent)]
     Scan(#[from] ScanError),
-    /// The directory cannot be written to.
-    #[error("cannot write to {dir}: {source}", dir = dir.display())]
-    Dir {
-        /// The directory.
-        dir: PathBuf,
-        /// The error.
-        source: io::Error,
-    },
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Dir(#[from] DirError),
     /// Standard output cannot be written to.
     #[error("cannot write to standard output: {0}")]
     Write(io::Error),
@@ -78,7 +75,7 @@ struct Recorder {
     end: Option<io::Error>,
 }
 
-/// Watches until SIGTERM or SIGINT, or until standard output is closed. Calls `after` after each
+/// Watches until the time is over, until SIGTERM or SIGINT, or until standard output is closed. Calls `after` after each
 /// scan.
 ///
 /// # Errors
@@ -97,8 +94,13 @@ pub fn run(
         taut_exposition::spawn(addr, "watch-metrics", recorder.metrics.exposition())?;
     }
     let mut next_scan = Instant::now();
+    // A time beyond what the clock can count never ends.
+    let end = options
+        .time
+        .and_then(|time| Instant::now().checked_add(time));
+    let is_over = || end.is_some_and(|end| Instant::now() >= end);
     let mut next_open = options.open_every.map(|every| Instant::now() + every);
-    while !stop.load(Ordering::Relaxed) && recorder.end.is_none() {
+    while !stop.load(Ordering::Relaxed) && !is_over() && recorder.end.is_none() {
         let now = Instant::now();
         if now >= next_scan {
             let summary = watcher.scan(&mut recorder)?;
@@ -120,6 +122,7 @@ pub fn run(
         }
         recorder.flush();
         let next = next_scan.min(Instant::now() + POLL_EVERY);
+        let next = end.map_or(next, |end| next.min(end));
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     watcher.finish(&mut recorder);
@@ -140,13 +143,7 @@ fn one(error: io::Error) -> Lost {
 impl Recorder {
     fn new(options: &Options) -> Result<Self, WatchError> {
         let output = match &options.to {
-            Some((dir, rotation)) => {
-                let files = Files::in_dir(dir, *rotation).map_err(|source| WatchError::Dir {
-                    dir: dir.clone(),
-                    source,
-                });
-                Output::Files(files?)
-            }
+            Some((dir, rotation)) => Output::Files(Files::in_dir(dir, *rotation)?),
             None => Output::Stdout(BufWriter::new(io::stdout())),
         };
         Ok(Self {

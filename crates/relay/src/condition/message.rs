@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use taut_sys::plural::counted;
+
 use super::Condition;
 
 /// Returns the warning at the beginning of a condition: what is broken, how many are affected, and
@@ -13,8 +15,8 @@ pub(crate) fn broken(
     affected: u64,
     example: Option<IpAddr>,
 ) -> String {
-    let sessions = many(affected, "session");
-    let clients = many(affected, "client");
+    let sessions = counted(affected, "session");
+    let clients = counted(affected, "client");
     let place = condition.place();
     let example = example.map_or_else(String::new, |ip| format!(", the last from {ip}"));
     match condition {
@@ -56,7 +58,7 @@ pub(crate) fn broken(
             format!(
                 "too many names are being looked up at once {of}: {} for {party} refused so far, {now}; check the \
                  servers in /etc/resolv.conf, and which names sessions ask for: `taut relay sessions`",
-                many(affected, "look-up")
+                counted(affected, "look-up")
             )
         }
         Condition::MaxSessions => format!(
@@ -75,7 +77,7 @@ pub(crate) fn broken(
             "a source opens more than relay.mesh.max_connects_per_source connections a second at the mesh port \
              without proving that it is a member; {} reset so far{example}; if that is one of your relays, compare \
              the keys of both, or else keep it out with `not_from`",
-            many(affected, "connection")
+            counted(affected, "connection")
         ),
         Condition::MemberLimit { member } => format!(
             "relay {member} has relay.mesh.max_sessions_per_member open; {sessions} reset so far; raise it if \
@@ -85,12 +87,12 @@ pub(crate) fn broken(
             "no more connections can wait at the mesh port, and relay {member} has the most; {} withdrawn so far; \
              raise relay.mesh.max_ready, or lower pool_max at {member}; if {member} should not have so many, \
              replace its key",
-            many(affected, "connection")
+            counted(affected, "connection")
         ),
         Condition::Accept => format!(
             "cannot accept connections: no descriptor or memory is left; {} failed so far; check `ulimit -n`, \
              LimitNOFILE in the systemd unit, and free memory",
-            many(affected, "attempt")
+            counted(affected, "attempt")
         ),
         Condition::Queue { .. } => format!(
             "{place}: all places are taken; {clients} waited for one so far; raise relay.max_sessions, or the \
@@ -103,7 +105,7 @@ pub(crate) fn broken(
         Condition::Handshakes => format!(
             "connections at the mesh port fail the handshake ({cause}); {} so far{example}; if that is one \
              of your relays, compare the keys of both",
-            many(affected, "connection")
+            counted(affected, "connection")
         ),
         Condition::Etcd => format!(
             "etcd cannot be used ({cause}): the list of members stays as it is, and the relay goes on; {}",
@@ -172,7 +174,7 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
         ),
         Condition::Accept => format!("connections are accepted again after {lasted}"),
         Condition::Queue { .. } => {
-            let clients = many(affected, "client");
+            let clients = counted(affected, "client");
             format!("{place} has places again; {clients} waited for one in {lasted}")
         }
         Condition::Refused { .. } => {
@@ -180,7 +182,7 @@ pub(crate) fn well(condition: &Condition, lasted: Duration, affected: u64) -> St
         }
         Condition::Handshakes => format!(
             "no more connections at the mesh port fail the handshake; {} in {lasted}",
-            many(affected, "connection")
+            counted(affected, "connection")
         ),
         Condition::Etcd => format!("etcd can be used again after {lasted}"),
         Condition::MembersList => {
@@ -311,13 +313,6 @@ fn refused(cause: &str) -> &'static str {
 /// Returns for whom names are looked up.
 fn party(member: Option<&str>) -> String {
     member.map_or_else(|| "this relay".to_owned(), |name| format!("relay {name}"))
-}
-
-fn many(count: u64, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
-    }
 }
 
 fn were(count: u64, what: &str) -> String {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use taut_mesh::etcd::{
     Keys, Request, WatchMessage, offer, present, read_list, read_present, watch_list, watch_message,
 };
+use taut_sys::plural::counted;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::announce::{Announced, Announcer};
@@ -193,8 +194,8 @@ impl<H: Host> Follower<'_, H> {
         if let Outcome::Adopted(members) = &outcome {
             let serial = members.statement().map_or(0, |s| s.serial);
             tracing::info!(
-                "etcd has a new list of members, serial {serial}: {} members, written to {}",
-                members.iter().len(),
+                "etcd has a new list of members, serial {serial}: {}, written to {}",
+                counted(members.iter().len(), "member"),
                 self.settings.mesh.members_file.display()
             );
         }

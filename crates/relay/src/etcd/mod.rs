@@ -24,6 +24,7 @@ use std::time::Duration;
 use taut_exposition::runtime;
 use taut_mesh::etcd::{Keys, authenticate, offer, read_list, token};
 use taut_mesh::members::Members;
+use taut_sys::plural::counted;
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 
@@ -92,10 +93,8 @@ pub(crate) async fn first_list(mesh: &MeshConfig) -> Result<(), FirstListError> 
             Ok(list) => {
                 return match decide(mesh, None, list) {
                     Outcome::Adopted(members) => {
-                        let count = members.iter().len();
-                        tracing::info!(
-                            "the first list of members comes from {endpoint}: {count} members"
-                        );
+                        let count = counted(members.iter().len(), "member");
+                        tracing::info!("the first list of members comes from {endpoint}: {count}");
                         Ok(())
                     }
                     Outcome::Unchanged => Ok(()),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nix::net::if_::if_nametoindex;
 use taut_mesh::members::{Member, Members};
 use taut_sys::Errno;
+use taut_sys::plural::counted;
 use taut_sys::socket::{Listener, is_local};
 
 use super::at_once::at_once;
@@ -163,10 +164,10 @@ pub(super) fn check_list(mesh: &MeshConfig) -> ListFindings {
     match etcd::check(mesh, etcd) {
         Ok(members) => {
             let serial = members.statement().map_or(0, |s| s.serial);
-            let count = members.iter().len();
+            let count = counted(members.iter().len(), "member");
             ListFindings {
                 note: Some(format!(
-                    "the list of members in etcd has {count} members, serial {serial}"
+                    "the list of members in etcd has {count}, serial {serial}"
                 )),
                 first: Some(members).filter(|_| !mesh.members_file.exists()),
                 warning: None,

@@ -7,6 +7,7 @@ use std::sync::PoisonError;
 use std::time::SystemTime;
 
 use taut_mesh::members::ListRefusal;
+use taut_sys::plural::counted;
 
 use super::handle::SharedHandle;
 use super::mesh::load_members;
@@ -80,8 +81,9 @@ impl SharedHandle {
                 match refusal {
                     ListRefusal::Smaller { offered, held } if members.statement().is_none() => {
                         tracing::warn!(
-                            "{path} has {offered} members and had {held}: keeping the former list; if that \
-                             is intended, remove the others from the configuration, too, and send SIGHUP"
+                            "{path} has {} and had {held}: keeping the former list; if that is intended, remove the \
+                             others from the configuration, too, and send SIGHUP",
+                            counted(offered, "member")
                         );
                     }
                     _ => tracing::warn!("{path}: {refusal}; keeping the former list"),
@@ -89,7 +91,10 @@ impl SharedHandle {
             }
             Ok((Ok(()), members)) => match self.reload_members() {
                 Ok(()) => {
-                    tracing::info!("{path} has changed: {} members", members.iter().len());
+                    tracing::info!(
+                        "{path} has changed: {}",
+                        counted(members.iter().len(), "member")
+                    );
                 }
                 Err(error) => refused = Some(error.to_string()),
             },

@@ -2,11 +2,13 @@
 //! workers last, so that no session exists if a step fails.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use taut_mesh::members::MemberName;
+use taut_sys::listen::Listen;
 use taut_sys::socket::can_limit_windows;
 use tokio::sync::{Notify, mpsc};
 
@@ -332,16 +334,16 @@ pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
     };
     let gone = before.iter().flat_map(|before| &before.routes);
     for route in gone.filter(|route| !is_in(Some(setup), route)) {
-        for listen in &route.listen {
-            tracing::info!(listen = %listen.0, to = %route.destination, "no longer forwarding");
+        for listen in listens(route.listen.iter().map(|listen| listen.0)) {
+            tracing::info!(%listen, to = %route.destination, "no longer forwarding");
         }
     }
     for (forward, route) in config.forwards.iter().zip(&setup.routes) {
         if is_in(before, route) {
             continue;
         }
-        for listen in &route.listen {
-            let (listen, to) = (listen.0, &route.destination);
+        for listen in listens(route.listen.iter().map(|listen| listen.0)) {
+            let to = &route.destination;
             if forward.auto {
                 tracing::info!(%listen, %to, via = "auto", "forwarding");
             } else if forward.via.is_empty() {
@@ -365,6 +367,24 @@ pub(super) fn announce(config: &Config, setup: &Setup, before: Option<&Setup>) {
     for doubt in doubts(config) {
         tracing::warn!("{doubt}");
     }
+}
+
+/// Returns addresses as the configuration names them: those of both families that `:PORT` stands for are one.
+fn listens(addrs: impl Iterator<Item = SocketAddr>) -> Vec<Listen> {
+    let addrs: Vec<_> = addrs.collect();
+    let mut listens = Vec::new();
+    for addr in &addrs {
+        let all = Listen::All(addr.port());
+        let of_all = all.addrs();
+        let listen = match of_all.contains(addr) && of_all.iter().all(|of| addrs.contains(of)) {
+            true => all,
+            false => Listen::At(*addr),
+        };
+        if !listens.contains(&listen) {
+            listens.push(listen);
+        }
+    }
+    listens
 }
 
 /// Returns warnings about settings that are valid and probably not intended, one sentence each.
@@ -405,5 +425,17 @@ mod tests {
         for (total, n) in [(128, 3), (2, 4), (0, 2), (7, 7)] {
             assert_eq!((0..n).map(|i| share_of(total, n, i)).sum::<usize>(), total);
         }
+    }
+
+    #[test]
+    fn a_port_of_all_addresses_is_announced_once() {
+        let of = |addrs: &[&str]| {
+            let all = listens(addrs.iter().map(|addr| addr.parse().unwrap()));
+            let all: Vec<_> = all.iter().map(Listen::to_string).collect();
+            all.join(" ")
+        };
+        let both = ["0.0.0.0:80", "[::]:80", "127.0.0.5:81"];
+        assert_eq!(of(&both), ":80 127.0.0.5:81");
+        assert_eq!(of(&["0.0.0.0:80", "[::]:82"]), "0.0.0.0:80 [::]:82");
     }
 }

@@ -4,6 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use taut_sys::control_socket::ControlError;
+use taut_sys::plural::counted;
 use tokio::sync::Notify;
 
 use super::takeover::Offer;
@@ -158,9 +159,9 @@ impl Commands {
                     .into(),
             );
         }
-        let sessions = self.metrics.sessions();
+        let sessions = counted(self.metrics.sessions(), "session");
         Ok(done(format!(
-            "the relay drains: {sessions} sessions are open; it ends with the last, or after relay.drain_timeout"
+            "the relay drains, with {sessions} open; it ends with the last, or after relay.drain_timeout"
         )))
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use taut_sys::packet::PacketSocket;
+use taut_sys::plural::counted;
 
 use super::{Counts, IDLE, IDLE_SHORT, LEASE, State, Status};
 use crate::device::Device;
@@ -370,7 +371,10 @@ impl Served {
         }
         let except = match self.refused(flows, retained) {
             0 => String::new(),
-            flows => format!(", except in {flows} flows whose data it refuses"),
+            flows => format!(
+                ", except in {} whose data it refuses",
+                counted(flows, "flow")
+            ),
         };
         tracing::info!(
             tap = %self.device.name,

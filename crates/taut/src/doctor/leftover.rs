@@ -9,6 +9,7 @@ use taut_guest::load;
 use taut_relay::{intercept, turbo::route_metrics};
 use taut_snoop::records::Records;
 use taut_snoop::tap;
+use taut_sys::plural::counted;
 use taut_tune::journal::{self, Journal};
 
 use super::severity::Severity;
@@ -141,8 +142,7 @@ fn changes() -> Result<Option<String>, String> {
     Ok(
         match Journal::abandoned(journal::PATH.as_ref()).map_err(words)? {
             0 => None,
-            1 => Some("1 change of taut tune".into()),
-            many => Some(format!("{many} changes of taut tune")),
+            count => Some(format!("{} of taut tune", counted(count, "change"))),
         },
     )
 }

@@ -16,6 +16,7 @@ use taut_relay::plan::{
     Change, Endpoint, Ends, LegSettings, MAX_RELAYS, MAX_TABLE, Network, Options, Planner, Relay,
     Table,
 };
+use taut_sys::plural::counted;
 
 use crate::failure::Failure;
 
@@ -260,7 +261,8 @@ fn warn_of_strangers(table: &Table, members: &Members, file: &Path) {
         // The reader may be gone; the error is ignored.
         let _ = writeln!(
             io::stderr(),
-            "taut: {count} relays of the file with the round trips are not used, because {} does not list them: {first}{}",
+            "taut: not used: {} of the file with the round trips, because {} does not list: {first}{}",
+            counted(count, "relay"),
             file.display(),
             if count > 1 { ", ..." } else { "" }
         );

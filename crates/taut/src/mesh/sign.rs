@@ -9,6 +9,7 @@ use clap::Args as ClapArgs;
 use taut_observe::versioned::Versioned;
 use taut_relay::identity::{PrivateKey, PublicKey};
 use taut_relay::members::{Members, Statement, sign};
+use taut_sys::plural::counted;
 
 use crate::failure::Failure;
 
@@ -84,9 +85,9 @@ pub(super) fn run(args: &SignArgs) -> Result<(), Failure> {
     if loses_half && !args.smaller {
         let before = before.map_or(0, |b| b.iter().len());
         return Err(Failure::Run(format!(
-            "{} has {} members, and {} has {before}; if that is intended, add --smaller",
+            "{} has {}, and {} has {before}; if that is intended, add --smaller",
             args.list.display(),
-            members.iter().len(),
+            counted(members.iter().len(), "member"),
             args.output.display()
         )));
     }
@@ -116,8 +117,10 @@ pub(super) fn run(args: &SignArgs) -> Result<(), Failure> {
             .pretty()
             .map_err(|e| Failure::Run(e.to_string()))?,
         false => format!(
-            "{}: {} members, serial {serial}, expires {}\n",
-            report.file, report.members, report.expires
+            "{}: {}, serial {serial}, expires {}\n",
+            report.file,
+            counted(report.members, "member"),
+            report.expires
         ),
     };
     crate::failure::print(&text)

@@ -9,6 +9,7 @@ use taut_relay::control;
 use taut_relay::control::protocol::{
     Answer, MemberState, MemberStatus, MeshStatus, Request, RouteStatus,
 };
+use taut_sys::plural::counted;
 
 use crate::failure::Failure;
 
@@ -42,9 +43,9 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
 
 fn in_words(status: &MeshStatus) -> String {
     let mut text = format!(
-        "relay {} of {} members\n",
+        "relay {} of {}\n",
         status.name,
-        status.members.len()
+        counted(status.members.len(), "member")
     );
     for member in &status.members {
         let _ = writeln!(text, "  {}: {}", member.name, member_in_words(member));
@@ -65,8 +66,12 @@ fn in_words(status: &MeshStatus) -> String {
     let rows = &status.rows;
     let _ = writeln!(
         text,
-        "rows: {} known, {} bytes; {} bytes sent, {} received, {} rows refused",
-        rows.known, rows.bytes, rows.sent_bytes, rows.received_bytes, rows.refused
+        "rows: {} known, {}; {} sent, {} received, {} refused",
+        rows.known,
+        counted(rows.bytes, "byte"),
+        counted(rows.sent_bytes, "byte"),
+        rows.received_bytes,
+        counted(rows.refused, "row")
     );
     text
 }
@@ -94,8 +99,9 @@ fn member_in_words(member: &MemberStatus) -> String {
     }
     if member.pool_ready + member.sessions > 0 {
         parts.push(format!(
-            "{} connections ready, {} sessions",
-            member.pool_ready, member.sessions
+            "{} ready, {}",
+            counted(member.pool_ready, "connection"),
+            counted(member.sessions, "session")
         ));
     }
     parts.join("; ")

@@ -11,6 +11,7 @@ use taut_relay::control::protocol::{
     SessionRow, Status,
 };
 use taut_relay::control::{self, MAX_ROWS};
+use taut_sys::plural::counted;
 
 use crate::failure::Failure;
 
@@ -178,7 +179,7 @@ fn in_words(answer: &Answer) -> String {
     match answer {
         Answer::Status(status) => status_in_words(status),
         Answer::Sessions { sessions, matching } => sessions_in_words(sessions, *matching),
-        Answer::Ended { sessions } => format!("{sessions} sessions reset\n"),
+        Answer::Ended { sessions } => format!("{} reset\n", counted(*sessions, "session")),
         Answer::Done { notes } => notes.iter().map(|note| format!("{note}\n")).collect(),
         Answer::Error(error) => format!("{error}\n"),
         // Only `taut mesh` asks for these.
@@ -191,18 +192,17 @@ fn status_in_words(status: &Status) -> String {
     let per_source = per_source.map_or_else(String::new, |n| format!(", {n} per source"));
     let queued = match status.queued {
         0 => String::new(),
-        1 => ", 1 client waits for a place".to_owned(),
-        n => format!(", {n} clients wait for a place"),
+        n => format!(", {} in the queue for a place", counted(n, "client")),
     };
     let mut text = format!(
-        "taut relay {}, process {}, up {}{}\n{} of {} sessions{per_source}{queued}; {} workers\n",
+        "taut relay {}, process {}, up {}{}\n{} of {}{per_source}{queued}; {}\n",
         status.version,
         status.pid,
         duration(status.uptime),
         if status.draining { ", draining" } else { "" },
         status.sessions,
-        status.max_sessions,
-        status.workers,
+        counted(status.max_sessions, "session"),
+        counted(status.workers, "worker"),
     );
     text.push_str("\nforwards\n");
     for forward in &status.forwards {
@@ -216,9 +216,9 @@ fn status_in_words(status: &Status) -> String {
             (false, false) => forward.listen.join(", "),
         };
         text.push_str(&format!(
-            "  {}: {listen}{to}; {} sessions, {} up, {} down\n",
+            "  {}: {listen}{to}; {}, {} up, {} down\n",
             forward.name,
-            forward.sessions,
+            counted(forward.sessions, "session"),
             ByteSize(forward.to_upstream),
             ByteSize(forward.to_client),
         ));
@@ -229,11 +229,11 @@ fn status_in_words(status: &Status) -> String {
     }
     for peer in &status.peers {
         text.push_str(&format!(
-            "  {}: {}{} connections ready; {} sessions, {} sent, {} received{}\n",
+            "  {}: {}{} ready; {}, {} sent, {} received{}\n",
             peer.name,
             if peer.drained { "drained; " } else { "" },
-            peer.ready,
-            peer.sessions,
+            counted(peer.ready, "connection"),
+            counted(peer.sessions, "session"),
             ByteSize(peer.sent),
             ByteSize(peer.received),
             leg(peer),
@@ -295,13 +295,13 @@ fn addresses_in_words(forward: &ForwardStatus) -> String {
                 address.cause.as_deref().unwrap_or("unknown")
             ),
         };
-        let (address, sessions) = (&address.address, address.sessions);
-        text.push_str(&format!("    {address}: {state}; {sessions} sessions\n"));
+        let (address, sessions) = (&address.address, counted(address.sessions, "session"));
+        text.push_str(&format!("    {address}: {state}; {sessions}\n"));
     }
     if forward.addresses_left_out > 0 {
         text.push_str(&format!(
-            "    and {} more addresses\n",
-            forward.addresses_left_out
+            "    and {}\n",
+            counted(forward.addresses_left_out, "more address")
         ));
     }
     text
@@ -332,8 +332,10 @@ fn members_in_words(members: &MembersStatus) -> String {
         "not connected"
     };
     text.push_str(&format!(
-        "  etcd: {}, {state}, {read}; {} of {} relays announced",
-        etcd.endpoint, etcd.present, members.count
+        "  etcd: {}, {state}, {read}; {} of {} announced",
+        etcd.endpoint,
+        etcd.present,
+        counted(members.count, "relay")
     ));
     match etcd.absent.is_empty() {
         true => text.push('\n'),
@@ -378,7 +380,8 @@ fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
     let listed = sessions.len() as u64;
     if listed < matching {
         text.push_str(&format!(
-            "{listed} of {matching} sessions; --limit lists more\n"
+            "{listed} of {}; --limit lists more\n",
+            counted(matching, "session")
         ));
     }
     text
@@ -391,9 +394,9 @@ fn leg(peer: &PeerStatus) -> String {
     });
     let rate = peer.rate.map_or_else(String::new, |rate| {
         format!(
-            "; {} Mbit/s reach it, {} connections active",
+            "; {} Mbit/s reach it, {} active",
             rate.saturating_mul(8) / 1_000_000,
-            peer.active
+            counted(peer.active, "connection")
         )
     });
     window + &rate

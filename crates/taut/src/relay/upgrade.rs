@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal};
 use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Request, Status};
 use taut_relay::handover::START;
+use taut_sys::plural::counted;
 
 use crate::failure::Failure;
 
@@ -344,8 +345,8 @@ fn replace(args: &Args, control: &Path, running: &Status) -> Result<(), Failure>
         .map_err(failed)?;
     let new = wait_for(control, pid, &watch(lives))?;
     crate::failure::print(&format!(
-        "process {new} has taken over from {pid}, which drains {} sessions\n",
-        running.sessions
+        "process {new} has taken over from {pid}, which drains {}\n",
+        counted(running.sessions, "session")
     ))
 }
 

@@ -10,6 +10,7 @@ use taut_relay::control;
 use taut_relay::control::protocol::{Answer, Filter, MeshStatus, Request, SessionRow, Status};
 use taut_snoop::protocol::{self, Question, TapStatus};
 use taut_snoop::serve;
+use taut_sys::plural::counted;
 
 /// How long a job may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -188,10 +189,7 @@ pub(super) fn mesh() -> Result<Box<MeshStatus>, String> {
 }
 
 fn of_relay(status: &Status) -> (bool, String) {
-    let sessions = match status.sessions {
-        1 => "1 session".to_owned(),
-        sessions => format!("{sessions} sessions"),
-    };
+    let sessions = counted(status.sessions, "session");
     let draining = if status.draining { ", draining" } else { "" };
     match status.broken.as_slice() {
         [] => (true, format!("{sessions}{draining}, nothing is broken")),
@@ -226,12 +224,12 @@ fn of_snoop(taps: &[TapStatus]) -> (bool, String) {
     let count = |state: &str| taps.iter().filter(|tap| tap.state == state).count();
     let (on, unfit) = (count("on"), count("unfit"));
     let lost: u64 = taps.iter().map(|tap| tap.lost_after_early_ack).sum();
-    let mut state = format!("{on} of {} taps on", taps.len());
+    let mut state = format!("{on} of {} on", counted(taps.len(), "tap"));
     if unfit > 0 {
         state.push_str(&format!(", {unfit} unfit"));
     }
     if lost > 0 {
-        state.push_str(&format!(", {lost} flows lost data"));
+        state.push_str(&format!(", {} lost data", counted(lost, "flow")));
     }
     (unfit == 0 && lost == 0, state)
 }

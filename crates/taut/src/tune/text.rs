@@ -1,6 +1,6 @@
 //! Renders reports as lines of text or JSON.
 
-use taut_observe::namespaces::OWN;
+use taut_observe::namespaces::{OWN, in_words};
 use taut_observe::versioned::Versioned;
 use taut_tune::report::{ChangeReport, Outcome};
 
@@ -36,7 +36,7 @@ const NAMED: usize = 3;
 fn named(namespaces: &[&str]) -> String {
     let name = |name: &&str| match *name {
         OWN => "this machine".to_owned(),
-        name => format!("namespace {name}"),
+        name => in_words(name),
     };
     let names: Vec<_> = namespaces.iter().take(NAMED).map(name).collect();
     match namespaces.len().saturating_sub(NAMED) {

@@ -621,7 +621,7 @@ fn the_check_names_a_mistake_and_explain_the_order_of_a_client() {
     let (code, said) = run(&["--check"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(
-        said.contains("2 relays, 1 names, round-trip times to 1 prefixes"),
+        said.contains("2 relays, 1 name, round-trip times to 1 prefix"),
         "{said}"
     );
     assert!(said.ends_with("the configuration is valid\n"), "{said}");

@@ -383,7 +383,7 @@ fn tls_with_certificates_and_a_user_with_a_role_are_used_and_their_lack_is_repor
     };
     let said = check(&format!("{authority}{client}{}", user(&password)));
     assert!(
-        said.contains("the list of members in etcd has 1 members"),
+        said.contains("the list of members in etcd has 1 member"),
         "{said}"
     );
     let said = check(&format!("{authority}{}", user(&password)));

@@ -157,7 +157,7 @@ fn clouds_and_prices_come_from_the_list_of_members() {
     let output = files.plan(&[&ENDS[..], &["--members", "members"]].concat());
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("members does not list them: middle"),
+        said.contains("because members does not list: middle"),
         "{said}"
     );
 }

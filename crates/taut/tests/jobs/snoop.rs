@@ -168,6 +168,24 @@ fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
 }
 
 #[test]
+fn a_start_that_names_only_devices_that_are_no_taps_ends_with_a_sentence() {
+    let host = Host::new("none");
+    host.ip("tuntap add dtun0 mode tun");
+    let args = ["--tap", "lo", "--tap", "dtun0"];
+    let output = host.netns.run(|| host.ask(&args)).unwrap();
+    refused(
+        &output,
+        1,
+        "lo is a hardware device or the loopback, not a tap",
+    );
+    // A tap, or a name that may appear, is served although another cannot be.
+    for also in ["vnet0", "later0", "d*"] {
+        let _serving = host.serving(&["--tap", "dtun0", "--tap", also], "not a tap");
+        assert!(host.ask(&["status"]).status.success(), "{also}");
+    }
+}
+
+#[test]
 fn a_name_that_no_device_has_is_reported_and_the_device_is_served_when_it_appears() {
     let host = Host::new("none");
     let mut serving = host.serving(&["--tap", "later*"], "no device has this name");

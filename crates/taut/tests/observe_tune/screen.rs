@@ -97,7 +97,9 @@ fn top_lists_connections_opens_one_and_restores_the_terminal() {
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].starts_with("taut top: 2 connections"), "{table}");
         assert!(
-            lines[1].starts_with("PEER") && table.contains("q quit"),
+            lines[1].starts_with("out ")
+                && lines[2].starts_with("PEER")
+                && table.contains("q quit"),
             "{table}"
         );
         assert!(
@@ -113,7 +115,7 @@ fn top_lists_connections_opens_one_and_restores_the_terminal() {
         let port = format!(" {}", server.local_addr().unwrap().port());
         terminal.keys(&["-l", &port]);
         terminal.keys(&["Enter"]);
-        let filtered = terminal.until("one line", |screen| screen.contains(" 1 connection,"));
+        let filtered = terminal.until("one line", |screen| screen.contains(" 1 of 2 connections,"));
         assert!(filtered.contains(&far), "{filtered}");
 
         // The page of one connection, and back to the list.

@@ -192,6 +192,42 @@ fn a_connection_that_was_seen_ends_with_its_owner_and_its_time() {
 }
 
 #[test]
+fn it_ends_by_itself_when_its_time_is_over_and_everything_is_written() {
+    let host = Host::new("for");
+    let listener = host.listener();
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--netns", host.name(), "--for", "2s", "--to"];
+    let mut watch = Watch::start(&[&args[..], &[dir.path().to_str().unwrap()]].concat());
+    let status = loop {
+        drop(host.connection(&listener));
+        if let Some(status) = watch.0.try_wait().unwrap() {
+            break status;
+        }
+    };
+    assert!(status.success());
+    let text = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|file| fs::read_to_string(file.unwrap().path()).unwrap())
+        .collect::<String>();
+    assert!(text.ends_with('\n'), "the last line is whole");
+    assert!(lines(dir.path()).iter().any(|line| line["event"] == "end"));
+}
+
+#[test]
+fn a_mistyped_directory_is_an_error_and_is_not_created() {
+    let dir = tempfile::tempdir().unwrap();
+    let typo = dir.path().join("typo");
+    let watch = Command::new(env!("CARGO_BIN_EXE_taut"))
+        .args(["watch", "--to", typo.join("taut").to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(watch.stderr).unwrap();
+    assert_eq!(watch.status.code(), Some(2), "{said}");
+    assert!(said.contains("typo does not exist"), "{said}");
+    assert!(!typo.exists());
+}
+
+#[test]
 fn scrapers_are_told_and_a_port_that_is_taken_is_said() {
     // The port stays free between the two jobs.
     enter_private_network();

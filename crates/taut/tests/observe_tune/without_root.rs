@@ -37,3 +37,13 @@ impl WithoutRoot {
         command
     }
 }
+
+#[test]
+fn snoop_says_that_it_needs_root() {
+    let without_root = WithoutRoot::new();
+    let mut command = without_root.taut();
+    let output = command.args(["snoop", "--tap", "tap0"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("taut: run taut snoop as root: "), "{said}");
+}

@@ -1,19 +1,14 @@
-//! Draws the details of a connection.
-
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::Style;
-use ratatui::text::Span;
-use ratatui::widgets::{Paragraph, Widget as _, Wrap};
+//! The details of a connection, in lines.
 
 use super::super::state::{Details, POINTS, Point, State};
 use super::figures::{bits, bytes, ms, with_unit};
-use super::{line_of, put};
+use super::wrap::wrap;
+use crate::instruments::Unit;
 use crate::namespaces::in_words;
 
-/// Draws the limit of a connection, the history of its main instruments, and the values of all
-/// instruments.
-pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &State) {
+/// Returns the lines about a connection: its limit, the history of its main instruments, and the values of
+/// all instruments.
+pub(super) fn lines(width: usize, details: &Details, state: &State) -> Vec<String> {
     let row = &details.row;
     let who = row
         .process
@@ -39,40 +34,15 @@ pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &S
         );
         lines.push(String::new());
     }
-    let text = Paragraph::new(lines.join("\n")).wrap(Wrap { trim: false });
-    let used = wrapped(&lines, area.width).min(area.height);
-    text.render(area, buffer);
-    let rest = Rect {
-        y: area.y + used,
-        height: area.height - used,
-        ..area
-    };
-    let used = series(buffer, rest, row.cookie, state);
-    instruments(
-        buffer,
-        Rect {
-            y: rest.y + used,
-            height: rest.height - used,
-            ..rest
-        },
-        details,
-    );
+    let mut lines: Vec<String> = lines.iter().flat_map(|line| wrap(line, width)).collect();
+    lines.extend(series(width, row.cookie, state));
+    lines.push(String::new());
+    lines.extend(instruments(width, details));
+    lines
 }
 
-/// Returns the number of lines that a text takes at this width. Word wrapping may need one more
-/// line; then the next part overwrites an empty line.
-fn wrapped(lines: &[String], width: u16) -> u16 {
-    let of = |line: &String| {
-        Span::raw(line)
-            .width()
-            .div_ceil(usize::from(width).max(1))
-            .max(1)
-    };
-    u16::try_from(lines.iter().map(of).sum::<usize>()).unwrap_or(u16::MAX)
-}
-
-/// Draws the history of each main instrument on a line. Returns the number of lines.
-fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
+/// Returns the history of each main instrument on a line.
+fn series(width: usize, cookie: u64, state: &State) -> Vec<String> {
     type Series = (&'static str, fn(&Point) -> f64, fn(f64) -> String);
     let all: [Series; 5] = [
         ("out", |point| point.sent, bits),
@@ -81,25 +51,18 @@ fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
         ("cwnd", |point| point.cwnd, |value| format!("{value:.0}")),
         ("rwnd", |point| point.rwnd, bytes),
     ];
-    for ((name, of, format), y) in all.iter().zip(0..area.height) {
+    let line = |(name, of, format): &Series| {
         let values: Vec<f64> = state.history(cookie).map(of).collect();
         let most = values.iter().copied().fold(0.0, f64::max);
         let now = values.last().copied().unwrap_or_default();
         let head = format!("{name:<7}{:>8} ", format(now));
         let tail = format!(" max {}", format(most));
-        let room = usize::from(area.width)
-            .saturating_sub(head.len() + tail.len())
-            .min(POINTS);
+        let room = width.saturating_sub(head.len() + tail.len()).min(POINTS);
         let shown = &values[values.len().saturating_sub(room)..];
         let bars: String = shown.iter().map(|value| bar(*value, most)).collect();
-        put(
-            buffer,
-            line_of(area, y),
-            &format!("{head}{bars:<room$}{tail}"),
-            Style::new(),
-        );
-    }
-    area.height.min(6)
+        format!("{head}{bars:<room$}{tail}")
+    };
+    all.iter().map(line).collect()
 }
 
 /// Returns a bar character in eighths of a cell, relative to the largest value.
@@ -115,28 +78,18 @@ fn bar(value: f64, most: f64) -> char {
     eighth.map_or('█', |(bar, _)| *bar)
 }
 
-/// Draws all instruments, in as many columns as fit.
-fn instruments(buffer: &mut Buffer, area: Rect, details: &Details) {
-    const WIDTH: u16 = 38;
-    let columns = (area.width / WIDTH).max(1);
-    for ((name, value, unit), index) in details.instruments.iter().zip(0u16..) {
-        let (x, y) = (index % columns * WIDTH, index / columns);
-        if y >= area.height {
-            return;
-        }
-        let cell = Rect {
-            x: area.x + x,
-            y: area.y + y,
-            width: (WIDTH - 2).min(area.width.saturating_sub(x)),
-            height: 1,
-        };
-        put(
-            buffer,
-            cell,
-            &format!("{name:<21} {:>12}", with_unit(*value, *unit)),
-            Style::new(),
-        );
-    }
+/// Returns all instruments, in as many columns as fit.
+fn instruments(width: usize, details: &Details) -> Vec<String> {
+    const WIDTH: usize = 38;
+    let cell = |(name, value, unit): &(&str, f64, Unit)| {
+        let text = format!("{name:<21} {:>12}", with_unit(*value, *unit));
+        format!("{text:<WIDTH$}")
+    };
+    let cells: Vec<String> = details.instruments.iter().map(cell).collect();
+    let lines = cells.chunks((width / WIDTH).max(1));
+    lines
+        .map(|line| line.concat().trim_end().to_owned())
+        .collect()
 }
 
 #[cfg(test)]

@@ -53,6 +53,17 @@ const LIMIT: (u16, u16) = (8, 21);
 /// Widths of the history column, in scans.
 const HISTORY: (u16, u16) = (5, 20);
 
+/// The order in which columns leave a terminal that is too narrow for all. The limit and the peer stay:
+/// the limit sums up what the figures say.
+const DROPPED: [usize; 7] = [CWND, HISTORIED, RETR, RTT, IN, OUT, PROCESS];
+const PEER: usize = 0;
+const PROCESS: usize = 2;
+const OUT: usize = 3;
+const IN: usize = 4;
+const RTT: usize = 5;
+const CWND: usize = 7;
+const RETR: usize = 9;
+
 /// The order in which columns become wide: indices of [`COLUMNS`], or one of the two below.
 const WIDENED: [usize; 12] = [LIMITED, 2, 6, HISTORIED, 0, 1, 8, 3, 4, 9, 7, 5];
 const LIMITED: usize = COLUMNS.len();
@@ -112,8 +123,22 @@ impl Layout {
         // One blank between two columns.
         let taken = |size: u16| if size == 0 { 0 } else { size + 1 };
         let mut widths: [u16; COLUMNS.len() + 2] = std::array::from_fn(|index| sizes(index).0);
-        let used: u16 = widths.iter().map(|width| taken(*width)).sum();
-        let mut room = (width + 1).saturating_sub(used);
+        let used = |widths: &[u16]| widths.iter().map(|width| taken(*width)).sum::<u16>();
+        let mut drops = DROPPED.into_iter();
+        while used(&widths) > width + 1
+            && let Some(index) = drops.next()
+        {
+            widths[index] = 0;
+        }
+        // On a terminal that drops a column, none becomes wide.
+        let is_whole = drops.len() == DROPPED.len();
+        if let Some(over) = used(&widths).checked_sub(width + 1) {
+            widths[PEER] -= over.min(widths[PEER]);
+        }
+        let mut room = match is_whole {
+            true => (width + 1).saturating_sub(used(&widths)),
+            false => 0,
+        };
         for index in WIDENED {
             let (narrow, wide) = sizes(index);
             if let Some(left) = room.checked_sub(taken(wide) - taken(narrow)) {
@@ -208,6 +233,7 @@ fn line(buffer: &mut Buffer, area: Rect, layout: &Layout, text: &Line<'_>, style
         style.patch(text.limit.style),
     );
     x = (x + room + 1).min(end);
+    let end = (x + layout.0[HISTORIED]).min(end);
     for (at, letter) in (x..end).zip(&text.history) {
         buffer.set_stringn(at, area.y, &letter.content, 1, style.patch(letter.style));
     }

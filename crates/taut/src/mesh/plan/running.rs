@@ -10,6 +10,7 @@ use taut_observe::observer::{Observed, Observer};
 use taut_observe::scan::{Scope, Wants};
 use taut_observe::table::Retention;
 use taut_relay::plan::{Candidate, Endpoint, Kind, Path, Planner, Ranking};
+use taut_sys::plural::counted;
 use taut_sys::tcp_info::TcpInfo;
 
 use super::json::{self, Names, Route};
@@ -100,8 +101,8 @@ fn words(planner: &Planner<'_>, planned: &[Planned<'_>], known: &Known) -> Strin
     let gains = |planned: &&Planned<'_>| planned.gain().is_some_and(|gain| gain >= GAIN);
     let unknown: Vec<&Planned<'_>> = planned.iter().filter(|p| p.ranking.is_none()).collect();
     let mut text = format!(
-        "{} connections: {} would gain by a relay\n",
-        planned.len(),
+        "{}: {} would gain by a relay\n",
+        counted(planned.len(), "connection"),
         planned.iter().filter(gains).count()
     );
     for planned in planned.iter().filter(gains).take(REPORTED) {
@@ -110,9 +111,9 @@ fn words(planner: &Planner<'_>, planned: &[Planned<'_>], known: &Known) -> Strin
     if let Some(first) = unknown.first() {
         let _ = writeln!(
             text,
-            "\n{} connections are left out, because {} has no relay's round trip to one of their ends. \
+            "\nleft out: {}, because {} has no relay's round trip to one of the ends. \
              Add lines such as `RELAY {} 12.5`, or say with --from which place this machine is.",
-            unknown.len(),
+            counted(unknown.len(), "connection"),
             known.rtt.display(),
             first.remote().ip()
         );

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{World, WorldBuilder};
+use taut_sys::plural::counted;
 use taut_sys_testing::network::enter_private_network;
 use taut_sys_testing::skip::skip;
 
@@ -170,7 +171,8 @@ impl Drop for Upgraded {
 impl Upgraded {
     /// Reads what `taut relay upgrade` has printed.
     fn from(said: &str, old: u32, sessions: u64) -> Self {
-        let expected = format!(" has taken over from {old}, which drains {sessions} sessions\n");
+        let sessions = counted(sessions, "session");
+        let expected = format!(" has taken over from {old}, which drains {sessions}\n");
         let number = said
             .strip_prefix("process ")
             .and_then(|s| s.strip_suffix(&expected));

@@ -247,7 +247,7 @@ fn an_operator_lists_ends_and_drains_over_the_control_socket() {
     // One session ends, the other goes on.
     let other = session_of(second.local_addr().unwrap().port());
     let (code, said) = run(&["end", "--session", other["id"].as_str().unwrap()]);
-    assert_eq!((code, said.as_str()), (Some(0), "1 sessions reset\n"));
+    assert_eq!((code, said.as_str()), (Some(0), "1 session reset\n"));
     let error = second.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     let (code, said) = run(&["end"]);
@@ -391,7 +391,7 @@ fn a_changed_list_of_members_is_adopted_but_not_one_that_has_lost_most_of_them()
     files.list(&["own", "next", "third"]);
     relay.wait_for_log("members.toml has changed: 3 members");
     files.list(&["own"]);
-    let said = relay.wait_for_log("members.toml has 1 members and had 3: keeping the former list");
+    let said = relay.wait_for_log("members.toml has 1 member and had 3: keeping the former list");
     assert!(!said.contains("has changed"), "{said}");
     fs::write(files.dir.path().join("members.toml"), "[[member]]\n").unwrap();
     relay.wait_for_log("keeping the former list of members");

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use taut_sys::listen::Listen;
 use taut_sys_testing::network::enter_private_network;
 
 /// The time limit of every wait in these tests.
@@ -75,7 +76,8 @@ impl Running {
             let read = relay.said.as_mut().unwrap().read_line(&mut line).unwrap();
             assert_ne!(read, 0, "it ended: {seen}");
             if let Some((_, rest)) = line.split_once("listen=") {
-                relay.listen = rest.split_whitespace().next().unwrap().parse().unwrap();
+                let listen: Listen = rest.split_whitespace().next().unwrap().parse().unwrap();
+                relay.listen = listen.addrs()[0];
             }
             seen.push_str(&line);
         }
