@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory as _};
 use syn::{Fields, GenericArgument, Item, PathArguments, PathSegment, Variant};
 use taut_observe::instruments::INSTRUMENTS;
 
-use self::outputs::{FieldByHand, OUTPUTS, VERSION, WRITTEN_BY_HAND};
+use self::outputs::{FieldByHand, OUTPUTS, WRITTEN_BY_HAND};
 use super::source::{self, Type};
 use super::{cell, doc};
 use crate::Cli;
@@ -95,11 +95,8 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Writes the rows of an output. The session log has a field of its own for the version.
+    /// Writes the rows of an output. The head of the page tells of the version.
     fn members_of_output(&mut self, of: &Type, variant: Option<&str>) {
-        if !of.fields().iter().any(|f| source::outside(f) == VERSION) {
-            self.row(VERSION, "text", "Taut's version");
-        }
         match (&of.item, variant) {
             (Item::Enum(item), Some(name)) => {
                 let variant = item.variants.iter().find(|v| v.ident == name);
@@ -188,7 +185,8 @@ impl<'a> Rows<'a> {
             match self.find(of, &field.ty, &name) {
                 Some(record) if of.is_in(OUTPUTS[0].2) => self.members(record, path),
                 _ => {
-                    *self.page += "| all of [`taut top --json`](#taut-top---json) but `version` and `time` | | |\n";
+                    *self.page +=
+                        "| all of [`taut top --json`](#taut-top---json) but `time` | | |\n";
                 }
             }
             return;

@@ -137,15 +137,17 @@ impl Reference {
                     .map(str::trim)
                     .collect();
                 if cells[0].starts_with("all of [`taut top --json`]") {
-                    assert!(cells[0].ends_with("but `version` and `time`"), "{line}");
-                    let others = ["version", "time"];
+                    assert!(cells[0].ends_with("but `time`"), "{line}");
                     let fields = sections[0].fields.iter().cloned();
-                    section
-                        .fields
-                        .extend(fields.filter(|f| !others.contains(&&*f.path)));
+                    section.fields.extend(fields.filter(|f| f.path != "time"));
                     continue;
                 }
                 section.fields.push(Field::of(&cells));
+            }
+            // The head of the page tells of it.
+            if section.fields.iter().all(|field| field.path != "version") {
+                let version = Field::of(&["`version`", "text", "Taut's version"]);
+                section.fields.insert(0, version);
             }
             assert!(section.fields.len() > 1, "{heading}");
             sections.push(section);

@@ -150,9 +150,6 @@ pub(super) const OUTPUTS: &[Output] = &[
     ),
 ];
 
-/// The field that everything has: see [`taut_observe::versioned`].
-pub(super) const VERSION: &str = "version";
-
 /// A field: its name, what it is, and its meaning.
 pub(super) type FieldByHand = (&'static str, &'static str, &'static str);
 
