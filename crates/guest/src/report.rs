@@ -260,7 +260,7 @@ mod tests {
             "    240 shorter than 32 ms",
             "    1 of 2048 ms and more",
             "steal: 12.3 %",
-            "3 window reductions followed a gap: 2 undone",
+            "3 window reductions after a gap: 2 undone",
             "    timers_postponed 4",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");

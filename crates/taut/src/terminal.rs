@@ -44,7 +44,7 @@ pub(crate) fn fitted(text: &str) -> String {
     }
 }
 
-fn fit(text: &str, width: usize) -> String {
+pub(crate) fn fit(text: &str, width: usize) -> String {
     let mut fitted = String::with_capacity(text.len());
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();

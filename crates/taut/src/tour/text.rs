@@ -3,7 +3,7 @@
 use std::io::{self, BufRead as _, IsTerminal as _};
 
 use crate::failure::{Failure, print};
-use crate::terminal::{PAGE, fitted, width, wrap};
+use crate::terminal::{PAGE, fit, width, wrap};
 
 /// How much what is slow must gain for the tour to call it a gain.
 const GAIN: f64 = 1.2;
@@ -24,7 +24,7 @@ pub(super) fn shown(words: &str, lines: &[String]) -> Result<(), Failure> {
 pub(super) fn output(lines: &[String]) -> Result<(), Failure> {
     print(&format!(
         "{}\n\n",
-        fitted(lines.join("\n").trim_end()).trim_end()
+        fit(lines.join("\n").trim_end(), width()).trim_end()
     ))
 }
 
