@@ -25,6 +25,7 @@ mod reference;
 mod relay;
 mod snoop;
 mod status;
+mod table;
 mod top;
 mod tune;
 mod watch;
