@@ -18,7 +18,7 @@ use taut_observe::versioned::Versioned;
 use taut_relay::intercept;
 use taut_snoop::device::{Device, Kind};
 use taut_snoop::tap;
-use taut_sys::probe::{self, Answer};
+use taut_sys::probe;
 use taut_sys::sock_diag::{Connection, SockDiag};
 use taut_sys::steal::Steal;
 use taut_tune::pressure::of_machine;
@@ -208,7 +208,7 @@ fn host(round_trip: Option<Duration>) -> Host {
         page: probe::setting::page_size(),
         root: probe::is_root(),
         devices: devices(),
-        lacks_fq: matches!(probe::qdisc::fq(), Answer::No(_)),
+        fq: probe::qdisc::fq(),
         running: running(),
         sockmap_programs: sockmap_programs(),
         steal: None,

@@ -25,6 +25,7 @@ mod reference;
 mod relay;
 mod snoop;
 mod status;
+mod table;
 mod terminal;
 mod top;
 mod tour;

@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args as ClapArgs, Subcommand};
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{CellAlignment, Table};
 use glob::Pattern;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -18,7 +16,7 @@ use taut_config::ConfigFile;
 use taut_observe::versioned::Versioned;
 use taut_snoop::config::{GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
-use taut_snoop::protocol::{Answer, Question, TapStatus};
+use taut_snoop::protocol::{Answer, FlowStatus, Question, TapStatus};
 use taut_snoop::qmp::Source;
 use taut_snoop::records::RECORDS;
 use taut_snoop::serve::{self, AskError, CONTROL};
@@ -26,10 +24,12 @@ use taut_snoop::tap_supervisor::Options;
 use taut_snoop::wire::Net;
 use taut_sys::job_dir::{JobDir, JobDirError};
 use taut_sys::listen::Listen;
+use taut_sys::plural::counted;
 use taut_sys::probe::is_root;
 
 use crate::confine::{self, Confined, SandboxArgs};
 use crate::failure::Failure;
+use crate::table::{self, figure, text};
 
 /// Send early ACKs for guests that wait for a CPU
 #[derive(ClapArgs)]
@@ -266,7 +266,7 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
             let taps = Versioned::new(Taps { taps });
             taps.pretty().map_err(|e| Failure::Run(e.to_string()))?
         }
-        _ => table(&taps) + "\n",
+        _ => taps_in_words(&taps) + "\n",
     };
     crate::failure::print(&text)
 }
@@ -349,24 +349,19 @@ fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
 }
 
 fn costs_table(costs: &[Cost]) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY);
-    table.set_header([
-        "ns a packet",
-        "data",
-        "checksum",
-        "ack",
-        "delivery",
-        "pass in",
-        "suppress",
-        "pass out",
-        "lookup",
-        "added",
-    ]);
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    for cost in costs {
+    let columns = [
+        text("ns A PACKET"),
+        figure("DATA"),
+        text("CHECKSUM"),
+        figure("ACK"),
+        figure("DELIVERY"),
+        figure("PASS IN"),
+        figure("SUPPRESS"),
+        figure("PASS OUT"),
+        figure("LOOKUP"),
+        figure("ADDED"),
+    ];
+    let row = |cost: &Cost| {
         let whose = if cost.partial_checksum {
             "left"
         } else {
@@ -387,10 +382,11 @@ fn costs_table(costs: &[Cost]) -> String {
             Some(cost.added),
         ];
         row.extend(figures.map(|ns| ns.map_or("-".to_owned(), |ns| format!("{ns:.0}"))));
-        table.add_row(row);
-    }
+        row
+    };
+    let table = table::table(&columns, costs.iter().map(row));
     format!(
-        "{table}\n\
+        "{table}\
          ack: program time for a segment that is acknowledged early, without its delivery into the ring (a clone)\n\
          pass in, pass out: a packet without data towards the guest, and from it\n\
          suppress: an ACK of the guest that is dropped\n\
@@ -399,7 +395,7 @@ fn costs_table(costs: &[Cost]) -> String {
     )
 }
 
-fn table(taps: &[TapStatus]) -> String {
+fn taps_in_words(taps: &[TapStatus]) -> String {
     if taps.is_empty() {
         return "no tap is served".into();
     }
@@ -418,15 +414,15 @@ fn table(taps: &[TapStatus]) -> String {
             .as_ref()
             .map_or(String::new(), |why| format!(" ({why})"));
         text.push_str(&format!(
-            "{}: {}{why}, ring of {}\n  early ACKs: {} bytes not yet acknowledged by the guest, at most {} in one flow; {} flows \
-             repaired with {} segments, {} refused, {} lost\n  to guest: {}\n  from guest: {}\n",
+            "{}: {}{why}, ring of {}\n  early ACKs: {} not yet acknowledged by the guest, at most {} in one flow; {} \
+             repaired with {}, {} refused, {} lost\n  to guest: {}\n  from guest: {}\n",
             tap.tap,
             tap.state,
             tap.ring,
-            tap.exposure,
+            counted(tap.exposure, "byte"),
             tap.exposure_most,
-            tap.repaired,
-            tap.retransmitted,
+            counted(tap.repaired, "flow"),
+            counted(tap.retransmitted, "segment"),
             tap.refused,
             tap.lost_after_early_ack,
             counts(&tap.to_guest),
@@ -435,38 +431,37 @@ fn table(taps: &[TapStatus]) -> String {
         if tap.flows.is_empty() {
             continue;
         }
-        let mut flows = Table::new();
-        flows.load_style(UTF8_HORIZONTAL_ONLY);
-        flows.set_header([
-            "sender",
-            "guest",
-            "mode",
-            "exposure",
-            "acked",
-            "bytes",
-            "suppressed",
-            "lifted",
-        ]);
-        for column in flows.column_iter_mut().skip(3) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        for flow in &tap.flows {
-            let mode = match &flow.bypass {
-                Some(why) => format!("{} ({why})", flow.mode),
-                None => flow.mode.clone(),
-            };
-            flows.add_row([
-                flow.peer.to_string(),
-                flow.guest.to_string(),
-                mode,
-                flow.exposure.to_string(),
-                flow.acked_segments.to_string(),
-                flow.acked_bytes.to_string(),
-                flow.suppressed.to_string(),
-                flow.lifted.to_string(),
-            ]);
-        }
-        text.push_str(&format!("{flows}\n"));
+        text.push_str(&flows(&tap.flows));
     }
     text.trim_end().to_owned()
+}
+
+fn flows(flows: &[FlowStatus]) -> String {
+    let columns = [
+        text("SENDER"),
+        text("GUEST"),
+        text("MODE"),
+        figure("EXPOSURE"),
+        figure("EARLY SEGMENTS"),
+        figure("EARLY BYTES"),
+        figure("SUPPRESSED"),
+        figure("LIFTED"),
+    ];
+    let row = |flow: &FlowStatus| {
+        let mode = match &flow.bypass {
+            Some(why) => format!("{} ({why})", flow.mode),
+            None => flow.mode.clone(),
+        };
+        vec![
+            flow.peer.to_string(),
+            flow.guest.to_string(),
+            mode,
+            flow.exposure.to_string(),
+            flow.acked_segments.to_string(),
+            flow.acked_bytes.to_string(),
+            flow.suppressed.to_string(),
+            flow.lifted.to_string(),
+        ]
+    };
+    table::table(&columns, flows.iter().map(row))
 }

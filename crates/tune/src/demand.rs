@@ -151,12 +151,16 @@ impl WindowCap {
 
     /// Returns the widest window of a path with this round-trip time.
     pub fn on_path(self, round_trip: Duration) -> u64 {
-        let window = self.configured.unwrap_or_else(|| {
-            let carried = MAX_RATE as f64 * round_trip.as_secs_f64();
-            MAX_WINDOW.max(carried as u64)
-        });
+        let window = self
+            .configured
+            .unwrap_or_else(|| MAX_WINDOW.max(carried(round_trip)));
         window.min(self.scaled.unwrap_or(u64::MAX))
     }
+}
+
+/// Returns the bytes of payload that 1 Gbit/s carries in a round trip: what buffers are judged by.
+pub fn carried(round_trip: Duration) -> u64 {
+    (MAX_RATE as f64 * round_trip.as_secs_f64()) as u64
 }
 
 /// Computes the demand of one direction; `None` if the kernel does not report enough.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use taut_relay::intercept::Presence;
+use taut_sys::probe::Answer;
 
 use super::severity::Severity;
 
@@ -68,8 +69,8 @@ pub(crate) struct Host {
     pub(crate) root: bool,
     /// The network devices with hardware, or its virtual likeness, behind them.
     pub(crate) devices: Vec<Device>,
-    /// Whether the kernel is known to have no `fq`.
-    pub(crate) lacks_fq: bool,
+    /// Whether the kernel has `fq`.
+    pub(crate) fq: Answer,
     /// The programs of [`CONFLICTING`] that run, with their PIDs.
     pub(crate) running: Vec<(&'static str, u32)>,
     /// The BPF programs that redirect data of sockets in a sockmap, by name and ID. `None` if this

@@ -181,9 +181,7 @@ impl Page {
                 continue;
             }
             if is_first {
-                self.row(["feature", "state", "used for", "if missing"]);
-                let lines = COLUMNS.map(|c| "-".repeat(c));
-                self.row(lines.each_ref().map(String::as_str));
+                self.row(["FEATURE", "STATE", "USED FOR", "IF MISSING"]);
             }
             self.row([
                 finding.name,
@@ -409,7 +407,7 @@ mod tests {
     fn the_short_report_is_what_is_wrong_with_its_command() {
         let text = render(&report(&Answer::Yes, vec![slow_setting()]), false, PAGE);
         assert!(text.contains(&format!("\n{INDENT}{COMMAND}\n")), "{text}");
-        assert!(!text.contains("used for"), "{text}");
+        assert!(!text.contains("USED FOR"), "{text}");
         assert!(text.lines().count() < 16, "{text}");
     }
 

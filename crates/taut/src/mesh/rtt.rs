@@ -9,6 +9,7 @@ use taut_relay::control;
 use taut_relay::control::protocol::{Answer, MemberState, PathStatus, Request, RttRows};
 
 use crate::failure::Failure;
+use crate::table::{self, figure, text};
 
 /// Print the round-trip times that the relays of the mesh have measured
 ///
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &RttArgs) -> Result<(), Failure> {
     };
     let text = match (args.json, args.table) {
         (true, _) => Versioned::new(&rows).pretty().map_err(|e| run(&e))?,
-        (_, true) => table(&rows, &unreachable(&args.control)?),
+        (_, true) => machine_readable(&rows, &unreachable(&args.control)?),
         _ => in_words(&rows),
     };
     crate::failure::print(&text)
@@ -66,7 +67,7 @@ fn unreachable(control: &Path) -> Result<BTreeSet<String>, Failure> {
 }
 
 /// Returns the paths in the form that other commands read, without those of `unreachable` members.
-fn table(rows: &RttRows, unreachable: &BTreeSet<String>) -> String {
+fn machine_readable(rows: &RttRows, unreachable: &BTreeSet<String>) -> String {
     let mut text = "# from to rtt_ms loss_percent\n".to_owned();
     for name in unreachable {
         text.push_str(&format!(
@@ -89,24 +90,25 @@ fn table(rows: &RttRows, unreachable: &BTreeSet<String>) -> String {
 }
 
 fn in_words(rows: &RttRows) -> String {
-    let mut text = format!(
-        "{:<20} {:<20} {:>10} {:>10} {:>8} {:>8}\n",
-        "from", "to", "least ms", "smoothed ms", "loss %", "age s"
-    );
-    for path in &rows.paths {
-        let PathStatus {
-            from,
-            to,
-            rtt_ms,
-            smoothed_ms,
-            loss,
-            age_s,
-        } = path;
-        let loss = loss * 100.0;
-        text.push_str(&format!(
-            "{from:<20} {to:<20} {rtt_ms:>10.2} {smoothed_ms:>10.2} {loss:>8.3} {age_s:>8.0}\n"
-        ));
-    }
+    let columns = [
+        text("FROM"),
+        text("TO"),
+        figure("LEAST ms"),
+        figure("SMOOTHED ms"),
+        figure("LOSS %"),
+        figure("AGE s"),
+    ];
+    let row = |path: &PathStatus| {
+        vec![
+            path.from.clone(),
+            path.to.clone(),
+            format!("{:.2}", path.rtt_ms),
+            format!("{:.2}", path.smoothed_ms),
+            format!("{:.3}", path.loss * 100.0),
+            format!("{:.0}", path.age_s),
+        ]
+    };
+    let mut text = table::table(&columns, rows.paths.iter().map(row));
     if rows.paths.is_empty() {
         text =
             "no path has been measured yet; rows arrive some seconds after the start\n".to_owned();
@@ -138,11 +140,13 @@ mod tests {
             left_out: 2,
         };
         let expected = "# from to rtt_ms loss_percent\nfra1 203.0.113.0/24 81.250 1.250\n";
-        assert_eq!(table(&rows, &BTreeSet::new()), expected);
+        assert_eq!(machine_readable(&rows, &BTreeSet::new()), expected);
         let down = BTreeSet::from(["fra1".to_owned()]);
         let without =
             "# from to rtt_ms loss_percent\n# fra1 cannot be reached: its paths are left out\n";
-        assert_eq!(table(&rows, &down), without);
-        assert!(in_words(&rows).ends_with("and 2 more; --limit shows them\n"));
+        assert_eq!(machine_readable(&rows, &down), without);
+        let shown = in_words(&rows);
+        assert!(shown.starts_with("FROM  TO "), "{shown}");
+        assert!(shown.ends_with("and 2 more; --limit shows them\n"));
     }
 }

@@ -14,6 +14,7 @@ use taut_relay::control::{self, MAX_ROWS};
 use taut_sys::plural::counted;
 
 use crate::failure::Failure;
+use crate::table::{self, figure, text};
 
 /// A command to a running relay.
 #[derive(Subcommand)]
@@ -357,13 +358,19 @@ fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
     if matching == 0 {
         return "no session is open, or none matches\n".to_owned();
     }
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header([
-        "id", "forward", "client", "upstream", "peer", "state", "age", "up", "down",
-    ]);
-    for row in sessions {
-        table.add_row([
+    let columns = [
+        text("ID"),
+        text("FORWARD"),
+        text("CLIENT"),
+        text("UPSTREAM"),
+        text("PEER"),
+        text("STATE"),
+        figure("AGE"),
+        figure("UP"),
+        figure("DOWN"),
+    ];
+    let row = |row: &SessionRow| {
+        vec![
             row.id.clone(),
             row.forward.clone(),
             row.client.to_string(),
@@ -374,9 +381,9 @@ fn sessions_in_words(sessions: &[SessionRow], matching: u64) -> String {
             duration(row.age),
             ByteSize(row.to_upstream).to_string(),
             ByteSize(row.to_client).to_string(),
-        ]);
-    }
-    let mut text = format!("{table}\n");
+        ]
+    };
+    let mut text = table::table(&columns, sessions.iter().map(row));
     let listed = sessions.len() as u64;
     if listed < matching {
         text.push_str(&format!(

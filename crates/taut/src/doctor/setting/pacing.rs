@@ -1,5 +1,7 @@
 //! Pacing of senders that use BBR by default.
 
+use taut_sys::probe::Answer;
+
 use super::{Device, Finding, Host, State, set};
 
 /// The queueing discipline that paces, and the one that has one of it for each queue of a device.
@@ -31,11 +33,24 @@ pub(super) fn assess(host: &Host) -> Option<Finding> {
         let why = format!("connections use {control}, which needs no pacing");
         return Some(Finding::fine(ID, default, why));
     };
-    if host.lacks_fq {
-        let why = format!(
-            "this kernel has no fq, so each connection of {control} is paced by a timer of its own, at more CPU time"
-        );
-        return Some(Finding::fine(ID, default, why));
+    let timer =
+        format!("each connection of {control} is paced by a timer of its own, at more CPU time");
+    match &host.fq {
+        Answer::Yes | Answer::NotLoaded { .. } => {}
+        Answer::No(_) => {
+            let why = format!("this kernel has no fq, so {timer}");
+            return Some(Finding::fine(ID, default, why));
+        }
+        // A command that this kernel cannot run would be worse than none.
+        Answer::NeedsRoot | Answer::Unknown(_) if default != PACING => {
+            let state = match host.fq {
+                Answer::NeedsRoot => State::NeedsRoot,
+                _ => State::Unknown,
+            };
+            let why = format!("it cannot be told whether this kernel has fq; without it, {timer}");
+            return Some(Finding::untold(ID, default, state, why));
+        }
+        Answer::NeedsRoot | Answer::Unknown(_) => {}
     }
     let devices = host.devices.iter();
     let devices = devices.filter(|device| !NO_QUEUES.contains(&&*device.qdisc));

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use taut_sys::probe::Answer;
+
 use super::*;
 
 /// The settings of a stock Debian 12 with 16 GiB, in root's shell in a systemd session.
@@ -39,7 +41,7 @@ fn stock() -> Host {
         page: 4_096,
         root: true,
         devices: vec![device("eth0", "fq_codel")],
-        lacks_fq: false,
+        fq: Answer::Yes,
         running: Vec::new(),
         sockmap_programs: Some(Vec::new()),
         steal: Some(Stolen {
@@ -110,7 +112,7 @@ fn a_buffer_is_raised_to_what_tune_sets_and_its_other_two_numbers_are_kept() {
     let rmem = finding(&stock(), "net.ipv4.tcp_rmem");
     assert_eq!(
         rmem.why,
-        "a connection reaches about 252 of 1000 Mbit/s at 100 ms (--rtt gives another)"
+        "a connection reaches about 252 of 1000 Mbit/s at 100 ms (assumed, as no connection here shows a long path; --rtt gives another)"
     );
     let command = rmem.command.unwrap();
     assert_eq!(
@@ -146,7 +148,7 @@ fn windows_are_judged_by_the_longest_path() {
         (rmem.severity, &*rmem.why),
         (
             Severity::Fine,
-            "enough for 1 Gbit/s at 20 ms (the longest path of a connection here)"
+            "enough for 1 Gbit/s at 20 ms (the longest round trip of a connection here)"
         )
     );
     let long = at(path(300, PathSource::Given));
@@ -373,14 +375,29 @@ fn a_kernel_without_fq_is_not_told_to_use_it() {
     const ID: &str = "net.core.default_qdisc";
     let mut host = with("net.ipv4.tcp_congestion_control", "bbr");
     assert_eq!(finding(&host, ID).severity, Severity::Slows);
-    host.lacks_fq = true;
-    let finding = finding(&host, ID);
-    assert_eq!((finding.severity, finding.command), (Severity::Fine, None));
-    assert!(
-        finding.why.contains("this kernel has no fq"),
-        "{}",
-        finding.why
-    );
+    for (fq, state, why) in [
+        (
+            Answer::No("none".into()),
+            State::Known,
+            "this kernel has no fq",
+        ),
+        (
+            Answer::NeedsRoot,
+            State::NeedsRoot,
+            "cannot be told whether this kernel has fq",
+        ),
+        (
+            Answer::Unknown("?".into()),
+            State::Unknown,
+            "cannot be told whether this kernel has fq",
+        ),
+    ] {
+        host.fq = fq;
+        let finding = finding(&host, ID);
+        assert_eq!((finding.severity, finding.state), (Severity::Fine, state));
+        assert_eq!(finding.command, None);
+        assert!(finding.why.contains(why), "{}", finding.why);
+    }
 }
 
 #[test]

@@ -3,12 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use taut_tune::demand::WindowCap;
+use taut_tune::demand::{WindowCap, carried};
 use taut_tune::plan::maximum_for;
 
 use super::{Finding, Host, set};
-
-const BYTES_A_SECOND: f64 = 125_000_000.0;
 
 /// The path by which windows are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,19 +39,16 @@ impl LongPath {
     pub(super) fn mbit(self, window: u64) -> f64 {
         8.0 * window as f64 / self.round_trip.as_secs_f64() / 1e6
     }
-
-    /// Returns the bytes in flight at 1 Gbit/s.
-    fn in_flight(self) -> u64 {
-        (BYTES_A_SECOND * self.round_trip.as_secs_f64()) as u64
-    }
 }
 
 impl fmt::Display for LongPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let source = match self.source {
             PathSource::Given => "--rtt",
-            PathSource::Seen => "the longest path of a connection here",
-            PathSource::Assumed => "--rtt gives another",
+            PathSource::Seen => "the longest round trip of a connection here",
+            PathSource::Assumed => {
+                "assumed, as no connection here shows a long path; --rtt gives another"
+            }
         };
         write!(f, "{} ms ({source})", self.round_trip.as_millis().max(1))
     }
@@ -95,7 +90,7 @@ fn assess_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
     let (window, path) = (most / buffer.per_byte, host.path);
     let enough = maximum_for(WindowCap::default(), host.memory);
     let mbit = path.mbit(window);
-    Some(if window >= path.in_flight() {
+    Some(if window >= carried(path.round_trip) {
         Finding::fine(id, value, format!("enough for 1 Gbit/s at {path}"))
     } else if most >= enough {
         Finding::fine(id, value, format!("enough for {mbit:.0} Mbit/s at {path}"))

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use comfy_table::{CellAlignment, Table, presets};
 use taut_relay::plan::{Candidate, Change, Endpoint, Kind, LegEnd, Planner, Ranking};
+
+use crate::table::{self, figure, text};
 
 /// The number of routes after the choice that are shown.
 const RUNNERS_UP: usize = 9;
@@ -51,7 +52,7 @@ pub(super) fn plan(
         );
     }
     text.push('\n');
-    text.push_str(&table(planner, ranking));
+    text.push_str(&routes(planner, ranking));
     conditions(&mut text, planner, ranking, changes);
     if !ranking.is_complete {
         text.push_str(
@@ -61,22 +62,19 @@ pub(super) fn plan(
     text
 }
 
-fn table(planner: &Planner<'_>, ranking: &Ranking) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+fn routes(planner: &Planner<'_>, ranking: &Ranking) -> String {
     let priced = ranking.routes.iter().any(|route| route.price > 0.0);
-    let mut header = vec![
-        "route".to_owned(),
-        "kind".to_owned(),
-        "first byte".to_owned(),
-        size(planner),
-        "round trip".to_owned(),
-        "gain by RTT".to_owned(),
-        "by slowest leg".to_owned(),
+    let mut columns = vec![
+        text("ROUTE"),
+        text("KIND"),
+        figure("FIRST BYTE"),
+        figure(size(planner)),
+        figure("ROUND TRIP"),
+        figure("GAIN BY RTT"),
+        figure("BY SLOWEST LEG"),
     ];
-    header.extend(priced.then(|| "price/GB".to_owned()));
-    table.set_header(header);
-    for route in ranking.routes.iter().take(1 + RUNNERS_UP) {
+    columns.extend(priced.then(|| figure("PRICE/GB")));
+    let row = |route: &Candidate| {
         let gain = |gain: Option<f64>| gain.map_or("-".to_owned(), |gain| format!("{gain:.2}x"));
         let mut row = vec![
             name(planner, route),
@@ -88,15 +86,12 @@ fn table(planner: &Planner<'_>, ranking: &Ranking) -> String {
             gain(route.slowest_leg_gain),
         ];
         row.extend(priced.then(|| format!("{:.3}", route.price)));
-        table.add_row(row);
-    }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    let lines = table.lines();
-    lines
-        .map(|line| line.trim_end().to_owned() + "\n")
-        .collect()
+        row
+    };
+    table::table(
+        &columns,
+        ranking.routes.iter().take(1 + RUNNERS_UP).map(row),
+    )
 }
 
 fn conditions(text: &mut String, planner: &Planner<'_>, ranking: &Ranking, changes: &[Change]) {
