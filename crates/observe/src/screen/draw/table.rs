@@ -260,8 +260,8 @@ fn letter(point: &Point) -> Span<'static> {
     }
 }
 
-/// Returns the colour of a factor. Colour-blind readers can also distinguish blue and yellow.
-/// Yellow marks a factor that can be repaired.
+/// Returns the colour of a factor. Magenta, which can be read on black and on white, marks one that can
+/// be repaired; bold, also for readers who take it for blue, one that does not work.
 fn color(factor: Factor) -> Style {
     match factor {
         Factor::Idle | Factor::Unclear | Factor::Peer => Style::new().add_modifier(Modifier::DIM),
@@ -274,9 +274,9 @@ fn color(factor: Factor) -> Style {
         | Factor::SlowStart
         | Factor::Descheduled
         | Factor::CpuQuota
-        | Factor::Queue => Style::new().fg(Color::Yellow),
+        | Factor::Queue => Style::new().fg(Color::Magenta),
         Factor::Loss | Factor::HostDrops | Factor::PathMtu | Factor::Timeouts => {
-            Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD)
+            Style::new().fg(Color::Magenta).add_modifier(Modifier::BOLD)
         }
     }
 }
