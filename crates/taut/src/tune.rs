@@ -19,7 +19,6 @@ use signal_hook::flag;
 use taut_observe::filter::Filter;
 use taut_observe::namespaces::{OWN, in_words, pid};
 use taut_sys::listen::Listen;
-use taut_sys::plural::counted;
 use taut_tune::actuate::Actuators;
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::demand::WindowCap;
@@ -326,12 +325,10 @@ fn is_reported(reported: &mut HashSet<Arc<str>>, netns: &Arc<str>) -> bool {
 /// Returns the sentence that reports a namespace that another process tunes.
 fn foreign_sentence(netns: &str) -> String {
     let of = in_words(netns);
-    let enter = match netns {
-        OWN => String::new(),
-        named => match pid(named) {
-            Some(pid) => format!("nsenter -t {pid} -n "),
-            None => format!("ip netns exec {named} "),
-        },
+    let enter = match (netns, pid(netns)) {
+        (OWN, _) => String::new(),
+        (_, Some(pid)) => format!("nsenter -t {pid} -n "),
+        (named, None) => format!("ip netns exec {named} "),
     };
     format!(
         "another taut tune --apply changes {of}: until it ends, nothing is changed there (`{enter}ss -lunp src 127.84.65.3` names it)"
@@ -498,7 +495,7 @@ pub(crate) fn undo(path: &Path) -> Result<(), Failure> {
         0 => Ok(()),
         failed => Err(Failure::Run(format!(
             "not undone: {}, which {} keeps",
-            counted(failed, "change"),
+            taut_sys::plural::counted(failed, "change"),
             path.display()
         ))),
     }

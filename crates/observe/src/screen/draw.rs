@@ -71,11 +71,15 @@ fn rows(area: Rect, header: usize, footer: usize) -> [Rect; 3] {
     ]
 }
 
+/// The maximum number of lines of totals. The factors with the most trouble come first.
+const TOTALS: usize = 2;
+
 /// Returns the lines above the table: the heading, the totals, the notice, and the ended connections.
 fn header(state: &State, width: usize) -> Vec<String> {
     let notice = state.notice.iter().flat_map(|text| wrap(text, width));
-    [heading(state), totals(state, width)]
-        .into_iter()
+    let totals = wrap(&totals(state, width), width);
+    std::iter::once(heading(state))
+        .chain(totals.into_iter().take(TOTALS))
         .chain(notice)
         .chain(state.ended_line.clone())
         .collect()
@@ -90,7 +94,7 @@ fn totals(state: &State, width: usize) -> String {
         let factors = factors.map(|(factor, count)| format!("{} {count}", name(*factor)));
         let factors: Vec<_> = factors.collect();
         format!(
-            "out {}bit/s, in {}bit/s, retransmitted {}; {}",
+            "out {}bit/s, in {}bit/s, retrans {}; {}",
             bits(totals.sent),
             bits(totals.received),
             totals.retransmitted,
@@ -199,7 +203,7 @@ mod tests {
         );
         assert_eq!(
             lines[1],
-            "out 40.4Gbit/s, in 0bit/s, retransmitted 100; receiver-application 100"
+            "out 40.4Gbit/s, in 0bit/s, retrans 100; receiver-application 100"
         );
         let titles: Vec<_> = lines[2].split_whitespace().collect();
         assert_eq!(
@@ -286,16 +290,25 @@ mod tests {
             (40, "PEER LIMIT"),
         ] {
             let lines = drawn(&mut state(3), width, 24);
-            let shown: Vec<_> = lines[2].split_whitespace().collect();
+            let title = lines.iter().find(|line| line.starts_with("PEER")).unwrap();
+            let shown: Vec<_> = title.split_whitespace().collect();
             assert_eq!(shown.join(" "), titles, "{width}");
         }
         for width in 20..80 {
             let lines = drawn(&mut state(3), width, 24);
+            let at = lines
+                .iter()
+                .position(|line| line.contains("LIMIT"))
+                .unwrap();
             assert!(
-                lines[2].ends_with("LIMIT") || lines[2].ends_with("HIST"),
+                lines[at].ends_with("LIMIT") || lines[at].ends_with("HIST"),
                 "{width}"
             );
-            assert!(lines[3].contains("app-rcv"), "{width}: {}", lines[3]);
+            assert!(
+                lines[at + 1].contains("app-rcv"),
+                "{width}: {}",
+                lines[at + 1]
+            );
         }
     }
 
@@ -308,6 +321,11 @@ mod tests {
             line(200)
         );
         assert!(line(60).ends_with("; app-rcv 100"), "{}", line(60));
+        let mut shown = state(100);
+        shown.totals.factors = Factor::ALL.iter().map(|&factor| (factor, 5)).collect();
+        let lines = drawn(&mut shown, 60, 24);
+        assert!(lines[2].ends_with("loss 5, queue 5,"), "{lines:#?}");
+        assert!(lines[3].starts_with("PEER"), "{lines:#?}");
     }
 
     #[test]
