@@ -26,7 +26,6 @@ pub struct Observation {
     /// Those that the filter does not match: the first [`KEPT`].
     other_ends: Vec<Kept>,
     groups: Groups,
-    sees_all_ends: bool,
     /// `None` before the first scan.
     listeners: Option<Listeners>,
 }
@@ -99,7 +98,6 @@ impl Observation {
             kept: Vec::new(),
             other_ends: Vec::new(),
             groups: Groups::default(),
-            sees_all_ends: false,
             listeners: None,
         }
     }
@@ -135,12 +133,11 @@ impl Observation {
     /// Adds the connections that have ended since the last call to the sums.
     pub fn poll(&mut self) {
         let (filter, groups) = (&self.filter, &mut self.groups);
-        let missed = self.observer.poll_ended(|ended| {
+        self.observer.poll_ended(|ended| {
             if filter.matches(&Subject::of_ended(ended)) {
                 groups.add(ended);
             }
         });
-        self.sees_all_ends = missed.is_some();
     }
 
     /// Scans once more and keeps every connection, to tell what there is where the filter matches none.
@@ -227,10 +224,5 @@ impl Observation {
         listeners.map_or(Vec::new(), |began| {
             began.dropping(self.observer.scanner(), &self.filter)
         })
-    }
-
-    /// Whether connections that open and close between two scans are included.
-    pub fn sees_all_ends(&self) -> bool {
-        self.sees_all_ends
     }
 }

@@ -112,11 +112,6 @@ pub fn text(
     for listener in dropping.iter().take(explained) {
         text.push_str(&listener.text());
     }
-    if !observation.sees_all_ends() {
-        text.push_str(
-            "connections that open and close between two scans are not reported (root sees them, on a kernel with BTF)\n",
-        );
-    }
     text
 }
 
