@@ -192,6 +192,8 @@ where
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
+        // The terminal has gone. (The runtime has taken the signal's default.)
+        let mut hup = signal(SignalKind::hangup())?;
         let listener = TcpListener::from_std(listener)?;
         // Not before: a signal to a process that has said so ends it in order.
         tracing::info!("serving {what} at http://{}/", listener.local_addr()?);
@@ -199,6 +201,7 @@ where
             () = serve(listener, what, site, data) => {}
             _ = term.recv() => {}
             _ = int.recv() => {}
+            _ = hup.recv() => {}
         }
         Ok::<_, io::Error>(())
     })?;

@@ -419,10 +419,8 @@ pub fn ask(control: &Path, question: &Question, patience: Duration) -> Result<An
     let mut line = serde_json::to_string(question).map_err(garbled)?;
     line.push('\n');
     stream.write_all(line.as_bytes()).map_err(nobody)?;
-    stream.set_read_timeout(Some(patience)).map_err(nobody)?;
-    let mut answer = String::new();
-    let heard = BufReader::new(stream).read_line(&mut answer);
-    heard.map_err(|e| match e.kind() {
+    let answer = control_socket::read_answer(stream, patience);
+    let answer = answer.map_err(|e| match e.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Late(patience),
         _ => nobody(e),
     })?;

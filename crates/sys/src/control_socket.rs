@@ -3,13 +3,13 @@
 //! Mode 0600 keeps other users out, and both sides check the other's user (SO_PEERCRED, unix(7)),
 //! because a path can be replaced by whoever may write to its directory.
 
-use std::io;
+use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -239,6 +239,43 @@ pub fn connect_to_owner(path: &Path) -> Result<UnixStream, ControlError> {
     }
 }
 
+/// The maximum size of an answer, in bytes: the answer about a mesh of 1,000 relays has 5 MB.
+const ANSWER_MAX: u64 = 32 << 20;
+
+/// Reads the answer of a job, a line, which may be of any process: within this time, and not more than
+/// [`ANSWER_MAX`].
+///
+/// # Errors
+/// `WouldBlock` if it does not come in time, `InvalidData` if it is longer or no text.
+pub fn read_answer(stream: UnixStream, within: Duration) -> io::Result<String> {
+    let until = Instant::now() + within;
+    let mut line = Vec::new();
+    let mut stream = BufReader::new(stream.take(ANSWER_MAX));
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        stream.get_ref().get_ref().set_read_timeout(Some(left))?;
+        let some = stream.fill_buf()?;
+        let end = some.iter().position(|byte| *byte == b'\n');
+        let taken = end.map_or(some.len(), |end| end + 1);
+        line.extend_from_slice(some.get(..taken).unwrap_or_default());
+        let is_last = end.is_some() || taken == 0;
+        stream.consume(taken);
+        if is_last {
+            break;
+        }
+    }
+    if line.len() as u64 >= ANSWER_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the answer is too long",
+        ));
+    }
+    String::from_utf8(line).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
 /// Returns whether a file or directory of this owner may have been placed by a stranger: the owner is neither
 /// root nor this user, and everybody may place files in the directory above it.
 fn is_strangers(path: &Path, owner: u32) -> bool {
@@ -343,6 +380,30 @@ mod tests {
 
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn an_answer_has_a_limit_of_time_and_of_size() {
+        let within = Duration::from_millis(20);
+        let read = |send: fn(UnixStream)| {
+            let (job, asker) = UnixStream::pair().unwrap();
+            let job = std::thread::spawn(move || send(job));
+            let answer = read_answer(asker, Duration::from_secs(20));
+            job.join().unwrap();
+            answer.map_err(|error| error.kind())
+        };
+        use std::io::Write as _;
+        assert_eq!(
+            read(|mut job| job.write_all(b"fine\nmore").unwrap()),
+            Ok("fine\n".into())
+        );
+        assert_eq!(read(drop), Ok(String::new()));
+        let endless = read(|mut job| while job.write_all(&[b'x'; 1 << 16]).is_ok() {});
+        assert_eq!(endless, Err(io::ErrorKind::InvalidData));
+        let (mut job, asker) = UnixStream::pair().unwrap();
+        job.write_all(b"no end").unwrap();
+        let late = read_answer(asker, within).map_err(|error| error.kind());
+        assert_eq!(late, Err(io::ErrorKind::WouldBlock));
     }
 
     #[test]

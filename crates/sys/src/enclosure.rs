@@ -55,6 +55,16 @@ impl Enclosure {
         })
     }
 
+    /// Has this process, and what it starts, go on in the background and when somebody types Ctrl-Z. The
+    /// first process of a PID namespace cannot be stopped, and would go on alone. A read from the terminal in the
+    /// background is then an error (EIO).
+    pub fn ignore_job_control() {
+        for signal in [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] {
+            // SAFETY: SIG_IGN is no function, so nothing runs when the signal comes.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+    }
+
     /// Waits until the process and all that it has started have ended.
     ///
     /// # Errors
@@ -96,9 +106,10 @@ fn spawn_here(mut command: Command) -> io::Result<(Child, OwnedFd)> {
     // SAFETY: unsharing is unsound only for the descriptor table (CLONE_FILES), which stays shared.
     // The thread runs nothing after this function.
     unsafe { rustix::thread::unshare_unsafe(namespaces) }?;
-    // Or the mounts below would appear in the namespace that this one is a copy of.
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change(c"/", private)?;
+    // Or the mounts below would appear in the namespace that this one is a copy of. What is unmounted
+    // there is unmounted here, too.
+    let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    rustix::mount::mount_change(c"/", slave)?;
     let safe = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount(c"tmpfs", c"/run", c"tmpfs", safe, Some(c"mode=755"))?;
     // SAFETY: the closure runs between fork and exec and only makes system calls on existing

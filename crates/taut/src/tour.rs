@@ -35,13 +35,14 @@ use crate::failure::{Failure, print};
   sudo taut tour --yes   it does not wait
 
 It takes about half a minute. Its network is made of network namespaces, which only the tour sees. \
-Everything is removed at the end, also after Ctrl-C or a kill: nothing of this machine is changed.")]
+Everything is removed at the end, also after Ctrl-C or a kill. Of this machine only the list of congestion controls is \
+changed, to which the relays add one while they run.")]
 pub(crate) struct Args {
     /// Do not wait for Enter
     #[arg(long, help_heading = "Output")]
     yes: bool,
 
-    /// Be the process in the enclosure
+    /// Run inside the enclosure (used by `taut tour` itself)
     #[arg(long, hide = true, help_heading = "Output")]
     inside: bool,
 }
@@ -70,6 +71,7 @@ fn enclose(args: &Args) -> Result<(), Failure> {
     inside.args(args.yes.then_some("--yes"));
     // The directory that is empty in an enclosure, and goes with it.
     inside.env("TMPDIR", "/run");
+    Enclosure::ignore_job_control();
     let mut tour = Enclosure::spawn(inside).map_err(|e| {
         let hint = privileges::hint(&e, &[Capability::SysAdmin]);
         Failure::Run(format!("cannot make namespaces for the tour: {e}{hint}"))
@@ -88,7 +90,7 @@ fn enclose(args: &Args) -> Result<(), Failure> {
     match tour.wait().map_err(failed("wait for the tour"))?.success() {
         true => text::ending(),
         false => Err(Failure::Run(
-            "the tour could not go on; everything that it made is removed".into(),
+            "the tour failed; its network, processes and files are removed".into(),
         )),
     }
 }

@@ -218,16 +218,34 @@ impl Calibration {
         self
     }
 
+    /// On a busy machine these checks may fail, too: they are of the world, and Taut has no part in them.
+    #[must_use]
+    pub fn without_taut(mut self, names: &[&str]) -> Self {
+        let failed = |name: &&&str| self.checks.get(**name).is_some_and(|check| !check.holds());
+        if !self.busy.is_empty() {
+            let failed: Vec<_> = names.iter().filter(failed).collect();
+            self.busy
+                .extend(failed.into_iter().map(|name| (*name).to_owned()));
+        }
+        self
+    }
+
     /// Returns whether the figures can be trusted. A calibration that claims `ok` although one of its checks
-    /// failed is not believed, nor one that calls the machine busy without such a check.
+    /// failed is not believed, nor one that calls the machine busy without such a check. A busy machine
+    /// excuses no other check: a defect of Taut could be the reason.
     pub fn trust(&self) -> Trust {
         let exceeds = |name: &String| self.checks.get(name).is_some_and(Check::exceeds);
+        let failed = |check: &Check| !check.holds() && !check.measured.is_nan();
+        let is_excused = |name: &String| self.checks.get(name).is_some_and(failed);
+        let is_busy = self.busy.iter().any(exceeds) && self.busy.iter().all(is_excused);
+        let mut failures = self.checks.iter().filter(|(_, check)| !check.holds());
+        let is_machine_alone = failures.all(|(name, _)| self.busy.contains(name));
         if self.ok && self.checks.values().all(Check::holds) {
             match self.checks.is_empty() {
                 true => Trust::Unchecked,
                 false => Trust::Calibrated,
             }
-        } else if !self.busy.is_empty() && self.busy.iter().all(exceeds) {
+        } else if is_busy && is_machine_alone {
             Trust::Busy
         } else {
             Trust::Failed
@@ -307,10 +325,15 @@ mod tests {
         assert_eq!(late(0.4).trust(), Trust::Calibrated);
         assert_eq!(late(0.6).trust(), Trust::Busy);
         assert_eq!(late(f64::NAN).trust(), Trust::Failed);
-        // What a busy machine does to other checks is not known.
+        // Taut may be the reason of another failure, unless it has no part in the check.
         let slow = [("slow", Check::at_least(1.0, 3.0))];
         let both = Calibration::of(slow).and_machine([("late", Check::none(2))]);
-        assert_eq!(both.trust(), Trust::Busy);
+        assert_eq!(both.trust(), Trust::Failed);
+        assert_eq!(both.without_taut(&["slow"]).trust(), Trust::Busy);
+        assert_eq!(
+            Calibration::of(slow).without_taut(&["slow"]).trust(),
+            Trust::Failed
+        );
         assert_eq!(Calibration::of(slow).trust(), Trust::Failed);
         let claims = Calibration {
             busy: vec!["slow".to_owned()],

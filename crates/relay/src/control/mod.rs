@@ -97,12 +97,10 @@ pub fn ask_within(path: &Path, request: &Request, patience: Duration) -> Result<
         false => AskError::Control(error),
     })?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(patience))?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
+    let answer = control_socket::read_answer(stream, patience)?;
     match serde_json::from_str(&answer)? {
         Answer::Error(why) => Err(AskError::Refused(why)),
         answer => Ok(answer),

@@ -1,7 +1,8 @@
 //! The jobs of Taut's that run on this machine, and how they are.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -99,16 +100,38 @@ fn plain(text: &str) -> String {
     safe.chars().take(MAX_STATE).collect()
 }
 
+/// A process's program: its file, or, of a program that has been replaced, its path and the user namespace. In a
+/// user namespace of their own, anybody may give any file this program's path.
+#[derive(PartialEq)]
+enum Program {
+    File(u64, u64),
+    Replaced(PathBuf, PathBuf),
+}
+
 /// Returns the processes that execute this program and are a job, in the order of their numbers. Anybody may give a
 /// process this program's name, but not its file.
 fn processes() -> Vec<(u32, &'static str)> {
     let program = |process: &Path| {
-        let path = fs::read_link(process.join("exe")).ok()?;
-        // Of a program that has been replaced.
-        let path = path.to_str()?.trim_end_matches(" (deleted)").to_owned();
-        Some(path)
+        let exe = process.join("exe");
+        let path = fs::read_link(&exe).ok()?;
+        match path.to_str()?.strip_suffix(" (deleted)") {
+            Some(path) => {
+                let namespace = fs::read_link(process.join("ns/user")).ok()?;
+                Some(Program::Replaced(path.into(), namespace))
+            }
+            None => {
+                let file = fs::metadata(exe).ok()?;
+                Some(Program::File(file.dev(), file.ino()))
+            }
+        }
     };
-    let this = program(Path::new("/proc/self"));
+    let own = Path::new("/proc/self");
+    let path = fs::read_link(own.join("exe")).ok();
+    let path = path.and_then(|path| Some(path.to_str()?.trim_end_matches(" (deleted)").into()));
+    let namespace = fs::read_link(own.join("ns/user")).ok();
+    let replaced = path.zip(namespace);
+    let replaced = replaced.map(|(path, namespace)| Program::Replaced(path, namespace));
+    let own = [program(own), replaced];
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry
@@ -118,8 +141,9 @@ fn processes() -> Vec<(u32, &'static str)> {
         else {
             continue;
         };
-        if this.is_some()
-            && program(&entry.path()) == this
+        let program = program(&entry.path());
+        if program.is_some()
+            && own.contains(&program)
             && let Ok(line) = fs::read(entry.path().join("cmdline"))
         {
             let words: Vec<_> = line.split(|byte| *byte == 0).skip(1).collect();

@@ -36,6 +36,8 @@ pub(super) const ADDRESS: &str = "127.0.0.1:9460";
 const UNREAD: Duration = Duration::from_secs(30);
 /// How long what a round has found is repeated.
 const FRESH: Duration = Duration::from_secs(4);
+/// The least time from one round to the next: readers who ask in turn cost no more than one.
+const BETWEEN: Duration = Duration::from_secs(2);
 /// How long a reader waits for a round: jobs that do not answer delay it by seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The number of changes by `taut tune` that are shown.
@@ -210,6 +212,7 @@ impl Last {
         while asked.recv().is_ok() {
             let mut watched = Watched::begin();
             loop {
+                let began = Instant::now();
                 let found = Found::of_round(&mut watched);
                 let mut state = self.lock();
                 state.rounds += 1;
@@ -219,6 +222,7 @@ impl Last {
                 if asked.recv_timeout(UNREAD).is_err() {
                     break;
                 }
+                std::thread::sleep(BETWEEN.saturating_sub(began.elapsed()));
             }
         }
     }

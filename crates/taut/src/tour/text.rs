@@ -32,7 +32,7 @@ pub(super) fn output(lines: &[String]) -> Result<(), Failure> {
 pub(super) fn beginning() -> Result<(), Failure> {
     say(&format!(
         "This tour makes a network of network namespaces on this machine: a client and a server, {} ms and {} apart. \
-         Nothing outside of it is changed, and it is removed at the end. The figures are measured while you watch.",
+         Nothing outside of it is changed, except that its relays add a congestion control while they run, and it is removed at the end. The figures are measured while you watch.",
         super::network::ROUND_TRIP.as_millis(),
         super::network::RATE
     ))
@@ -43,7 +43,7 @@ pub(super) fn ending() -> Result<(), Failure> {
     say("The network, its processes and its files are removed. On your own hosts, begin with:")?;
     print(
         "  sudo taut why    what limits connections; changes nothing\n  \
-         sudo taut tune   which buffers it would change with --apply\n  \
+         sudo taut tune   shows the buffers that --apply would change\n  \
          taut relay       how to begin with a relay\n",
     )
 }

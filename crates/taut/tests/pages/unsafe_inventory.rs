@@ -11,7 +11,7 @@ const INVENTORY: &[(&str, usize)] = &[
     ("sys/src/bpf.rs", 7),
     ("sys/src/bpf/tc.rs", 4),
     ("sys/src/child.rs", 1),
-    ("sys/src/enclosure.rs", 2),
+    ("sys/src/enclosure.rs", 3),
     ("sys/src/interface.rs", 6),
     ("sys/src/kernel_tls.rs", 6),
     ("sys/src/netns.rs", 1),

@@ -142,7 +142,7 @@ struct Downloads {
 }
 
 /// Downloads by every route. Late downloads are left out, unless fewer than half by a route were on
-/// time: then they stay, and the calibration fails. This does not select among results: it depends on
+/// time: then they stay, and the calibration says so. This does not select among results: it depends on
 /// the links alone.
 fn downloads(
     rig: &Rig,

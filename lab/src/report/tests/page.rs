@@ -160,6 +160,8 @@ fn a_run_on_a_busy_machine_is_doubtful_and_not_struck_out() {
         outcome.calibration.busy = vec!["link_overruns".to_owned()];
         let late = Check::none(2);
         let checks = &mut outcome.calibration.checks;
+        // The file's own failure is not of the machine.
+        checks.remove("spurious_timeouts");
         checks.insert("link_overruns".to_owned(), late);
     });
     let page = render(&[busy]);

@@ -199,7 +199,8 @@ impl Pipe {
                 return Err(Unavailable::NoFallback(names.clone()));
             }
         }
-        let names = name::candidates(std::process::id());
+        let random = u32::from_ne_bytes(taut_sys::random::bytes());
+        let names = name::candidates(std::process::id(), random);
         for name in &names {
             if let Some(pipe) = Self::register(name, &config)? {
                 pipe.set_default(options.start)

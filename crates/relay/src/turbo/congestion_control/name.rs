@@ -6,9 +6,11 @@ pub(super) const NAME_MAX: usize = super::raw::PIPE_CA_NAME_MAX as usize;
 /// The default name.
 const NAME: &str = "taut_pipe";
 
-/// Returns the names to try in turn: the default, then one for the process `pid`.
-pub(super) fn candidates(pid: u32) -> [String; 2] {
-    [NAME.to_owned(), format!("{NAME}.{}", base36(pid))]
+/// Returns the names to try in turn: the default, one for the process `pid`, and one with random digits, as
+/// processes of several PID namespaces may have the same number.
+pub(super) fn candidates(pid: u32, random: u32) -> [String; 3] {
+    let with = |number| format!("{NAME}.{}", base36(number));
+    [NAME.to_owned(), with(pid), with(random % (1 << 22))]
 }
 
 /// Writes `name` as a C string, cut to the maximum length.
@@ -40,8 +42,11 @@ mod tests {
 
     #[test]
     fn the_first_choice_is_the_default_name() {
-        assert_eq!(candidates(0), ["taut_pipe", "taut_pipe.0"]);
-        assert_eq!(candidates(36 * 36 + 35)[1], "taut_pipe.10z");
+        assert_eq!(
+            candidates(0, 36),
+            ["taut_pipe", "taut_pipe.0", "taut_pipe.10"]
+        );
+        assert_eq!(candidates(36 * 36 + 35, 0)[1], "taut_pipe.10z");
     }
 
     #[test]
@@ -54,10 +59,11 @@ mod tests {
     proptest! {
         #[test]
         fn every_process_has_a_name_that_fits_and_is_its_own(a in 0u32..1 << 22, b in 0u32..1 << 22) {
-            let [_, name] = candidates(a);
+            let [_, name, random] = candidates(a, b);
+            prop_assert!(random.len() < NAME_MAX);
             prop_assert!(name.len() < NAME_MAX);
             prop_assert!(name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'.'));
-            prop_assert_eq!(a == b, name == candidates(b)[1].clone());
+            prop_assert_eq!(a == b, name == candidates(b, a)[1].clone());
         }
     }
 }
