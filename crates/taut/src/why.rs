@@ -139,17 +139,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let text = match args.json {
         true => explain::json(&explanations, observation.groups(), &dropping)
             .map_err(|e| Failure::Run(e.to_string()))?,
-        false => explain::text(
+        false => terminal::fitted(&explain::text(
             &explanations,
             &observation,
             &dropping,
             args.explain,
             terminal::emphasis(),
-        ),
-    };
-    let text = match args.json {
-        true => text,
-        false => terminal::fitted(&text),
+        )),
     };
     let printed = crate::failure::print(&text);
     unseen.iter().for_each(|sentence| crate::log::say(sentence));

@@ -98,7 +98,7 @@ fn verdict(calibration: &Calibration, trust: Trust) -> Markup {
                 "prove nothing."
             }
             @if trust == Trust::Busy {
-                ". They stand, but measure again when it has time."
+                ". The figures are kept; run the experiment again on an idle machine."
             }
             @if matches!(trust, Trust::Failed | Trust::Busy) {
                 @for (name, check) in failed { " " (outside(name, check)) }
@@ -133,7 +133,7 @@ fn meaning(trust: Trust) -> &'static str {
         }
         Trust::Busy => {
             "Before a remedy is measured, the world has to show the problem, on a machine that is fast \
-             enough for what it emulates. This machine had other things to do."
+             enough for what it emulates. Something else used the processors."
         }
         Trust::Failed => {
             "Before a remedy is measured, the world has to show the problem. It did not."

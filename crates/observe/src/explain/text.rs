@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use taut_sys::plural::counted;
+
 use super::{Explanation, Machine, Other};
 use crate::both_ends::{End, Joint, canonical};
 use crate::listeners::Dropping;
@@ -106,7 +108,8 @@ pub fn text(
     let rest: usize = rest.map(|paragraph| paragraph.members.len()).sum();
     if rest > 0 && explained > 0 {
         text.push_str(&format!(
-            "{rest} more connections: --explain COUNT for more paragraphs\n\n"
+            "{} in other paragraphs: --explain COUNT prints more\n\n",
+            counted(rest, "connection")
         ));
     }
     for listener in dropping.iter().take(explained) {
@@ -143,18 +146,10 @@ fn nothing(observation: &Observation, seconds: f64) -> String {
     }
     let observer: &Observer = observation.observer();
     let all = crate::filter::Filter::all();
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for seen in observer.connections(&all) {
-        let process = seen.process.map_or("?", |process| &process.name);
-        *counts.entry(process).or_default() += 1;
-    }
-    let mut counts: Vec<_> = counts.into_iter().collect();
-    counts.sort_by_key(|(_, count)| Reverse(*count));
-    let named: Vec<_> = counts.iter().take(5).collect();
-    let named: Vec<_> = named
-        .iter()
-        .map(|(name, n)| format!("{name} {n}"))
-        .collect();
+    let open = observer.connections(&all);
+    let mut named =
+        by_frequency(open.map(|seen| seen.process.map_or("?", |process| &process.name)));
+    named.truncate(5);
     match named.is_empty() {
         true => {
             format!("no such connection in {seconds:.1} s: `taut top` shows those that are open\n")
@@ -179,17 +174,19 @@ fn total(connections: &[&Explanation<'_>], watched: Duration) -> String {
 
 /// Reports how many connections each factor limits, in descending order of frequency.
 fn summary(connections: &[&Explanation<'_>]) -> String {
+    by_frequency(connections.iter().map(|one| one.factor().name())).join(", ")
+}
+
+/// Returns each name with how often it comes, the most frequent first.
+fn by_frequency<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for one in connections {
-        *counts.entry(one.factor().name()).or_default() += 1;
+    for name in names {
+        *counts.entry(name).or_default() += 1;
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.sort_by_key(|(_, count)| Reverse(*count));
-    let words: Vec<_> = counts
-        .iter()
-        .map(|(name, count)| format!("{name} {count}"))
-        .collect();
-    words.join(", ")
+    let words = counts.iter().map(|(name, count)| format!("{name} {count}"));
+    words.collect()
 }
 
 /// Groups connections with the same verdict, in the order of their first ones.
