@@ -221,7 +221,9 @@ impl Calibration {
     /// On a busy machine these checks may fail, too: they are of the world, and Taut has no part in them.
     #[must_use]
     pub fn without_taut(mut self, names: &[&str]) -> Self {
-        let failed = |name: &&&str| self.checks.get(**name).is_some_and(|check| !check.holds());
+        // One that was not measured shows nothing of the machine.
+        let fails = |check: &Check| !check.holds() && !check.measured.is_nan();
+        let failed = |name: &&&str| self.checks.get(**name).is_some_and(fails);
         if !self.busy.is_empty() {
             let failed: Vec<_> = names.iter().filter(failed).collect();
             self.busy
@@ -330,6 +332,13 @@ mod tests {
         let both = Calibration::of(slow).and_machine([("late", Check::none(2))]);
         assert_eq!(both.trust(), Trust::Failed);
         assert_eq!(both.without_taut(&["slow"]).trust(), Trust::Busy);
+        let unknown = Calibration::of([("slow", Check::at_least(f64::NAN, 3.0))]);
+        let unknown = unknown.and_machine([("late", Check::none(2))]);
+        let unknown = unknown.without_taut(&["slow"]);
+        assert_eq!(
+            (unknown.trust(), unknown.busy),
+            (Trust::Failed, vec!["late".to_owned()])
+        );
         assert_eq!(
             Calibration::of(slow).without_taut(&["slow"]).trust(),
             Trust::Failed
